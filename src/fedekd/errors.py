@@ -1,0 +1,18 @@
+"""Errors a user can cause: one line that names the thing, the value and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedekdError(Exception):
+    """Something the user can mend. The command line prints its text alone and exits with status 2."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> FedekdError:
+    """The error for a name that is not in ``known``, with the nearest known name as a suggestion."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
+    return FedekdError(f"unknown {kind} {name!r}; {hint}")
