@@ -1,0 +1,169 @@
+"""What an engine is given to do, and the pieces both engines share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedekd import models
+from fedekd.data import Federation
+from fedekd.errors import FedekdError, unknown
+from fedekd.methods.base import Method, Train
+from fedekd.tasks import Task, make_task
+
+BINS = 20
+PRECISIONS = ("fp32", "tf32", "bf16")
+Advance = Callable[[int, str, int], None]  # (round, client, samples trained on)
+
+
+@dataclass(frozen=True)
+class Training:
+    """Settings that all methods share."""
+
+    rounds: int
+    epochs: int
+    batch_size: int
+    lr: float
+    optimizer: str = "adam"
+    weighting: str = "uniform"
+    device: str = "cpu"
+    precision: str = "fp32"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: a federation, a method and a seed."""
+
+    federation: Federation
+    method: Method
+    seed: int
+    training: Training
+    private: models.Factory = models.private
+    proxy: models.Factory = models.proxy
+
+    @property
+    def task(self) -> Task:
+        return make_task(self.federation.dataset.task, self.federation.target_std)
+
+    def factory(self, role: str) -> models.Factory:
+        return self.private if role == "private" else self.proxy
+
+    def work(self) -> int:
+        """Samples trained on in the whole run, for the progress display."""
+        trains = sum(isinstance(s, Train) for r in range(self.training.rounds) for s in self.method.steps(r))
+        return trains * self.training.epochs * sum(len(c.train) for c in self.federation.clients)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How a federation's raw samples become model inputs and training targets."""
+
+    gain: Tensor
+    shift: Tensor
+    mean: Tensor
+    std: Tensor
+
+    @classmethod
+    def of(cls, federation: Federation, device: torch.device) -> Scale:
+        dims = federation.dataset.x.ndim - 1
+        gain_, shift_ = (a.reshape((1,) * (dims - a.ndim) + a.shape) for a in (federation.gain, federation.shift))
+        arrays = (gain_, shift_, federation.target_mean, federation.target_std)
+        gain, shift, mean, std = (torch.as_tensor(np.asarray(a, np.float32), device=device) for a in arrays)
+        return cls(gain, shift, mean, std)
+
+    @classmethod
+    def stack(cls, scales: Sequence[Scale]) -> Scale:
+        """Scales of several jobs, [jobs, ...]."""
+        parts = ("gain", "shift", "mean", "std")
+        return cls(*(torch.stack([getattr(s, part) for s in scales]) for part in parts))
+
+    def of_rows(self, rows: Tensor) -> Scale:
+        """From a stack, for samples [rows, B, ...]."""
+        return Scale(*(part[rows].unsqueeze(1) for part in (self.gain, self.shift, self.mean, self.std)))
+
+    def first(self, count: int) -> Scale:
+        return Scale(self.gain[:count], self.shift[:count], self.mean[:count], self.std[:count])
+
+    def inputs(self, raw: Tensor) -> Tensor:
+        return torch.addcmul(self.shift, raw.float(), self.gain)
+
+    def targets(self, raw: Tensor) -> Tensor:
+        return (raw - self.mean) / self.std if raw.is_floating_point() else raw
+
+
+class TrustLog:
+    """Distribution of the trust weights over a round, per job, kept on the device until the round ends."""
+
+    def __init__(self, jobs: int, device: torch.device) -> None:
+        self.counts = torch.zeros(jobs * BINS, dtype=torch.float64, device=device)  # over (0, 1)
+        self.sums = torch.zeros(2, jobs, dtype=torch.float64, device=device)  # of w and of w^2
+
+    def add(self, weights: Tensor, job: Tensor | None = None, mask: Tensor | None = None) -> None:
+        """``job`` names the job of each row of ``weights`` where there are several."""
+        w = weights.detach().double()
+        real = torch.ones_like(w) if mask is None else mask.double()
+        rows = torch.zeros_like(w, dtype=torch.long) if job is None else job.unsqueeze(-1).expand(w.shape)
+        bins = rows * BINS + (w * BINS).long().clamp_(0, BINS - 1)
+        self.counts.index_add_(0, bins.flatten(), real.flatten())
+        for total, power in zip(self.sums, (w, w.square()), strict=True):
+            total.index_add_(0, rows.flatten(), (power * real).flatten())
+
+    def records(self, round: int) -> list[dict[str, object] | None]:
+        counts, (mean, square) = self.counts.cpu().view(-1, BINS), self.sums.cpu()
+        return [self._record(round, *row) for row in zip(counts, mean.tolist(), square.tolist(), strict=True)]
+
+    @staticmethod
+    def _record(round: int, counts: Tensor, sum_: float, squares: float) -> dict[str, object] | None:
+        total = float(counts.sum())
+        if total == 0:
+            return None
+        mean = sum_ / total
+        return {
+            "round": round + 1,
+            "mean": mean,
+            "std": max(squares / total - mean * mean, 0.0) ** 0.5,
+            "histogram": [int(c) for c in counts],
+        }
+
+
+def pick_device(name: str) -> torch.device:
+    """``auto`` is the GPU where there is one; a device that is not here is an error, not a fallback."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise unknown("device", name, ["auto", "cpu", "cuda"]) from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise FedekdError(f"device {name!r} is not available: this torch sees no GPU; use --device cpu")
+    return device
+
+
+@contextmanager
+def precision(name: str, device: torch.device) -> Iterator[None]:
+    """Matrix arithmetic of the wanted precision inside the block, the caller's settings after it."""
+    if name not in PRECISIONS:
+        raise unknown("precision", name, PRECISIONS)
+    if name == "tf32" and device.type != "cuda":
+        raise FedekdError("precision 'tf32' exists on NVIDIA GPUs only; use fp32 or bf16")
+    cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = cuda.allow_tf32, cudnn.allow_tf32, cudnn.deterministic
+    cuda.allow_tf32 = cudnn.allow_tf32 = name != "fp32"
+    cudnn.deterministic = True
+    try:
+        yield
+    finally:
+        cuda.allow_tf32, cudnn.allow_tf32, cudnn.deterministic = before
+
+
+def make_optimizer(training: Training, weights: Sequence[Tensor]) -> torch.optim.Optimizer:
+    if training.optimizer == "adam":
+        return torch.optim.Adam(weights, lr=training.lr, fused=True)
+    if training.optimizer == "sgd":
+        return torch.optim.SGD(weights, lr=training.lr, fused=True)
+    raise unknown("optimizer", training.optimizer, ["adam", "sgd"])

@@ -1,0 +1,87 @@
+"""The door: everything that leaves a client passes here, where it is checked, counted and combined.
+
+A model's *message* is its full state (weights and buffers) as {name: tensor}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedekd.errors import FedekdError
+from fedekd.methods.base import Exchange, Method
+
+Message = Mapping[str, Tensor]
+
+
+def shared_roles(method: Method, rounds: int) -> frozenset[str]:
+    """The roles whose models a method sends."""
+    return frozenset(s.role for r in range(rounds) for s in method.steps(r) if isinstance(s, Exchange))
+
+
+@dataclass
+class Door:
+    """Lets pass only the roles it was opened for, and counts the bytes both ways."""
+
+    roles: frozenset[str]
+    bytes_up: int = 0
+    bytes_down: int = 0
+    log: list[tuple[str, str]] = field(
+        default_factory=list
+    )  # (client, role) of every upload of the last round
+
+    def up(self, role: str, client: str, message: Message) -> Message:
+        """Take an upload, unless the role may not leave or the numbers are not finite."""
+        if role not in self.roles:
+            raise FedekdError(
+                f"the {role} model of client {client} may not leave it: only {sorted(self.roles)} may"
+            )
+        bad = [
+            name for name, t in message.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())
+        ]
+        if bad:
+            raise FedekdError(
+                f"client {client} diverged: its {role} model has NaN or inf in {bad[0]}; lower --lr"
+            )
+        self.bytes_up += size(message)
+        self.log.append((client, role))
+        return message
+
+    def down(self, message: Message, clients: int) -> Message:
+        self.bytes_down += size(message) * clients
+        return message
+
+
+def size(message: Message) -> int:
+    return sum(t.numel() * t.element_size() for t in message.values())
+
+
+def average(
+    messages: Sequence[Message], weights: Sequence[float], role: str, names: Sequence[str]
+) -> dict[str, Tensor]:
+    """The weighted mean of every tensor; counters (integer buffers) are taken from the first client."""
+    first = messages[0]
+    for name, message in zip(names, messages, strict=True):
+        if {k: t.shape for k, t in message.items()} != {k: t.shape for k, t in first.items()}:
+            raise FedekdError(
+                f"{role} models are averaged but client {name}'s differs from client {names[0]}'s in shape; "
+                f"give all clients one {role} architecture, or use a method that averages proxies"
+            )
+    total = float(sum(weights))
+    mean: dict[str, Tensor] = {}
+    for key, start in first.items():
+        if not start.is_floating_point():
+            mean[key] = start.clone()
+            continue
+        sum_ = torch.zeros_like(start)
+        for message, weight in zip(messages, weights, strict=True):
+            sum_.add_(message[key], alpha=weight / total)
+        mean[key] = sum_
+    return mean
+
+
+def averaging_weights(weighting: str, train_sizes: Sequence[int]) -> list[float]:
+    return [1.0] * len(train_sizes) if weighting == "uniform" else [float(n) for n in train_sizes]

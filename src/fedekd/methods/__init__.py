@@ -1,0 +1,110 @@
+"""The methods, one file each. A new file with a registered class in it is a new method; nothing else changes."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from functools import cache
+from typing import Any, TypeVar
+
+from fedekd.errors import FedekdError, unknown
+from fedekd.methods.base import Batch, Beginning, Exchange, Method, Remember, Step, Train
+
+M = TypeVar("M", bound=type[Method])
+_REGISTRY: dict[str, Method] = {}
+
+
+def register(name: str, **variants: Mapping[str, Any]) -> Callable[[M], M]:
+    """Class decorator: make a method known by ``name``, and its variants by ``name-variant``.
+
+    ``@register("fedtype", prox={"mu": 0.01})`` knows "fedtype" and "fedtype-prox".
+    """
+
+    def enter(cls: M) -> M:
+        cls.name = name
+        _REGISTRY[name] = cls()
+        for variant, changes in variants.items():
+            _REGISTRY[f"{name}-{variant}"] = replace(cls(), **changes)
+        return cls
+
+    return enter
+
+
+@cache
+def _import_all() -> None:
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+
+
+def known() -> dict[str, Method]:
+    """Every registered method with its default hyper-parameters, by name."""
+    _import_all()
+    return dict(_REGISTRY)
+
+
+def get(name: str, **parameters: Any) -> Method:
+    """The method of that name with ``parameters`` in place of its defaults.
+
+    ``name`` may also be ``package.module:Class`` for a method that is not registered.
+    """
+    methods = known()
+    if name in methods:
+        method = methods[name]
+    elif ":" in name:
+        method = _imported(name)
+    else:
+        raise unknown("method", name, methods)
+    return with_parameters(method, parameters)
+
+
+def with_parameters(method: Method, parameters: Mapping[str, Any]) -> Method:
+    kinds = {f.name: f.type for f in fields(method)}
+    converted = {}
+    for key, value in parameters.items():
+        if key not in kinds:
+            raise unknown(f"parameter of method {method.name!r}", key, kinds)
+        converted[key] = _converted(f"{method.name}.{key}", getattr(method, key), value)
+    return replace(method, **converted)
+
+
+def _converted(what: str, default: Any, value: Any) -> Any:
+    """``value`` in the type of the default; "0.5" becomes 0.5 and "false" becomes False."""
+    try:
+        if isinstance(default, bool):
+            return {"true": True, "false": False}[str(value).lower()]
+        if isinstance(default, int) and float(value) != int(float(value)):
+            raise ValueError
+        return type(default)(value)
+    except (ValueError, KeyError, OverflowError):
+        raise FedekdError(f"{what} must be a {type(default).__name__}, got {value!r}") from None
+
+
+def _imported(path: str) -> Method:
+    module, _, attribute = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise FedekdError(f"cannot import method {path!r}: {error}") from None
+    method = found() if isinstance(found, type) else found
+    if not isinstance(method, Method):
+        raise FedekdError(f"{path!r} is not a fedekd Method")
+    if not method.name:
+        type(method).name = attribute.lower()
+    return method
+
+
+__all__ = [
+    "Batch",
+    "Beginning",
+    "Exchange",
+    "Method",
+    "Remember",
+    "Step",
+    "Train",
+    "get",
+    "known",
+    "register",
+    "with_parameters",
+]

@@ -1,0 +1,67 @@
+"""Negative transfer: a client's result with a method minus its result alone, and its mean, worst and tail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+
+def summarise(values: Sequence[float], local: Sequence[float], higher_is_better: bool) -> dict[str, float]:
+    """One run's figures over its clients. Worst and tail look to the harmed side: P10 of accuracy, P90 of RMSE."""
+    value, delta = np.asarray(values, float), np.asarray(values, float) - np.asarray(local, float)
+    worst, tail = (np.min, 10) if higher_is_better else (np.max, 90)
+    return {
+        "avg_delta": float(delta.mean()),
+        "worst_delta": float(worst(delta)),
+        "tail_delta": float(np.percentile(delta, tail)),
+        "mean": float(value.mean()),
+        "worst": float(worst(value)),
+    }
+
+
+def harmed(deltas: Sequence[float], higher_is_better: bool) -> int:
+    """How many clients are worse off than alone."""
+    delta = np.asarray(deltas, float)
+    return int((delta < 0).sum() if higher_is_better else (delta > 0).sum())
+
+
+def over_seeds(values: Sequence[float]) -> dict[str, float]:
+    """Mean and population deviation, as the paper reports them."""
+    array = np.asarray(values, float)
+    return {"mean": float(array.mean()), "std": float(array.std())}
+
+
+def paired_interval(differences: Sequence[float], level: float = 0.95) -> tuple[float, float] | None:
+    """Student's interval for the mean of paired differences, one per seed; None with fewer than two seeds."""
+    from scipy.special import stdtrit
+
+    d = np.asarray(differences, float)
+    if len(d) < 2:
+        return None
+    half = float(stdtrit(len(d) - 1, 0.5 + level / 2)) * float(d.std(ddof=1)) / len(d) ** 0.5
+    return float(d.mean()) - half, float(d.mean()) + half
+
+
+def aggregate(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Records of several seeds as one row per dataset, alpha and method, in order of appearance."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for record in records:
+        groups.setdefault((record["dataset"], record["alpha"], record["label"]), []).append(record)
+    rows = []
+    for (dataset, alpha, label), group in groups.items():
+        better = group[0]["metric"] == "accuracy"
+        row: dict[str, Any] = {
+            "dataset": dataset, "alpha": alpha, "method": group[0]["method"], "label": label,
+            "metric": group[0]["metric"], "seeds": [r["seed"] for r in group],
+        }  # fmt: skip
+        for key in ("avg_delta", "worst_delta", "tail_delta", "mean", "worst"):
+            row[key] = over_seeds([r[key] for r in group])
+        row["avg_delta"]["interval"] = paired_interval([r["avg_delta"] for r in group])
+        row["harmed"] = sum(harmed([c["delta"] for c in r["clients"]], better) for r in group)
+        row["clients"] = sum(len(r["clients"]) for r in group)
+        for key in ("bytes_up", "bytes_down", "seconds"):
+            row[key] = float(np.mean([r[key] for r in group]))
+        rows.append(row)
+    return rows

@@ -1,0 +1,115 @@
+"""Private/proxy pairs: a CNN for images, an MLP for tables, or any ``nn.Module`` factory of the user's."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedekd import rng
+from fedekd.errors import FedekdError
+
+Factory = Callable[..., nn.Module]
+Shape = Sequence[int]
+
+
+class CNN(nn.Module):
+    """3x3 convolutions, each with ReLU and 2x2 max-pooling while the map allows it, then one hidden layer.
+
+    Maps larger than 8x8 at the end (inputs larger than 32x32 or so) are averaged to 4x4 before the hidden layer.
+    """
+
+    def __init__(self, shape: Shape, outputs: int, widths: Sequence[int], hidden: int) -> None:
+        super().__init__()
+        channels, height, width = shape
+        layers: list[nn.Module] = []
+        for out in widths:
+            layers += [nn.Conv2d(channels, out, 3, padding=1), nn.ReLU()]
+            channels = out
+            if min(height, width) >= 2:
+                layers.append(nn.MaxPool2d(2))
+                height, width = height // 2, width // 2
+        if max(height, width) > 8:
+            layers.append(nn.AdaptiveAvgPool2d(4))
+            height = width = 4
+        self.body = nn.Sequential(*layers)
+        self.hidden = nn.Linear(channels * height * width, hidden)
+        self.head = nn.Linear(hidden, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.hidden(self.body(x).flatten(1))))
+
+
+class MLP(nn.Module):
+    def __init__(self, inputs: int, outputs: int, widths: Sequence[int]) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for width in widths:
+            layers += [nn.Linear(inputs, width), nn.ReLU()]
+            inputs = width
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Linear(inputs, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
+
+
+def private(shape: Shape, outputs: int) -> nn.Module:
+    """The paper's PrivateCNN (64-128-128, 256) for images; an MLP of 128-128 for tables."""
+    return CNN(shape, outputs, (64, 128, 128), 256) if len(shape) == 3 else MLP(shape[0], outputs, (128, 128))
+
+
+def proxy(shape: Shape, outputs: int) -> nn.Module:
+    """The paper's ProxyCNN (32-64, 128) for images; an MLP of 32 for tables."""
+    return CNN(shape, outputs, (32, 64), 128) if len(shape) == 3 else MLP(shape[0], outputs, (32,))
+
+
+BUILT_IN: dict[str, Factory] = {"private": private, "proxy": proxy}
+
+
+def factory(role: str, given: str | Factory | None) -> Factory:
+    """The user's factory (a callable, or ``package.module:function``), or the built-in one of that role."""
+    if given is None:
+        return BUILT_IN[role]
+    if callable(given):
+        return given
+    module, _, name = given.partition(":")
+    try:
+        found: Any = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise FedekdError(
+            f"cannot import the {role} model {given!r} (package.module:function): {error}"
+        ) from None
+    if not callable(found):
+        raise FedekdError(f"the {role} model {given!r} is not a function or class")
+    return found
+
+
+def takes_client(make: Factory) -> bool:
+    """Whether a factory may give each client another architecture."""
+    return "client" in inspect.signature(make).parameters
+
+
+def build(role: str, make: Factory, shape: Shape, outputs: int, seed: int, client: int) -> nn.Module:
+    """A fresh module with weights drawn from (seed, role): the same start for every client and method.
+
+    A factory that takes ``client`` may give each client another architecture.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rng.integer(seed, "weights", role))
+        module = make(shape, outputs, client=client) if takes_client(make) else make(shape, outputs)
+    if not isinstance(module, nn.Module):
+        raise FedekdError(f"the {role} model factory returned {type(module).__name__}, not an nn.Module")
+    return module
+
+
+def last_linear(module: nn.Module) -> nn.Linear:
+    """The layer whose input counts as the model's features."""
+    linears = [m for m in module.modules() if isinstance(m, nn.Linear)]
+    if not linears:
+        raise FedekdError(f"{type(module).__name__} has no linear layer, so energy 'feature' has no features")
+    return linears[-1]

@@ -1,0 +1,46 @@
+"""Finished runs, for Python: rows per client, summary over seeds, a pandas frame."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedekd import metrics
+from fedekd.errors import FedekdError
+from fedekd.store import Record, read_records
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True)
+class Result:
+    """The records of a set of runs, one per dataset, alpha, seed and method."""
+
+    records: list[Record]
+
+    @property
+    def clients(self) -> list[dict[str, Any]]:
+        """One row per run and client: n_train, n_val, n_test, local, value, delta."""
+        keys = ("dataset", "alpha", "seed", "method", "label")
+        return [{**{k: r[k] for k in keys}, **client} for r in self.records for client in r["clients"]]
+
+    @property
+    def summary(self) -> list[dict[str, Any]]:
+        """One row per dataset, alpha and method: mean and std over seeds, paired 95 % interval of avg_delta."""
+        return metrics.aggregate(self.records)
+
+    def to_frame(self) -> pandas.DataFrame:
+        """``clients`` as a pandas DataFrame."""
+        import pandas
+
+        return pandas.DataFrame(self.clients)
+
+
+def load(folder: str | Path) -> Result:
+    """The results that an earlier run left in a folder."""
+    path = Path(folder) / "results.jsonl"
+    if not path.exists():
+        raise FedekdError(f"no results.jsonl in {folder}; run `fedekd run --out {folder}` first")
+    return Result(read_records(path))

@@ -1,0 +1,21 @@
+"""Randomness drawn from (seed, purpose, client, ...), never from a global state.
+
+Two methods on one seed therefore see the same split, initial weights and batches, whatever ran before them.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+
+
+def stream(seed: int, *key: str | int) -> np.random.Generator:
+    """An independent generator for each (seed, key); words in the key are hashed the same way everywhere."""
+    words = [zlib.crc32(k.encode()) if isinstance(k, str) else int(k) for k in key]
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=tuple(words))))
+
+
+def integer(seed: int, *key: str | int) -> int:
+    """A 63-bit integer for each (seed, key), to seed a generator of another library."""
+    return int(stream(seed, *key).integers(2**63 - 1))

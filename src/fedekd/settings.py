@@ -1,0 +1,141 @@
+"""The settings of a run: defaults, presets per dataset, TOML files, and their checks. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from fedekd.errors import FedekdError, unknown
+
+PAPER = {"rounds": 5, "epochs": 2, "batch_size": 64, "lr": 1e-4}
+PRESETS: dict[str, dict[str, Any]] = {
+    "digits": {"rounds": 10, "epochs": 2, "batch_size": 32, "lr": 1e-3},
+    "diabetes": {"rounds": 10, "epochs": 4, "batch_size": 16, "lr": 3e-3},
+    **{
+        name: PAPER
+        for name in ("fashionmnist", "cifar10", "octmnist", "organamnist", "retinamnist", "dr_regular")
+    },
+}
+OWN_DATA = {"rounds": 10, "epochs": 2, "batch_size": 32, "lr": 1e-3}
+SHORTCUTS = ("beta", "lambda_kd", "energy")  # parameters that every gated method takes
+CHOICES = {
+    "partition": ("auto", "dirichlet", "iid", "sites"),
+    "precision": ("fp32", "tf32", "bf16"),
+    "weighting": ("uniform", "samples"),
+    "optimizer": ("adam", "sgd"),
+    "task": ("classification", "regression"),
+}
+
+
+def _help(text: str, default: Any = None) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that ``fedekd run`` can be told. None means the dataset's preset, or nothing given."""
+
+    dataset: str = _help("a dataset's name, or a .npz, .csv or folder of your own", "digits")
+    methods: tuple[str, ...] = _help("names, or all; local is always run", ("fedekd", "fedavg"))
+    alpha: float = _help("Dirichlet concentration; smaller is more heterogeneous", 0.1)
+    clients: int = _help("number of simulated clients", 6)
+    seeds: tuple[int, ...] = _help("such as 0, 0-9 or 0,3,5", (0,))
+    rounds: int | None = _help("communication rounds")
+    epochs: int | None = _help("local epochs per round")
+    batch_size: int | None = _help("samples per batch")
+    lr: float | None = _help("learning rate")
+    optimizer: str = _help("adam or sgd, fresh each round", "adam")
+    weighting: str = _help("average uniformly or by training samples", "uniform")
+    partition: str = _help("auto, dirichlet, iid or sites", "auto")
+    device: str = _help("cpu, cuda or auto", "cpu")
+    precision: str = _help("fp32, tf32 or bf16", "fp32")
+    data: str | None = _help("folder with the published datasets (or $FEDEKD_DATA)")
+    target: str | None = _help("target column of a CSV")
+    task: str | None = _help("classification or regression, where the data does not say")
+    clients_from: str | None = _help("column (CSV) or array (npz) that names each row's real client")
+    private: str | None = _help("own private model, package.module:function")
+    proxy: str | None = _help("own proxy model, package.module:function")
+    parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by method
+    out: str = _help("folder for the results", "fedekd-results")
+
+
+def make_settings(given: Mapping[str, Any]) -> Settings:
+    """Settings from what a user gave (command line, TOML or Python), completed by the preset and checked."""
+    given = {key: value for key, value in given.items() if value is not None}
+    names = {f.name for f in fields(Settings)}
+    shortcuts = {key: given.pop(key) for key in SHORTCUTS if key in given}
+    for key in given:
+        if key not in names:
+            raise unknown("setting", key, names | set(SHORTCUTS))
+    if "seeds" in given:
+        given["seeds"] = parse_seeds(given["seeds"])
+    if "methods" in given:
+        given["methods"] = parse_names(given["methods"])
+    settings = Settings(**given)
+    preset = PRESETS.get(canonical(settings.dataset), OWN_DATA)
+    settings = replace(settings, **{k: v for k, v in preset.items() if getattr(settings, k) is None})
+    if shortcuts:
+        merged = {"*": {**shortcuts, **settings.parameters.get("*", {})}}
+        settings = replace(settings, parameters={**settings.parameters, **merged})
+    _check(settings)
+    return settings
+
+
+def canonical(dataset: str) -> str:
+    return dataset.lower().replace("-", "")
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The settings in a TOML file: the same names as on the command line, methods' own under [parameters.NAME]."""
+    try:
+        content = tomllib.loads(Path(path).read_text())
+    except OSError as error:
+        raise FedekdError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FedekdError(f"{path} is not valid TOML: {error}") from None
+    return {key.replace("-", "_"): value for key, value in content.items()}
+
+
+def parse_seeds(given: int | str | Iterable[int]) -> tuple[int, ...]:
+    """``0-9``, ``0,3,5``, 7, or any iterable of integers."""
+    seeds: list[int] = []
+    try:
+        for part in (
+            [given] if isinstance(given, int) else given.split(",") if isinstance(given, str) else given
+        ):
+            first, dash, last = str(part).strip().partition("-")
+            seeds += range(int(first), int(last) + 1) if dash else [int(first)]
+    except ValueError:
+        raise FedekdError(f"seeds must look like 0, 0-9 or 0,3,5, got {given!r}") from None
+    if not seeds:
+        raise FedekdError(f"no seeds in {given!r}; try 0-9")
+    return tuple(dict.fromkeys(seeds))
+
+
+def parse_names(given: str | Iterable[str]) -> tuple[str, ...]:
+    names = given.split(",") if isinstance(given, str) else list(given)
+    return tuple(dict.fromkeys(n.strip() if isinstance(n, str) else n for n in names if n))
+
+
+def _check(settings: Settings) -> None:
+    for name in ("alpha", "lr"):
+        value = getattr(settings, name)
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not (0 < value < math.inf):
+            raise FedekdError(f"{name} must be a number > 0, got {value!r}")
+    for name, low in (("clients", 2), ("rounds", 1), ("epochs", 1), ("batch_size", 1)):
+        value = getattr(settings, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < low:
+            raise FedekdError(f"{name} must be a whole number >= {low}, got {value!r}")
+    for name, choices in CHOICES.items():
+        value = getattr(settings, name)
+        if value is not None and value not in choices:
+            raise unknown(name, str(value), choices)
+    if not settings.methods:
+        raise FedekdError("no methods given; try --methods fedekd,fedavg or all")
+    for method, parameters in settings.parameters.items():
+        if not isinstance(parameters, Mapping):
+            raise FedekdError(f"[parameters.{method}] must be a table of values, got {parameters!r}")

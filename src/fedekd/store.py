@@ -1,0 +1,126 @@
+"""A results folder: finished runs as lines of ``results.jsonl``, unfinished ones as checkpoints.
+
+A line is there whole or not at all, and two processes may write to one folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fedekd.errors import FedekdError
+
+Record = dict[str, Any]
+
+
+class Store:
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.results = self.folder / "results.jsonl"
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / ".lock").touch()
+
+    def records(self) -> list[Record]:
+        return read_records(self.results)
+
+    def add(self, record: Record) -> None:
+        """Append one line. A line that an earlier crash cut short is removed first."""
+        line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
+        with writing(self.results), self._locked(), open(self.results, "ab+") as file:
+            end = _end_of_last_line(file.fileno())
+            os.ftruncate(file.fileno(), end)
+            try:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(file.fileno(), end)
+                raise
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with open(self.folder / ".lock", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    # --- checkpoints -------------------------------------------------------------------------------------
+
+    def checkpoint(self, key: str) -> Path:
+        return self.folder / "checkpoints" / f"{key}.pt"
+
+    def save(self, key: str, state: Any) -> None:
+        import torch
+
+        path = self.checkpoint(key)
+        with writing(path):
+            path.parent.mkdir(exist_ok=True)
+            partial = path.with_suffix(f".{os.getpid()}.part")
+            try:
+                torch.save(state, partial)
+                os.replace(partial, path)
+            except RuntimeError as error:  # torch reports a full disk as a RuntimeError
+                raise OSError(errno.ENOSPC, str(error).splitlines()[0]) from None
+            finally:
+                partial.unlink(missing_ok=True)
+
+    def restore(self, key: str) -> Any | None:
+        """The run's last checkpoint; an unreadable one counts as none."""
+        import torch
+
+        path = self.checkpoint(key)
+        if not path.exists():
+            return None
+        try:
+            return torch.load(path, weights_only=True, map_location="cpu")
+        except Exception:
+            return None
+
+    def discard(self, key: str) -> None:
+        self.checkpoint(key).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.checkpoint(key).parent.rmdir()
+
+
+def read_records(path: Path) -> list[Record]:
+    """All whole lines; a last line without its end was cut off and does not count."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise FedekdError(f"cannot read {path}: {error.strerror}") from None
+    lines = data.split(b"\n")[:-1]
+    try:
+        return [json.loads(line) for line in lines if line.strip()]
+    except ValueError as error:
+        raise FedekdError(f"{path} is not a results file: {error}") from None
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn the system's refusals (no permission, full disk, a file in the way) into one line."""
+    try:
+        yield
+    except OSError as error:
+        raise FedekdError(f"cannot write {path}: {error.strerror or error}; choose another --out") from None
+
+
+def _end_of_last_line(fd: int) -> int:
+    size = os.fstat(fd).st_size
+    block = 1 << 16
+    while size > 0:
+        start = max(0, size - block)
+        chunk = os.pread(fd, size - start, start)
+        newline = chunk.rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        size = start
+    return 0

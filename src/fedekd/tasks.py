@@ -1,0 +1,88 @@
+"""Classification and regression: supervised loss, distillation loss, default energy, metric and its direction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedekd import gate
+from fedekd.errors import unknown
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a method may ask of the problem. Every loss is per sample; the batch's mean is the caller's."""
+
+    name: ClassVar[str]
+    metric: ClassVar[str]
+    higher_is_better: ClassVar[bool]
+    energy: ClassVar[str]
+
+    def read(self, raw: Tensor) -> Tensor:
+        """A module's raw output as float32 logits [B, C] or predictions [B]."""
+        raise NotImplementedError
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def distil(self, *, student: Tensor, teacher: Tensor) -> Tensor:
+        """Distance of the student from the teacher, which gets no gradient."""
+        raise NotImplementedError
+
+    def score(self, output: Tensor, target: Tensor) -> float:
+        """The metric over a whole split."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Classification(Task):
+    name = "classification"
+    metric = "accuracy"
+    higher_is_better = True
+    energy = "kl"
+
+    def read(self, raw: Tensor) -> Tensor:
+        return raw.float()
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(output, target, reduction="none")
+
+    def distil(self, *, student: Tensor, teacher: Tensor) -> Tensor:
+        return gate.kl(teacher.detach(), student)
+
+    def score(self, output: Tensor, target: Tensor) -> float:
+        return float((output.argmax(-1) == target).double().mean())
+
+
+@dataclass(frozen=True)
+class Regression(Task):
+    """Targets may be standardised for training; ``unit`` brings the error back to the user's units."""
+
+    unit: float = 1.0
+    name = "regression"
+    metric = "rmse"
+    higher_is_better = False
+    energy = "squared"
+
+    def read(self, raw: Tensor) -> Tensor:
+        return raw.float().squeeze(-1)
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        return (output - target).square()
+
+    def distil(self, *, student: Tensor, teacher: Tensor) -> Tensor:
+        return gate.squared_error(teacher.detach(), student)
+
+    def score(self, output: Tensor, target: Tensor) -> float:
+        return self.unit * float((output - target).double().square().mean().sqrt())
+
+
+def make_task(name: str, unit: float = 1.0) -> Task:
+    if name == "classification":
+        return Classification()
+    if name == "regression":
+        return Regression(unit)
+    raise unknown("task", name, ["classification", "regression"])

@@ -1,0 +1,49 @@
+"""Small federations that train in a second, shared by the tests."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedekd.data import Dataset, Federation, federate, load_dataset
+from fedekd.models import CNN, MLP
+
+torch.set_num_threads(1)
+
+
+def tiny_private(shape, outputs):
+    return CNN(shape, outputs, (4, 6), 12) if len(shape) == 3 else MLP(shape[0], outputs, (12, 12))
+
+
+def tiny_proxy(shape, outputs):
+    return CNN(shape, outputs, (3,), 8) if len(shape) == 3 else MLP(shape[0], outputs, (8,))
+
+
+def take(dataset: Dataset, count: int) -> Dataset:
+    from dataclasses import replace
+
+    rows = np.random.default_rng(0).permutation(len(dataset.y))[:count]
+    return replace(dataset, x=dataset.x[rows], y=dataset.y[rows])
+
+
+@pytest.fixture(scope="session")
+def digits() -> Dataset:
+    return take(load_dataset("digits"), 260)
+
+
+@pytest.fixture(scope="session")
+def diabetes() -> Dataset:
+    return take(load_dataset("diabetes"), 200)
+
+
+@pytest.fixture(scope="session")
+def images(digits: Dataset) -> Federation:
+    """Three clients of unequal size with handwritten digits."""
+    return federate(digits, clients=3, alpha=0.5, seed=1)
+
+
+@pytest.fixture(scope="session")
+def tables(diabetes: Dataset) -> Federation:
+    """Three clients of unequal size with patients."""
+    return federate(diabetes, clients=3, alpha=0.5, seed=1)
