@@ -26,7 +26,8 @@ def __getattr__(name: str) -> Any:
 def _load_on_first_use(name: str) -> None:
     """Make ``from fedekd import NAME`` free, so that listing the methods does not wait for torch."""
     spec = importlib.util.find_spec(f"fedekd.{name}")
-    assert spec is not None and spec.loader is not None
+    if spec is None or spec.loader is None:
+        raise ImportError(f"fedekd.{name} is missing from this installation")
     spec.loader = importlib.util.LazyLoader(spec.loader)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module

@@ -1,34 +1,26 @@
-"""Runs: dataset x alpha x seed x method becomes a record; interrupted runs go on where they stopped."""
+"""Runs become records; what is finished is never repeated, and what was interrupted goes on where it stopped."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import platform
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from fedekd import __version__, methods, metrics, models
-from fedekd.data import Dataset, Federation, federate, load_dataset
-from fedekd.engines.job import Job, Training
+from fedekd import __version__, metrics
+from fedekd.data import Dataset
+from fedekd.engines.job import pick_device
 from fedekd.engines.serial import Serial
-from fedekd.errors import unknown
-from fedekd.methods.base import Method
+from fedekd.engines.stacked import NotStackable, Stacked, signature
+from fedekd.plan import Run, plan
 from fedekd.results import Result
-from fedekd.settings import SHORTCUTS, Settings, make_settings
+from fedekd.settings import Settings, make_settings
 from fedekd.store import Record, Store
-
-# What `--methods NAME` stands for besides a method's own name.
-GROUPS = {
-    "all": ("fedekd", "fedavg", "fedprox", "feddyn", "fedtype", "fedtype-prox", "fml", "local", "constant"),
-    "energies": ("fedekd", "fedekd-entropy", "fedekd-margin", "fedekd-lse", "fedekd-feature"),
-    "controls": ("fedekd-ungated", "fedekd-half", "fedekd-permuted", "fedtype-nograd", "constant"),
-}
 
 
 class Observer(Protocol):
@@ -38,6 +30,7 @@ class Observer(Protocol):
     def begin(self, label: str, seed: int, work: int, rounds: int, resumed: int) -> None: ...
     def advance(self, round: int, client: str, samples: int) -> None: ...
     def finish(self, record: Record, cached: bool) -> None: ...
+    def note(self, line: str) -> None: ...
 
 
 class Nobody:
@@ -45,20 +38,7 @@ class Nobody:
     def begin(self, label: str, seed: int, work: int, rounds: int, resumed: int) -> None: ...
     def advance(self, round: int, client: str, samples: int) -> None: ...
     def finish(self, record: Record, cached: bool) -> None: ...
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """A method with the name the user called it by and the parameters the user changed."""
-
-    name: str
-    method: Method
-    changed: Mapping[str, Any]
-
-    @property
-    def label(self) -> str:
-        changes = ", ".join(f"{key}={value}" for key, value in self.changed.items())
-        return f"{self.name} ({changes})" if changes else self.name
+    def note(self, line: str) -> None: ...
 
 
 def run(dataset: str | Dataset = "digits", *, progress: bool = True, **given: Any) -> Result:
@@ -78,72 +58,87 @@ def run(dataset: str | Dataset = "digits", *, progress: bool = True, **given: An
 
 def execute(settings: Settings, observer: Observer | None = None, dataset: Dataset | None = None) -> Result:
     """Do what the settings say, skipping what their folder already holds."""
-    observer = observer or Nobody()
-    dataset = dataset or load_dataset(
-        settings.dataset,
-        data_dir=settings.data,
-        target=settings.target,
-        task=settings.task,
-        clients_from=settings.clients_from,
-    )
-    chosen = choose_methods(settings, dataset.task)
     store = Store(settings.out)
-    done = {record["key"]: record for record in store.records()}
-    jobs: list[tuple[Chosen, Job, str]] = []
-    checksum = fingerprint(dataset)
-    for seed in settings.seeds:
-        federation = federate(
-            dataset, clients=settings.clients, alpha=settings.alpha, seed=seed, partition=settings.partition
-        )
-        for one in chosen:
-            job = make_job(settings, federation, one.method, seed)
-            jobs.append((one, job, run_key(one, job, checksum)))
-    observer.plan([(one.label, job.seed, job.work()) for one, job, key in jobs if key not in done])
-    records = []
-    local: list[float] = []
-    for one, job, key in jobs:
-        cached = key in done
-        record = done[key] if cached else run_one(one, job, key, local, store, observer)
-        if one.name == "local":
-            local = [client["value"] for client in record["clients"]]
-        observer.finish(record, cached)
-        records.append(record)
-    return Result(records)
+    runs = plan(settings, dataset)
+    records = perform(runs, store, observer or Nobody(), settings.engine)
+    return Result([records[r.key] for r in runs])
 
 
-def run_one(one: Chosen, job: Job, key: str, local: list[float], store: Store, observer: Observer) -> Record:
-    """One run from its last checkpoint, or from the start, to its record."""
-    engine = Serial(job, observer.advance)
-    seconds = 0.0
+def perform(runs: Sequence[Run], store: Store, observer: Observer, engine: str = "auto") -> dict[str, Record]:
+    """The records of all these runs by key: from the store where they are, by running where they are not."""
+    wanted = {r.key for r in runs}
+    records = {record["key"]: record for record in store.records() if record["key"] in wanted}
+    waiting = [r for r in runs if r.key not in records]
+    observer.plan([(r.label, r.job.seed, r.job.work()) for r in waiting])
+    for key in list(records):
+        observer.finish(records[key], cached=True)
+    for group in in_groups(waiting, engine):
+        for record in run_group(group, store, observer, records, engine):
+            records[record["key"]] = record
+            observer.finish(record, cached=False)
+    return records
+
+
+def in_groups(runs: Sequence[Run], engine: str) -> Iterator[list[Run]]:
+    """Runs that train together, Local before the runs that are measured against it."""
+    if not runs:
+        return
+    if not stacks(runs[0], engine):
+        yield from ([r] for r in runs)
+        return
+    groups: dict[tuple[Any, ...], list[Run]] = {}
+    for r in sorted(runs, key=lambda r: r.key != r.local_key):
+        groups.setdefault(signature(r.job), []).append(r)
+    yield from groups.values()
+
+
+def stacks(run: Run, engine: str) -> bool:
+    """On a GPU clients are stacked; on a CPU one after another is faster."""
+    return engine == "stacked" or (engine == "auto" and pick_device(run.job.training.device).type == "cuda")
+
+
+def run_group(
+    runs: Sequence[Run], store: Store, observer: Observer, known: Mapping[str, Record], engine: str
+) -> Iterator[Record]:
+    """Runs that train together, from their last checkpoint or from the start, to their records."""
+    worker: Serial | Stacked
+    if stacks(runs[0], engine):
+        try:
+            worker = Stacked([r.job for r in runs], observer.advance)
+        except NotStackable as reason:
+            observer.note(f"{runs[0].label}: serial engine, since {reason}")
+            for r in runs:
+                yield from run_group([r], store, observer, known, "serial")
+            return
+    else:
+        worker = Serial(runs[0].job, observer.advance)
+    key = runs[0].key if len(runs) == 1 else hashlib.sha256("".join(r.key for r in runs).encode()).hexdigest()[:16]
+    seconds, rounds = 0.0, runs[0].job.training.rounds
     saved = store.restore(key)
     if saved:
-        engine.restore(saved["engine"])
+        worker.restore(saved["engine"])
         seconds = saved["seconds"]
-    rounds = job.training.rounds
-    observer.begin(one.label, job.seed, job.work(), rounds, engine.round_number)
+    label = runs[0].label if len(runs) == 1 else f"{runs[0].label} and {len(runs) - 1} more"
+    observer.begin(label, runs[0].job.seed, sum(r.job.work() for r in runs), rounds, worker.round_number)
     began = time.perf_counter()
-    while engine.round_number < rounds:
-        engine.round()
-        if engine.round_number < rounds:
-            elapsed = seconds + time.perf_counter() - began
-            store.save(key, {"engine": engine.state(), "seconds": elapsed})
-    values = engine.evaluate()
+    while worker.round_number < rounds:
+        worker.round()
+        if worker.round_number < rounds:
+            store.save(key, {"engine": worker.state(), "seconds": seconds + time.perf_counter() - began})
+    values = worker.evaluate()
     seconds += time.perf_counter() - began
-    record = make_record(one, job, key, values, local or values, engine.door.bytes_up, engine.door.bytes_down)
-    record |= {
-        "seconds": seconds,
-        "trust": engine.trust,
-        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
-    store.add(record)
+    for r, own, door, trust in zip(runs, values, worker.doors, worker.trust, strict=True):
+        alone = [client["value"] for client in known[r.local_key]["clients"]] if r.local_key in known else own
+        record = make_record(r, own, alone, door.bytes_up, door.bytes_down, seconds / len(runs), trust)
+        store.add(record)
+        yield record
     store.discard(key)
-    return record
 
 
 def make_record(
-    one: Chosen, job: Job, key: str, values: list[float], local: list[float], bytes_up: int, bytes_down: int
+    run: Run, values: list[float], local: list[float], bytes_up: int, bytes_down: int, seconds: float, trust: list[Any]
 ) -> Record:
-    federation, task = job.federation, job.task
+    federation, task = run.job.federation, run.job.task
     clients = [
         {
             "id": name,
@@ -159,16 +154,18 @@ def make_record(
     return {
         "dataset": federation.dataset.name,
         "alpha": federation.partition.get("alpha"),
-        "seed": job.seed,
-        "method": one.name,
-        "label": one.label,
-        "params": {**asdict(one.method), **asdict(job.training)},
+        "seed": run.job.seed,
+        "method": run.name,
+        "label": run.label,
+        "params": {**asdict(run.job.method), **asdict(run.job.training)},
         "task": task.name,
         "metric": task.metric,
         "clients": clients,
         **metrics.summarise(values, local, task.higher_is_better),
         "bytes_up": bytes_up,
         "bytes_down": bytes_down,
+        "seconds": seconds,
+        "trust": trust,
         "partition": federation.partition,
         "versions": {
             "fedekd": __version__,
@@ -176,73 +173,6 @@ def make_record(
             "numpy": np.__version__,
             "python": platform.python_version(),
         },
-        "key": key,
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "key": run.key,
     }
-
-
-def choose_methods(settings: Settings, task: str) -> list[Chosen]:
-    """The methods asked for, Local first: every delta is measured against it."""
-    chosen: dict[str, Chosen] = {}
-    asked: Iterable[Any] = ("local", *settings.methods)
-    for item in asked:
-        if isinstance(item, str) and item in GROUPS:
-            fitting = [name for name in GROUPS[item] if task in methods.get(name).tasks]
-            for name in fitting:
-                chosen.setdefault(name, _choose(name, methods.get(name), settings))
-        elif isinstance(item, str):
-            chosen.setdefault(item, _choose(item, methods.get(item), settings))
-        elif isinstance(item, Method):
-            name = item.name or type(item).__name__.lower()
-            chosen.setdefault(name, _choose(name, item, settings))
-        else:
-            raise unknown("method", str(item), methods.known())
-    for name in settings.parameters:
-        if name != "*" and name not in chosen:
-            raise unknown("method in parameters", name, chosen)
-    for one in chosen.values():
-        one.method.check(task)
-    return list(chosen.values())
-
-
-def _choose(name: str, method: Method, settings: Settings) -> Chosen:
-    takes = {f.name for f in fields(method)}
-    changed = {k: v for k, v in settings.parameters.get("*", {}).items() if k in takes or k not in SHORTCUTS}
-    changed |= settings.parameters.get(name, {})
-    other = methods.with_parameters(method, changed)
-    return Chosen(
-        name, other, {k: getattr(other, k) for k in changed if getattr(other, k) != getattr(method, k)}
-    )
-
-
-def make_job(settings: Settings, federation: Federation, method: Method, seed: int) -> Job:
-    shared = {f.name: getattr(settings, f.name) for f in fields(Training)}
-    return Job(
-        federation,
-        method,
-        seed,
-        Training(**shared),
-        models.factory("private", settings.private),
-        models.factory("proxy", settings.proxy),
-    )
-
-
-def run_key(one: Chosen, job: Job, data_checksum: str) -> str:
-    """Names a run by everything that decides its numbers: a changed setting is another run."""
-    identity = {
-        "dataset": job.federation.dataset.name,
-        "data": data_checksum,
-        "partition": job.federation.partition,
-        "seed": job.seed,
-        "method": f"{type(one.method).__module__}.{type(one.method).__qualname__}",
-        "params": asdict(one.method),
-        "training": asdict(replace(job.training, device=job.training.device.split(":")[0])),
-        "models": [f"{f.__module__}.{f.__qualname__}" for f in (job.private, job.proxy)],
-    }
-    return hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def fingerprint(dataset: Dataset) -> str:
-    digest = hashlib.sha256()
-    for array in (dataset.x, dataset.y):
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()[:16]

@@ -15,16 +15,14 @@ PAPER = {"rounds": 5, "epochs": 2, "batch_size": 64, "lr": 1e-4}
 PRESETS: dict[str, dict[str, Any]] = {
     "digits": {"rounds": 10, "epochs": 2, "batch_size": 32, "lr": 1e-3},
     "diabetes": {"rounds": 10, "epochs": 4, "batch_size": 16, "lr": 3e-3},
-    **{
-        name: PAPER
-        for name in ("fashionmnist", "cifar10", "octmnist", "organamnist", "retinamnist", "dr_regular")
-    },
+    **dict.fromkeys(("fashionmnist", "cifar10", "octmnist", "organamnist", "retinamnist", "dr_regular"), PAPER),
 }
 OWN_DATA = {"rounds": 10, "epochs": 2, "batch_size": 32, "lr": 1e-3}
 SHORTCUTS = ("beta", "lambda_kd", "energy")  # parameters that every gated method takes
 CHOICES = {
     "partition": ("auto", "dirichlet", "iid", "sites"),
     "precision": ("fp32", "tf32", "bf16"),
+    "engine": ("auto", "serial", "stacked"),
     "weighting": ("uniform", "samples"),
     "optimizer": ("adam", "sgd"),
     "task": ("classification", "regression"),
@@ -53,6 +51,7 @@ class Settings:
     partition: str = _help("auto, dirichlet, iid or sites", "auto")
     device: str = _help("cpu, cuda or auto", "cpu")
     precision: str = _help("fp32, tf32 or bf16", "fp32")
+    engine: str = _help("auto (stacked on a GPU), serial or stacked", "auto")
     data: str | None = _help("folder with the published datasets (or $FEDEKD_DATA)")
     target: str | None = _help("target column of a CSV")
     task: str | None = _help("classification or regression, where the data does not say")
@@ -104,9 +103,7 @@ def parse_seeds(given: int | str | Iterable[int]) -> tuple[int, ...]:
     """``0-9``, ``0,3,5``, 7, or any iterable of integers."""
     seeds: list[int] = []
     try:
-        for part in (
-            [given] if isinstance(given, int) else given.split(",") if isinstance(given, str) else given
-        ):
+        for part in [given] if isinstance(given, int) else given.split(",") if isinstance(given, str) else given:
             first, dash, last = str(part).strip().partition("-")
             seeds += range(int(first), int(last) + 1) if dash else [int(first)]
     except ValueError:

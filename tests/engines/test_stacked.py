@@ -35,15 +35,15 @@ def compare(jobs, **options):
         serial = Serial(one)
         for _ in range(TRAINING.rounds):
             serial.round()
-        assert values[j] == pytest.approx(serial.evaluate(), abs=1e-4)
+        assert values[j] == pytest.approx(serial.evaluate()[0], abs=1e-4)
         here = [i for i, m in enumerate(stacked.members) if m.job == j]
         out = stacked.outputs("private", here, [stacked.members[i].test for i in here])[0]
         ours = torch.cat([out[k, : len(stacked.members[i].test)].flatten() for k, i in enumerate(here)])
         assert torch.allclose(ours, outputs_of(serial), atol=1e-3)
         assert stacked.doors[j].bytes_up == serial.door.bytes_up
         assert stacked.doors[j].bytes_down == serial.door.bytes_down
-        assert len(stacked.trust[j]) == len(serial.trust)
-        for ours_, theirs in zip(stacked.trust[j], serial.trust, strict=True):
+        assert len(stacked.trust[j]) == len(serial.trust[0])
+        for ours_, theirs in zip(stacked.trust[j], serial.trust[0], strict=True):
             assert ours_["mean"] == pytest.approx(theirs["mean"], abs=1e-3)
             assert sum(ours_["histogram"]) == sum(theirs["histogram"])
 

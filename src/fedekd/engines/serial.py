@@ -20,7 +20,10 @@ EVALUATION_BATCH = 256
 
 
 class Serial:
-    """One job, round by round. ``state`` and ``restore`` carry it over an interruption to the bit."""
+    """One job, round by round. ``state`` and ``restore`` carry it over an interruption to the bit.
+
+    What it tells (``evaluate``, ``doors``, ``trust``) are lists over jobs, as in the stacked engine.
+    """
 
     def __init__(self, job: Job, advance: Advance | None = None) -> None:
         self.job, self.method, self.task = job, job.method, job.task
@@ -39,10 +42,11 @@ class Serial:
         self.clients = [{role: self._build(role, k) for role in self.method.roles} for k in range(len(self.rows))]
         self.memory = [self._begin(k) for k in range(len(self.clients))]
         self.door = Door(shared_roles(self.method, job.training.rounds))
+        self.doors = [self.door]
         self.received = {role: _copy(_weights(self.clients[0][role])) for role in self.door.roles}
         self.server: dict[str, dict[str, Tensor]] = {role: {} for role in self.door.roles}
         self.round_number = 0
-        self.trust: list[dict[str, object]] = []
+        self.trust: list[list[dict[str, object]]] = [[]]
 
     def _build(self, role: str, client: int) -> nn.Module:
         dataset = self.job.federation.dataset
@@ -59,7 +63,7 @@ class Serial:
             features = {role: self._outputs(k, role, one)[1].shape[-1] for role in self.method.roles}
         weights = {role: _copy(_weights(module)) for role, module in self.clients[k].items()}
         memory = self.method.begin(Beginning(weights, features, self.job.seed))
-        return {key: _moved(value, self.device) for key, value in memory.items()}
+        return {key: moved(value, self.device) for key, value in memory.items()}
 
     # --- a round -----------------------------------------------------------------------------------------
 
@@ -76,7 +80,7 @@ class Serial:
                         self.memory[k] |= self._remember(step, k)
                 else:
                     self._exchange(step)
-        self.trust += [record for record in trust.records(self.round_number) if record]
+        self.trust[0] += [record for record in trust.records(self.round_number) if record]
         self.round_number += 1
 
     def _train(self, step: Train, k: int, trust: TrustLog) -> None:
@@ -181,10 +185,10 @@ class Serial:
         pieces = [self._forward(module, self.scale.inputs(self.x[part])) for part in rows.split(EVALUATION_BATCH)]
         return torch.cat([o for o, _ in pieces]), torch.cat([f for _, f in pieces])
 
-    def evaluate(self, split: str = "test") -> list[float]:
-        """The task's metric per client."""
+    def evaluate(self, split: str = "test") -> list[list[float]]:
+        """The task's metric per job and client."""
         with precision(self.job.training.precision, self.device):
-            return [self._score(k, rows, split) for k, rows in enumerate(self.rows)]
+            return [[self._score(k, rows, split) for k, rows in enumerate(self.rows)]]
 
     def _score(self, k: int, rows: dict[str, Tensor], split: str) -> float:
         output = self.method.predict(self.y[rows["train"]], len(rows[split]))
@@ -211,7 +215,7 @@ class Serial:
                 module.load_state_dict(saved[role])
         self.round_number, self.trust = state["round"], state["trust"]
         self.memory, self.received, self.server = (
-            _moved(state[key], self.device) for key in ("memory", "received", "server")
+            moved(state[key], self.device) for key in ("memory", "received", "server")
         )
         self.door.bytes_up, self.door.bytes_down = state["bytes"]
 
@@ -224,11 +228,11 @@ def _copy(weights: dict[str, nn.Parameter]) -> dict[str, Tensor]:
     return {name: w.detach().clone() for name, w in weights.items()}
 
 
-def _moved(value: Any, device: torch.device) -> Any:
+def moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, dict):
-        return {key: _moved(v, device) for key, v in value.items()}
+        return {key: moved(v, device) for key, v in value.items()}
     if isinstance(value, Iterable) and not isinstance(value, str):
-        return [_moved(v, device) for v in value]
+        return [moved(v, device) for v in value]
     return value

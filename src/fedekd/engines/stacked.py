@@ -21,6 +21,7 @@ from fedekd import models, rng
 from fedekd.engines.job import Advance, Job, Scale, TrustLog, pick_device, precision
 from fedekd.engines.piece import Group, Piece
 from fedekd.engines.schedule import schedule
+from fedekd.engines.serial import moved
 from fedekd.errors import FedekdError
 from fedekd.exchange import Door, averaging_weights, shared_roles
 from fedekd.methods.base import Batch, Beginning, Exchange, Method, Remember, Train
@@ -211,9 +212,9 @@ class Stacked:
             table, mask = padded(rows, self.device)
             out = {role: self.outputs(role, group.indices, rows)[0] for role in step.roles}
             uniform = torch.zeros((*table.shape, self.method.draws))
-            for at, (i, r) in enumerate(zip(group.indices, rows, strict=True)):
+            for row, (i, r) in enumerate(zip(group.indices, rows, strict=True)):
                 key = (self.jobs[self.members[i].job].seed, "remember", self.members[i].client, self.round_number)
-                uniform[at, : len(r)] = torch.from_numpy(rng.stream(*key).random((len(r), self.method.draws))).float()
+                uniform[row, : len(r)] = torch.from_numpy(rng.stream(*key).random((len(r), self.method.draws))).float()
             at = torch.tensor(group.indices, device=self.device)
             weights = {role: {n: w[at] for n, w in self.weights[role].items()} for role in self.method.anchors}
             received = self.received_by(group.indices)
@@ -334,6 +335,29 @@ class Stacked:
                     )
                     values[member.job].append(job.task.score(out[at, : len(rows[at])], y))
         return values
+
+    # --- interruption ------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "round": self.round_number,
+            "weights": self.weights,
+            "memory": [group.memory for group in self.groups],
+            "received": self.received,
+            "server": self.server,
+            "bytes": [[door.bytes_up, door.bytes_down] for door in self.doors],
+            "trust": self.trust,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.round_number, self.trust = state["round"], state["trust"]
+        self.weights, self.received, self.server = (
+            moved(state[key], self.device) for key in ("weights", "received", "server")
+        )
+        for group, memory in zip(self.groups, moved(state["memory"], self.device), strict=True):
+            group.memory = memory
+        for door, (up, down) in zip(self.doors, state["bytes"], strict=True):
+            door.bytes_up, door.bytes_down = up, down
 
 
 def padded(rows: Sequence[np.ndarray], device: torch.device) -> tuple[Tensor, Tensor]:

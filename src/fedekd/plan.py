@@ -1,0 +1,135 @@
+"""What is to be run: settings become runs, each named by everything that decides its numbers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from fedekd import methods, models
+from fedekd.data import Dataset, Federation, federate, load_dataset
+from fedekd.engines.job import Job, Training
+from fedekd.errors import unknown
+from fedekd.methods.base import Method
+from fedekd.settings import SHORTCUTS, Settings
+
+# What `--methods NAME` stands for besides a method's own name.
+GROUPS = {
+    "all": ("fedekd", "fedavg", "fedprox", "feddyn", "fedtype", "fedtype-prox", "fml", "local", "constant"),
+    "energies": ("fedekd", "fedekd-entropy", "fedekd-margin", "fedekd-lse", "fedekd-feature"),
+    "controls": ("fedekd-ungated", "fedekd-half", "fedekd-permuted", "fedtype-nograd", "constant"),
+}
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A method with the name the user called it by and the parameters the user changed."""
+
+    name: str
+    method: Method
+    changed: Mapping[str, Any]
+
+    @property
+    def label(self) -> str:
+        changes = ", ".join(f"{key}={value}" for key, value in self.changed.items())
+        return f"{self.name} ({changes})" if changes else self.name
+
+
+@dataclass(frozen=True)
+class Run:
+    """One dataset, alpha, seed and method. ``local_key`` names the run of Local that it is measured against."""
+
+    name: str
+    label: str
+    job: Job
+    key: str
+    local_key: str
+
+
+def plan(settings: Settings, dataset: Dataset | None = None) -> list[Run]:
+    """The runs that the settings ask for: seed by seed, Local first."""
+    dataset = dataset or load(settings)
+    chosen, checksum, runs = choose_methods(settings, dataset.task), fingerprint(dataset), []
+    for seed in settings.seeds:
+        federation = federate(
+            dataset, clients=settings.clients, alpha=settings.alpha, seed=seed, partition=settings.partition
+        )
+        jobs = [make_job(settings, federation, one.method, seed) for one in chosen]
+        local_key = run_key(jobs[0], checksum)
+        runs += [Run(c.name, c.label, j, run_key(j, checksum), local_key) for c, j in zip(chosen, jobs, strict=True)]
+    return runs
+
+
+def load(settings: Settings) -> Dataset:
+    return load_dataset(
+        settings.dataset,
+        data_dir=settings.data,
+        target=settings.target,
+        task=settings.task,
+        clients_from=settings.clients_from,
+    )
+
+
+def choose_methods(settings: Settings, task: str) -> list[Chosen]:
+    """The methods asked for, Local first: every delta is measured against it."""
+    chosen: dict[str, Chosen] = {}
+    asked: Iterable[Any] = ("local", *settings.methods)
+    for item in asked:
+        if isinstance(item, str) and item in GROUPS:
+            for name in GROUPS[item]:
+                if task in methods.get(name).tasks:
+                    chosen.setdefault(name, _choose(name, methods.get(name), settings))
+        elif isinstance(item, str):
+            chosen.setdefault(item, _choose(item, methods.get(item), settings))
+        elif isinstance(item, Method):
+            name = item.name or type(item).__name__.lower()
+            chosen.setdefault(name, _choose(name, item, settings))
+        else:
+            raise unknown("method", str(item), methods.known())
+    for name in settings.parameters:
+        if name != "*" and name not in chosen:
+            raise unknown("method in parameters", name, chosen)
+    for one in chosen.values():
+        one.method.check(task)
+    return list(chosen.values())
+
+
+def _choose(name: str, method: Method, settings: Settings) -> Chosen:
+    takes = {f.name for f in fields(method)}
+    changed = {k: v for k, v in settings.parameters.get("*", {}).items() if k in takes or k not in SHORTCUTS}
+    changed |= settings.parameters.get(name, {})
+    other = methods.with_parameters(method, changed)
+    return Chosen(name, other, {k: getattr(other, k) for k in changed if getattr(other, k) != getattr(method, k)})
+
+
+def make_job(settings: Settings, federation: Federation, method: Method, seed: int) -> Job:
+    shared = {f.name: getattr(settings, f.name) for f in fields(Training)}
+    private, proxy = (models.factory(role, getattr(settings, role)) for role in ("private", "proxy"))
+    return Job(federation, method, seed, Training(**shared), private, proxy)
+
+
+def run_key(job: Job, data_checksum: str) -> str:
+    """A changed setting gives another key, so that a finished run is never taken for another."""
+    method = type(job.method)
+    identity = {
+        "dataset": job.federation.dataset.name,
+        "data": data_checksum,
+        "partition": job.federation.partition,
+        "seed": job.seed,
+        "method": f"{method.__module__}.{method.__qualname__}",
+        "params": asdict(job.method),
+        "training": asdict(replace(job.training, device=job.training.device.split(":")[0])),
+        "models": [f"{f.__module__}.{f.__qualname__}" for f in (job.private, job.proxy)],
+    }
+    return hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def fingerprint(dataset: Dataset) -> str:
+    digest = hashlib.sha256()
+    for array in (dataset.x, dataset.y):
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()[:16]
