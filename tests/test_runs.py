@@ -1,0 +1,235 @@
+"""Runs: records hold what they promise, interruption loses nothing, the same seed gives the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedekd
+from conftest import tiny_private, tiny_proxy
+from fedekd import methods
+from fedekd.engines.serial import Serial
+from fedekd.errors import FedekdError
+from fedekd.plan import choose_methods, plan
+from fedekd.runs import Nobody, execute
+from fedekd.settings import make_settings
+
+KEYS = """dataset alpha seed method params task metric clients avg_delta worst_delta tail_delta mean worst
+bytes_up bytes_down seconds partition versions""".split()  # noqa: SIM905
+SMALL = {"clients": 3, "alpha": 0.5, "rounds": 2, "epochs": 1, "batch_size": 16, "private": tiny_private}
+SMALL |= {"proxy": tiny_proxy, "lr": 1e-3}
+
+
+def small(dataset, out, **more):
+    return fedekd.run(dataset, out=str(out), progress=False, **{**SMALL, **more})
+
+
+def numbers(record):
+    """What must repeat to the bit: everything but the clock."""
+    return {k: v for k, v in record.items() if k not in ("seconds", "finished")}
+
+
+def test_a_record_has_every_promised_key(digits, tmp_path):
+    result = small(digits, tmp_path, methods=["fedekd", "fedavg"])
+    lines = (tmp_path / "results.jsonl").read_text().splitlines()
+    assert [json.loads(line)["method"] for line in lines] == ["local", "fedekd", "fedavg"]
+    for record in map(json.loads, lines):
+        assert set(KEYS) <= set(record)
+        for client in record["clients"]:
+            assert set(client) == {"id", "n_train", "n_val", "n_test", "local", "value", "delta"}
+            assert client["delta"] == client["value"] - client["local"]
+    local, fedekd_, fedavg = result.records
+    assert all(c["delta"] == 0 for c in local["clients"])
+    assert [c["local"] for c in fedekd_["clients"]] == [c["value"] for c in local["clients"]]
+    assert (local["bytes_up"], local["bytes_down"]) == (0, 0)
+    assert fedavg["bytes_up"] == 2 * 3 * 4 * sum(w.numel() for w in tiny_private((1, 8, 8), 10).parameters())
+    assert fedekd_["bytes_up"] == 2 * 3 * 4 * sum(w.numel() for w in tiny_proxy((1, 8, 8), 10).parameters())
+    assert [t["round"] for t in fedekd_["trust"]] == [1, 2]
+    assert all(sum(t["histogram"]) == sum(c["n_train"] for c in local["clients"]) for t in fedekd_["trust"])
+
+
+def test_regression_looks_to_the_upper_tail(diabetes, tmp_path):
+    result = small(diabetes, tmp_path, methods="all")
+    assert {r["method"] for r in result.records} == {
+        "local",
+        "fedekd",
+        "fedavg",
+        "fedprox",
+        "feddyn",
+        "fml",
+        "constant",
+    }
+    for record in result.records:
+        deltas = [c["delta"] for c in record["clients"]]
+        assert record["worst_delta"] == max(deltas)
+        assert record["worst"] == max(c["value"] for c in record["clients"])
+        assert record["tail_delta"] == pytest.approx(np.percentile(deltas, 90))
+        assert np.isfinite(deltas).all()
+
+
+def test_the_constant_predictor_is_the_training_mean(diabetes, tmp_path):
+    result = small(diabetes, tmp_path, methods=["constant"])
+    federation = plan(make_settings({"dataset": "diabetes", "out": str(tmp_path), **SMALL}), diabetes)[0].job.federation
+    for client, split in zip(result.records[1]["clients"], federation.clients, strict=True):
+        error = diabetes.y[split.test] - diabetes.y[split.train].mean()
+        assert client["value"] == pytest.approx(float(np.sqrt((error**2).mean())), rel=1e-5)
+
+
+def test_finished_runs_are_not_repeated_and_new_settings_are_new_runs(digits, tmp_path):
+    first = small(digits, tmp_path, methods=["fedavg"])
+    again = small(digits, tmp_path, methods=["fedavg", "fml"])
+    assert again.records[:2] == first.records
+    small(digits, tmp_path, methods=["fedavg"], lr=2e-3)
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 5
+
+
+def test_the_same_seed_gives_the_same_bits(digits, tmp_path):
+    a, b = (small(digits, tmp_path / name, methods="all") for name in "ab")
+    assert list(map(numbers, a.records)) == list(map(numbers, b.records))
+
+
+class Stop(Nobody):
+    """Interrupts the run as Ctrl-C would, after some training steps."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def advance(self, round, client, samples):
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("engine", ["serial", "stacked"])
+@pytest.mark.parametrize("name", ["fedekd", "feddyn", "fedtype", "fedekd-feature"])
+def test_an_interrupted_run_ends_with_the_same_bits(digits, tmp_path, name, engine):
+    given = {**SMALL, "dataset": "digits", "methods": [name], "rounds": 3, "engine": engine}
+    whole = execute(make_settings({**given, "out": str(tmp_path / "whole")}), dataset=digits)
+    settings = make_settings({**given, "out": str(tmp_path / "cut")})
+    for after in (8, 5, 7):  # each time somewhere else
+        with pytest.raises(KeyboardInterrupt):
+            execute(settings, Stop(after), digits)
+    cut = execute(settings, dataset=digits)
+    assert list(map(numbers, cut.records)) == list(map(numbers, whole.records))
+    assert not list((tmp_path / "cut").glob("checkpoints/*"))
+
+
+def test_a_killed_command_goes_on(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "fedekd",
+        "run",
+        "--rounds",
+        "4",
+        "--epochs",
+        "1",
+        "--methods",
+        "fedekd",
+        "--quiet",
+    ]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    cut = tmp_path / "cut"
+    process = subprocess.Popen([*command, "--out", str(cut)], env=env, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not list(cut.glob("checkpoints/*.pt")):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    for out in (cut, tmp_path / "whole"):
+        subprocess.run([*command, "--out", str(out)], env=env, check=True, stdout=subprocess.DEVNULL)
+    cut_, whole = (list(map(numbers, fedekd.load(tmp_path / name).records)) for name in ("cut", "whole"))
+    assert cut_ == whole
+
+
+@dataclass(frozen=True)
+class Own(methods.Method):
+    """A user's method passed as an object"""
+
+    strength: float = 0.5
+
+    def steps(self, round):
+        return methods.Train(("private",), self.loss), methods.Exchange("private")
+
+    def loss(self, batch):
+        return self.strength * batch.supervised("private")
+
+
+def test_a_method_may_be_an_object_and_a_model_a_function_of_the_client(digits, tmp_path):
+    def private(shape, outputs, client):
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 4 + client), nn.Linear(4 + client, outputs))
+
+    result = small(digits, tmp_path, methods=[Own(0.1)])
+    assert [r["method"] for r in result.records] == ["local", "own"]
+    mixed = small(digits, tmp_path, methods=["fedekd"], private=private)
+    assert np.isfinite(mixed.records[1]["avg_delta"])
+    with pytest.raises(FedekdError, match="averaged but client"):
+        small(digits, tmp_path, methods=["fedavg"], private=private)
+
+
+def test_result_tables(digits, tmp_path):
+    result = small(digits, tmp_path, methods=["fedavg"], seeds=[0, 1])
+    frame = result.to_frame()
+    assert len(frame) == 2 * 2 * 3
+    assert {"dataset", "alpha", "seed", "method", "id", "local", "value", "delta"} <= set(frame.columns)
+    row = result.summary[1]
+    assert row["method"] == "fedavg"
+    assert row["avg_delta"]["mean"] == pytest.approx(np.mean([r["avg_delta"] for r in result.records[1::2]]))
+    low, high = row["avg_delta"]["interval"]
+    assert low <= row["avg_delta"]["mean"] <= high
+    assert fedekd.load(tmp_path).records == result.records
+
+
+def test_a_diverging_client_is_named(digits, tmp_path):
+    with pytest.raises(FedekdError, match="diverged"):
+        small(digits, tmp_path, methods=["fedavg"], lr=1e30)
+
+
+def test_unknown_parameters_and_tasks_are_refused(digits, diabetes, tmp_path):
+    for dataset, given, text in (
+        (digits, {"methods": ["fedprox"], "parameters": {"fedprox": {"nu": 1}}}, "did you mean 'mu'"),
+        (digits, {"methods": ["fedavg"], "parameters": {"fedprox": {"mu": 1}}}, "unknown method in parameters"),
+        (digits, {"methods": ["fedekd"], "beta": 0}, "beta must be > 0"),
+        (digits, {"methods": ["fedekd"], "lambda_kd": -1}, "lambda_kd must be >= 0"),
+        (digits, {"methods": ["fedekd"], "energy": "entropi"}, "did you mean 'entropy'"),
+        (diabetes, {"methods": ["fedekd"], "energy": "entropy"}, "not defined for regression"),
+        (diabetes, {"methods": ["fedtype"]}, "defined for classification"),
+        (digits, {"methods": ["constant"]}, "defined for regression"),
+        (digits, {"methods": ["fedekd"], "device": "cuda:0"}, "not available"),
+        (digits, {"methods": ["fedekd"], "precision": "tf32"}, "NVIDIA"),
+    ):
+        if "device" in given and torch.cuda.is_available():
+            continue
+        with pytest.raises(FedekdError, match=text):
+            small(dataset, tmp_path, **given)
+
+
+def test_groups_hold_what_fits_the_task():
+    names = [c.name for c in choose_methods(make_settings({"methods": "all,controls,energies"}), "classification")]
+    assert names[0] == "local"
+    assert {"fedtype", "fedtype-prox", "fedekd-half", "fedekd-lse"} <= set(names)
+    assert "constant" not in names
+
+
+def test_batch_norm_buffers_travel(digits, tmp_path):
+    def private(shape, outputs):
+        return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, outputs))
+
+    settings = make_settings(
+        {**SMALL, "dataset": "digits", "methods": ["fedavg"], "private": private, "out": str(tmp_path)}
+    )
+    engine = Serial(plan(settings, digits)[1].job)
+    engine.round()
+    means = [client["private"][1].running_mean for client in engine.clients]
+    assert all(torch.equal(m, means[0]) for m in means)
+    assert means[0].abs().sum() > 0
