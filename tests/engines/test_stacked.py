@@ -26,8 +26,9 @@ def outputs_of(serial: Serial) -> torch.Tensor:
     return torch.cat([serial._outputs(k, "private", r)[0].flatten() for k, r in enumerate(rows)])
 
 
-def compare(jobs, **options):
+def compare(jobs, bunches=None, **options):
     stacked = Stacked(jobs, **options)
+    stacked.bunches = bunches
     for _ in range(TRAINING.rounds):
         stacked.round()
     values = stacked.evaluate()
@@ -67,6 +68,14 @@ def test_seeds_alphas_and_variants_share_a_stack(digits):
     jobs = [job(first, v, seed=0) for v in variants] + [job(second, methods.get("fedekd-half"), seed=3)]
     assert len({signature(j) for j in jobs}) == 1
     compare(jobs, piece=5)
+
+
+@pytest.mark.parametrize("name", ["fedekd", "fedtype", "feddyn"])
+def test_leaving_in_bunches_changes_nothing(digits, name):
+    """On a GPU finished models wait for their bunch, with empty batches; here the same is forced on the CPU."""
+    uneven = federate(digits, clients=5, alpha=0.5, seed=2)
+    assert len({len(c.train) for c in uneven.clients}) > 3
+    compare([job(uneven, methods.get(name))], bunches=2)
 
 
 def test_pieces_and_proximal_terms(images, digits):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,9 @@ from fedekd.trees import with_values
 
 if TYPE_CHECKING:
     from fedekd.engines.stacked import Stacked
+
+Leaves = dict[str, dict[str, Tensor]]
+WORTH_CAPTURING = 4  # steps of one size under which a CUDA graph does not pay
 
 
 @dataclass
@@ -33,8 +37,9 @@ class Part:
     """The members of one group within a piece."""
 
     method: Method
-    places: Tensor  # rows of the piece, ascending, so that the active ones are a prefix
-    steps: np.ndarray  # of each place
+    rows: np.ndarray  # of the piece, ascending, so that the active ones are a prefix
+    places: Tensor  # the same on the device
+    jobs: Tensor  # of each
     alone: bool  # whether the piece holds no other group
     varying: dict[str, Tensor]
     memory: dict[str, Any]
@@ -61,6 +66,7 @@ class Piece:
             rows[step_, at, slot] = engine.members[i].train[plan.order]
             real[step_, at, slot] = True
             uniform[step_, at, slot] = plan.uniform
+        self.clock = torch.zeros(1, dtype=torch.long, device=device)  # the step, on the device
         arrays = (positions, rows, real, uniform)
         self.positions, self.rows, self.real, self.uniform = (torch.from_numpy(a).to(device) for a in arrays)
         trains = [engine.members[i].train for i in indices]
@@ -80,8 +86,9 @@ class Piece:
         own = torch.tensor([where[i] for i in here], device=device)
         return Part(
             group.method,
+            np.array(places),
             torch.tensor(places, device=device),
-            self.steps[places],
+            self.engine.job_of[torch.tensor(here, device=device)],
             len(places) == len(self.indices),
             {name: v[own] for name, v in group.varying.items()},
             pick(group.memory, own),
@@ -89,31 +96,71 @@ class Piece:
         )
 
     def train(self, trust: TrustLog) -> None:
-        engine = self.engine
+        """Step after step; models that are done leave from the end of the stack, on a GPU several at a time.
+
+        Leaving in bunches keeps the number of distinct stack sizes small, each of which is captured as a CUDA graph.
+        A model that waits for its bunch goes on with empty batches, but its weights were taken when it was done.
+        """
+        engine, t = self.engine, 0
         for role in self.step.roles:
             engine.templates[role].train()
-        optimizer, active, leaves = None, -1, {}
-        for t in range(len(self.rows)):
-            now = int((self.steps > t).sum())
-            if now != active:
-                active = now
-                leaves = {r: {n: _leaf(w[:now]) for n, w in tree.items()} for r, tree in self.weights.items()}
-                optimizer = _narrowed(optimizer, [w for tree in leaves.values() for w in tree.values()], engine.lr)
-            assert optimizer is not None
-            optimizer.zero_grad()
-            self.loss(t, active, leaves, trust).backward()
-            optimizer.step()
-        for role, tree in self.weights.items():
-            for name, w in tree.items():
-                engine.weights[role][name][self.at] = w
+        bunch = max(1, len(self.indices) // engine.bunches) if engine.bunches else 1
+        sizes = [-(-int((self.steps > t).sum()) // bunch) * bunch for t in range(len(self.rows))]
+        optimizer: torch.optim.Adam | None = None
+        while t < len(sizes):
+            active = min(sizes[t], len(self.indices))
+            last = len(sizes) - sizes[::-1].index(sizes[t])
+            leaves = {r: {n: _leaf(w[:active]) for n, w in tree.items()} for r, tree in self.weights.items()}
+            optimizer = _narrowed(optimizer, [w for tree in leaves.values() for w in tree.values()], engine.lr)
+            advance = self._stepper(active, leaves, optimizer, trust)
+            for now in range(t, last):
+                advance() if last - t > WORTH_CAPTURING else self._advance(active, leaves, optimizer, trust)
+                self._take(np.flatnonzero(self.steps == now + 1))
+            t = last
         for i in self.indices:
             member = engine.members[i]
             engine.advance(engine.round_number, member.name, len(member.train) * engine.training.epochs)
 
-    def loss(self, t: int, active: int, leaves: dict[str, dict[str, Tensor]], trust: TrustLog) -> Tensor:
-        """The sum of the active models' losses on their batches of step ``t``."""
+    def _stepper(self, active: int, leaves: Leaves, optimizer: torch.optim.Adam, trust: TrustLog) -> Callable[[], None]:
+        """One training step as a call: eager first, then, on a GPU, replayed from a graph without any host work."""
+        graph: torch.cuda.CUDAGraph | None = None
+        calls = 0
+
+        def call() -> None:
+            nonlocal graph, calls
+            calls += 1
+            if self.engine.device.type == "cuda" and calls == 2:
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=self.engine.pool):
+                    self._advance(active, leaves, optimizer, trust)
+            if graph:
+                graph.replay()
+            else:
+                self._advance(active, leaves, optimizer, trust)
+
+        return call
+
+    def _advance(self, active: int, leaves: Leaves, optimizer: torch.optim.Adam, trust: TrustLog) -> None:
+        optimizer.zero_grad()
+        self.loss(active, leaves, trust).backward()
+        optimizer.step()
+        self.clock += 1
+
+    def _take(self, done: np.ndarray) -> None:
+        """Hand the weights of models that have finished their steps back to the engine."""
+        if len(done):
+            rows = slice(int(done[0]), int(done[-1]) + 1)  # sorted by steps, so they lie together
+            for role, tree in self.weights.items():
+                for name, w in tree.items():
+                    self.engine.weights[role][name][self.at[rows]] = w[rows]
+
+    def loss(self, active: int, leaves: Leaves, trust: TrustLog) -> Tensor:
+        """The sum of the first ``active`` models' losses on the batches that the clock points to."""
         engine = self.engine
-        rows, positions = self.rows[t, :active], self.positions[t, :active].long()
+        rows, positions, real, uniform = (
+            table.index_select(0, self.clock)[0, :active]
+            for table in (self.rows, self.positions, self.real, self.uniform)
+        )
         scale = self.scale.first(active)
         x, y = scale.inputs(engine.x[rows]), scale.targets(engine.y[rows])
         out = {role: engine.forward(role, leaves[role], x, self.features) for role in self.step.roles}
@@ -121,31 +168,30 @@ class Piece:
             out[role] = (_taken(whole[0][:active], positions), _taken(whole[1][:active], positions))
         total = torch.zeros((), device=engine.device)
         for part in self.parts:
-            count = int((part.steps > t).sum())
+            count = int((part.rows < active).sum())
             if not count:
                 continue
             at = slice(0, count) if part.alone else part.places[:count]
             outputs = {role: o[at] for role, (o, _) in out.items()}
             features = {role: f[at] for role, (_, f) in out.items()} if self.features else {}
-            weights = {
-                role: {n: w[at] for n, w in leaves[role].items()} for role in part.method.anchors if role in leaves
-            }
+            read = [role for role in part.method.anchors if role in leaves]
+            weights = {role: {n: w[at] for n, w in leaves[role].items()} for role in read}
+            own = slice(0, count)
             mapped = (
-                pick(part.varying, slice(0, count)),
+                pick(part.varying, own),
                 y[at],
-                self.real[t][at],
+                real[at],
                 outputs,
                 features,
                 weights,
-                pick(part.received, slice(0, count)),
-                pick(part.memory, slice(0, count)),
-                self.uniform[t][at],
+                pick(part.received, own),
+                pick(part.memory, own),
+                uniform[at],
             )
             losses, extra = vmap(self._one(part.method))(*mapped)
             total = total + losses.sum()
             if "trust" in extra:
-                jobs = engine.job_of[self.at[at]]
-                trust.add(extra["trust"], jobs, self.real[t][at])
+                trust.add(extra["trust"], part.jobs[:count], real[at])
         return total
 
     def _one(self, method: Method) -> Any:
@@ -175,12 +221,12 @@ def _leaf(weights: Tensor) -> Tensor:
 
 def _taken(whole: Tensor, positions: Tensor) -> Tensor:
     """whole[i, positions[i]] for every model i."""
-    return whole[torch.arange(len(whole), device=whole.device)[:, None], positions]
+    return whole[torch.arange(len(whole), device=whole.device)[:, None], positions.long()]
 
 
 def _narrowed(before: torch.optim.Optimizer | None, leaves: list[Tensor], lr: float) -> torch.optim.Adam:
     """Adam on fewer models, with the moments that it had gathered for them."""
-    optimizer = torch.optim.Adam(leaves, lr=lr, fused=True)
+    optimizer = torch.optim.Adam(leaves, lr=lr, fused=True, capturable=leaves[0].is_cuda)
     if before:
         for old, new in zip(before.param_groups[0]["params"], leaves, strict=True):
             state = before.state[old]

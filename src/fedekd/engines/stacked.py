@@ -28,6 +28,7 @@ from fedekd.methods.base import Batch, Beginning, Exchange, Method, Remember, Tr
 from fedekd.trees import with_values
 
 EVALUATION_BATCH = 256
+BUNCHES = 12  # stack sizes that a piece goes through on a GPU
 PIECE = 96  # models trained at once: more gain little speed, and clients of like size waste less padding
 
 
@@ -79,6 +80,8 @@ class Stacked:
         if self.training.optimizer != "adam":
             raise NotStackable(f"optimizer {self.training.optimizer!r} is not stacked")
         self.limit = piece
+        self.bunches = BUNCHES if self.device.type == "cuda" else None
+        self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         self.lr = self.training.lr
         dataset = first.federation.dataset
         self.x, self.y = (torch.from_numpy(np.ascontiguousarray(a)).to(self.device) for a in (dataset.x, dataset.y))
@@ -114,7 +117,7 @@ class Stacked:
             from fedekd.engines import kernels
 
             if kernels.available(self.device):
-                return kernels.lower(module)
+                return kernels.lower(module, self.training.precision)
         return module
 
     def _initial(self, role: str) -> dict[str, Tensor]:
