@@ -109,11 +109,10 @@ def main() -> None:
     table: list[dict[str, object]] = []
 
     def row(what: str, name: str, rate: float, memory: float | None = None) -> None:
-        table.append(
-            {"what": what, "precision": name, "samples_per_s": rate, "tflops": rate * FLOP / 1e12, "gib": memory}
-        )
+        tflops = rate * FLOP / 1e12
+        table.append({"what": what, "precision": name, "samples_per_s": rate, "tflops": tflops, "gib": memory})
         extra = f"  {memory:6.1f} GiB" if memory else ""
-        print(f"{what:42s} {name:5s} {rate:12,.0f} samples/s {rate * FLOP / 1e12:7.1f} TFLOP/s{extra}", flush=True)
+        print(f"{what:42s} {name:5s} {rate:12,.0f} samples/s {tflops:7.1f} TFLOP/s{extra}", flush=True)
 
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
     for name in ("tf32", "bf16"):

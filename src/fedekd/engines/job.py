@@ -113,6 +113,13 @@ class TrustLog:
         for total, power in zip(self.sums, (w, w.square()), strict=True):
             total.index_add_(0, rows.flatten(), (power * real).flatten())
 
+    def copy(self) -> tuple[Tensor, Tensor]:
+        return self.counts.clone(), self.sums.clone()
+
+    def restore(self, copied: tuple[Tensor, Tensor]) -> None:
+        self.counts.copy_(copied[0])
+        self.sums.copy_(copied[1])
+
     def records(self, round: int) -> list[dict[str, object] | None]:
         counts, (mean, square) = self.counts.cpu().view(-1, BINS), self.sums.cpu()
         return [self._record(round, *row) for row in zip(counts, mean.tolist(), square.tolist(), strict=True)]

@@ -73,6 +73,7 @@ class Piece:
         self.taught = {role: engine.outputs(role, indices, trains, self.features) for role in step.frozen}
         self.at = torch.tensor(indices, device=device)
         self.weights = {role: {n: w[self.at] for n, w in engine.weights[role].items()} for role in step.roles}
+        self.final = {role: {n: torch.empty_like(w) for n, w in tree.items()} for role, tree in self.weights.items()}
         self.scale = engine.scale_of(self.at)
         self.parts = [part for group in engine.groups if (part := self._part(group))]
 
@@ -117,6 +118,9 @@ class Piece:
                 advance() if last - t > WORTH_CAPTURING else self._advance(active, leaves, optimizer, trust)
                 self._take(np.flatnonzero(self.steps == now + 1))
             t = last
+        for role, tree in self.final.items():
+            for name, w in tree.items():
+                engine.weights[role][name][self.at] = w
         for i in self.indices:
             member = engine.members[i]
             engine.advance(engine.round_number, member.name, len(member.train) * engine.training.epochs)
@@ -147,12 +151,12 @@ class Piece:
         self.clock += 1
 
     def _take(self, done: np.ndarray) -> None:
-        """Hand the weights of models that have finished their steps back to the engine."""
+        """Keep the weights of models that have finished their steps."""
         if len(done):
             rows = slice(int(done[0]), int(done[-1]) + 1)  # sorted by steps, so they lie together
             for role, tree in self.weights.items():
                 for name, w in tree.items():
-                    self.engine.weights[role][name][self.at[rows]] = w[rows]
+                    self.final[role][name][rows] = w[rows]
 
     def loss(self, active: int, leaves: Leaves, trust: TrustLog) -> Tensor:
         """The sum of the first ``active`` models' losses on the batches that the clock points to."""

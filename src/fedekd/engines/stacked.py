@@ -184,13 +184,14 @@ class Stacked:
         """Largest clients first, in pieces of like size; a piece that does not fit is cut in two."""
         waiting = sorted(range(len(self.members)), key=lambda i: -len(self.members[i].train))
         while waiting:
-            now = waiting[: self.limit]
+            now, before = waiting[: self.limit], trust.copy()
             try:
                 Piece(self, index, step, now).train(trust)
             except torch.OutOfMemoryError:
                 if self.limit == 1:
                     raise FedekdError("one model's batch does not fit on the device; lower --batch-size") from None
                 self.limit = (len(now) + 1) // 2
+                trust.restore(before)
                 torch.cuda.empty_cache()
                 continue
             waiting = waiting[self.limit :]
