@@ -14,6 +14,7 @@ import os
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,10 +71,10 @@ def federation(clients: int, rows_each: int) -> Federation:
     return Federation(dataset, splits, names, {"kind": "iid", "alpha": None}, shift, gain, 0.0, 1.0)
 
 
-def ours(clients: int, rows_each: int, name: str, piece: int) -> tuple[float, float]:
+def ours(clients: int, rows_each: int, name: str, **options: Any) -> tuple[float, float]:
     """Samples/s of whole rounds of local training through the engine, schedules and transfers included."""
     training = Training(rounds=4, epochs=1, batch_size=BATCH, lr=1e-4, device="cuda", precision=name)
-    engine = Stacked([Job(federation(clients, rows_each), methods.get("local"), 0, training)], piece=piece)
+    engine = Stacked([Job(federation(clients, rows_each), methods.get("local"), 0, training)], **options)
     rates = []
     torch.cuda.reset_peak_memory_stats()
     for _ in range(training.rounds):
@@ -103,7 +104,6 @@ def chip(name: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--piece", type=int, default=96)
     options = parser.parse_args()
     seconds, batches = (1.0, 30) if options.quick else (3.0, 80)
     table: list[dict[str, object]] = []
@@ -123,7 +123,9 @@ def main() -> None:
             row("(a) bare eager loop", name, bare(seconds, False, name))
             row("(b) fused Adam, data on the device", name, bare(seconds, True, name))
             for clients in (6, 60, 240):
-                row(f"(c) stacked engine, {clients} models", name, *ours(clients, batches * BATCH, name, options.piece))
+                row(f"(c) stacked engine, {clients} models", name, *ours(clients, batches * BATCH, name))
+            for what, off in (("CUDA graphs", {"graphs": False}), ("fused kernels", {"fused": False})):
+                row(f"    60 models without {what}", name, *ours(60, batches * BATCH, name, **off))
         except Exception as error:
             print(f"{name}: {type(error).__name__}: {error}"[:2000], flush=True)
     out = Path(os.environ.get("OUT", Path(__file__).parent / "results"))

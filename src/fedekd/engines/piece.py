@@ -133,7 +133,7 @@ class Piece:
         def call() -> None:
             nonlocal graph, calls
             calls += 1
-            if self.engine.device.type == "cuda" and calls == 2:
+            if self.engine.graphs and calls == 2:
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, pool=self.engine.pool):
                     self._advance(active, leaves, optimizer, trust)

@@ -66,7 +66,17 @@ class Member:
 class Stacked:
     """Several jobs, round by round; the interface is the serial engine's, with lists over jobs."""
 
-    def __init__(self, jobs: Sequence[Job], advance: Advance | None = None, piece: int = PIECE) -> None:
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        advance: Advance | None = None,
+        *,
+        piece: int = PIECE,
+        fused: bool = True,
+        graphs: bool = True,
+    ) -> None:
+        """``fused`` and ``graphs`` switch the GPU's own kernels and CUDA graphs off, to measure what they give."""
+        self.fused = fused
         self.jobs, first = list(jobs), jobs[0]
         self.task, self.training, self.method = first.task, first.training, first.method
         self.device = pick_device(first.training.device)
@@ -80,8 +90,9 @@ class Stacked:
         if self.training.optimizer != "adam":
             raise NotStackable(f"optimizer {self.training.optimizer!r} is not stacked")
         self.limit = piece
-        self.bunches = BUNCHES if self.device.type == "cuda" else None
-        self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+        self.graphs = graphs and self.device.type == "cuda"
+        self.bunches = BUNCHES if self.graphs else None
+        self.pool, self.pool_keeper = _graph_pool(self.device) if self.graphs else (None, None)
         self.lr = self.training.lr
         dataset = first.federation.dataset
         self.x, self.y = (torch.from_numpy(np.ascontiguousarray(a)).to(self.device) for a in (dataset.x, dataset.y))
@@ -113,7 +124,7 @@ class Stacked:
         module = models.build(role, make, shape, dataset.outputs, job.seed, 0).to(self.device)
         if any(True for _ in module.buffers()):
             raise NotStackable(f"{type(module).__name__} has buffers (batch norm?), which are not stacked")
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and self.fused:
             from fedekd.engines import kernels
 
             if kernels.available(self.device):
@@ -378,6 +389,14 @@ def stack_trees(trees: Sequence[Any], device: torch.device) -> Any:
     if isinstance(first, dict):
         return {key: stack_trees([t[key] for t in trees], device) for key in first}
     return torch.stack([torch.as_tensor(t) for t in trees]).to(device)
+
+
+def _graph_pool(device: torch.device) -> tuple[Any, torch.cuda.CUDAGraph]:
+    """Memory that all graphs share, and a graph that keeps it alive between them."""
+    pool, keeper = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(keeper, pool=pool):
+        torch.zeros(1, device=device)
+    return pool, keeper
 
 
 def _not_finite(weights: Tensor) -> list[int]:

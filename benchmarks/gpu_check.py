@@ -1,0 +1,77 @@
+"""Whether the stacked engine on the GPU agrees with the serial engine on the CPU, for every method.
+
+python benchmarks/gpu_check.py [--plain]     (--plain: without the fused kernels)
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+
+import numpy as np
+import torch
+
+from fedekd import methods
+from fedekd.data import Dataset, Federation, Split
+from fedekd.engines.job import Job, Training
+from fedekd.engines.serial import Serial
+from fedekd.engines.stacked import Stacked
+from fedekd.models import CNN
+
+
+def private(shape, outputs):
+    return CNN(shape, outputs, (16, 32, 32), 32)
+
+
+def proxy(shape, outputs):
+    return CNN(shape, outputs, (16, 32), 16)
+
+
+def federation(task: str) -> Federation:
+    """Blobs of brightness whose place tells the class, over clients of very unequal size."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 5, 1200)
+    x = rng.normal(100, 30, (1200, 1, 28, 28))
+    for i, c in enumerate(y):
+        x[i, 0, 5 * c : 5 * c + 6, 8:20] += 80
+    targets = y.astype(np.float32) if task == "regression" else y
+    dataset = Dataset("blobs", task, x.clip(0, 255).astype(np.uint8), targets, 1 if task == "regression" else 5)
+    sizes, at, splits = (450, 220, 130, 70, 40, 9), 0, []
+    for n in sizes:
+        rows = rng.permutation(np.arange(at, at + n))
+        splits.append(Split(rows, rows[: max(4, n // 4)], np.arange(950, 1200)))
+        at += n
+    names = tuple(str(k) for k in range(len(sizes)))
+    shift, gain = np.asarray(-1, np.float32), np.asarray(2 / 255, np.float32)
+    return Federation(dataset, tuple(splits), names, {"kind": "sites", "alpha": None}, shift, gain, 0.0, 1.0)
+
+
+def main() -> None:
+    bad = 0
+    for task in ("classification", "regression"):
+        data = federation(task)
+        for name, method in methods.known().items():
+            if task not in method.tasks or not method.roles or (task == "regression" and "-" in name):
+                continue
+            try:
+                results = {}
+                for device, precision in (("cpu", "fp32"), ("cuda", "fp32"), ("cuda", "tf32"), ("cuda", "bf16")):
+                    training = Training(2, 2, 32, 1e-3, device=device, precision=precision)
+                    job = Job(data, method, 0, training, private, proxy)
+                    engine = Serial(job) if device == "cpu" else Stacked([job], fused="--plain" not in sys.argv)
+                    for _ in range(training.rounds):
+                        engine.round()
+                    results[f"{device} {precision}"] = np.array(engine.evaluate()[0])
+                reference = results.pop("cpu fp32")
+                gaps = {key: float(np.abs(v - reference).max()) for key, v in results.items()}
+                print(f"{task:14s} {name:16s} cpu mean {reference.mean():.4f}  largest gap", gaps, flush=True)
+            except Exception:
+                bad += 1
+                print(task, name, "FAILED", traceback.format_exc()[-900:], flush=True)
+    print("failures:", bad)
+    raise SystemExit(bad > 0)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(4)
+    main()

@@ -1,0 +1,159 @@
+"""A federation: a dataset, its clients' rows, and the input statistics they share."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from fedekd.data import partition as parting
+from fedekd.data.dataset import Dataset
+from fedekd.errors import FedekdError, unknown
+
+_CLUSTERS: WeakKeyDictionary[Dataset, dict[int, np.ndarray]] = WeakKeyDictionary()
+KINDS = ("auto", "dirichlet", "iid", "sites")
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """One client's rows: int64 indices into ``dataset.x``."""
+
+    train: np.ndarray
+    val: np.ndarray
+    test: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    dataset: Dataset
+    clients: tuple[Split, ...]
+    names: tuple[str, ...]
+    partition: dict[str, Any]
+    """How the rows were dealt out: kind, alpha, clients, seed and a fingerprint of every index."""
+    shift: np.ndarray
+    gain: np.ndarray
+    """A model's input is x * gain + shift."""
+    target_mean: float
+    target_std: float
+
+
+def federate(
+    dataset: Dataset,
+    *,
+    clients: int = 6,
+    alpha: float = 0.1,
+    seed: int = 0,
+    partition: str = "auto",
+    min_samples: int = 10,
+    clusters: np.ndarray | None = None,
+) -> Federation:
+    """Deal a dataset's rows out to clients and cut each client's into train, validation and test.
+
+    ``partition`` is "dirichlet" (uneven classes; for regression, uneven K-means clusters of the inputs), "iid",
+    "sites" (the dataset's own) or "auto": the sites where there are any, else dirichlet. ``clusters`` stands in
+    for the K-means clusters of a regression's rows when they are known already.
+    """
+    if partition not in KINDS:
+        raise unknown("partition", partition, KINDS)
+    clients, seed = _whole("clients", clients), _whole("seed", seed)
+    if partition == "auto":
+        partition = "dirichlet" if dataset.sites is None else "sites"
+    rng = np.random.default_rng(seed)
+    names = tuple(str(client) for client in range(clients))
+    if partition == "sites":
+        if dataset.sites is None:
+            raise FedekdError(f"dataset {dataset.name!r} has no sites of its own; take partition 'dirichlet' or 'iid'")
+        names = dataset.site_names
+        parts = parting.by_site(dataset.sites, names)
+    elif partition == "iid":
+        parts = parting.iid(len(dataset.y), clients, rng, min_samples)
+    else:
+        groups = _groups(dataset, seed, clusters)
+        parts = parting.dirichlet(groups, clients, alpha, rng, min_samples)
+    splits = tuple(Split(*parting.cut(part, rng)) for part in parts)
+    train = np.concatenate([split.train for split in splits])
+    shift, gain = _input_statistics(dataset, train)
+    mean, std = _target_statistics(dataset, train)
+    how = {
+        "kind": partition,
+        "alpha": float(alpha) if partition == "dirichlet" else None,
+        "clients": len(splits),
+        "seed": seed,
+        "fingerprint": _fingerprint(splits),
+    }
+    return Federation(dataset, splits, names, how, shift, gain, mean, std)
+
+
+def _whole(what: str, value: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise FedekdError(f"{what} is {value!r}; give a whole number, 0 or more")
+    return number
+
+
+def _groups(dataset: Dataset, seed: int, clusters: np.ndarray | None) -> np.ndarray:
+    """What the Dirichlet shares are drawn over: the classes, or a regression's clusters."""
+    if clusters is not None:
+        if np.shape(clusters) != dataset.y.shape:
+            raise FedekdError(f"clusters has shape {np.shape(clusters)} for {len(dataset.y)} rows; give one for each")
+        return np.asarray(clusters)
+    return dataset.y if dataset.task == "classification" else input_clusters(dataset, seed)
+
+
+def input_clusters(dataset: Dataset, seed: int) -> np.ndarray:
+    """The K-means cluster of each row by its input alone, remembered for as long as the dataset lives."""
+    known = _CLUSTERS.setdefault(dataset, {})
+    if seed not in known:
+        known[seed] = parting.kmeans_clusters(_features(dataset), seed)
+    return known[seed]
+
+
+def _features(dataset: Dataset) -> np.ndarray:
+    """The rows as K-means sees them: pixels in 0..1, table columns standardised by all rows."""
+    flat = dataset.x.reshape(len(dataset.x), -1).astype(np.float32)
+    if dataset.x.ndim == 2:
+        shift, gain = _standardisation(flat, (0,))
+        return flat * gain + shift
+    if dataset.scale is not None:
+        return flat / np.float32(dataset.scale)
+    low, high = flat.min(), flat.max()
+    return (flat - low) / (high - low if high > low else np.float32(1))
+
+
+def _input_statistics(dataset: Dataset, train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    if dataset.scale is not None:
+        return np.asarray(-1, np.float32), np.asarray(2 / dataset.scale, np.float32)
+    if dataset.x.ndim == 2:
+        return _standardisation(dataset.x[train], (0,))
+    shift, gain = _standardisation(dataset.x[train], (0, 2, 3))
+    return shift[:, None, None], gain[:, None, None]
+
+
+def _standardisation(rows: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Shift and gain to mean 0 and deviation 1. What never varies is only centred."""
+    mean, std = rows.mean(axes, dtype=np.float64), rows.std(axes, dtype=np.float64)
+    varies = rows.max(axes) > rows.min(axes)
+    gain = 1 / np.where(varies & (std > 0), std, 1.0)
+    return (-mean * gain).astype(np.float32), gain.astype(np.float32)
+
+
+def _target_statistics(dataset: Dataset, train: np.ndarray) -> tuple[float, float]:
+    if not dataset.standardise_target:
+        return 0.0, 1.0
+    targets = dataset.y[train].astype(np.float64)
+    return float(targets.mean()), float(targets.std()) or 1.0
+
+
+def _fingerprint(splits: tuple[Split, ...]) -> str:
+    digest = hashlib.sha256()
+    for split in splits:
+        for rows in (split.train, split.val, split.test):
+            digest.update(len(rows).to_bytes(8, "little") + rows.astype("<i8").tobytes())
+    return digest.hexdigest()[:16]

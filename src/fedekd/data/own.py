@@ -1,0 +1,161 @@
+"""The user's own data: one file or folder in, a ``Dataset`` out.
+
+- ``.npz`` with arrays ``x`` and ``y``, or a MedMNIST file (its train split). ``x`` is images [N, H, W] or
+  [N, H, W, C] (or [N, C, H, W] when C is 1 or 3 and W is not), 8-bit or floating point, or a table [N, D].
+  Integer or text ``y`` means classification, floating point regression. An array ``client`` names each row's site.
+- ``.csv`` with a target column; see ``tables``.
+- a folder with a subfolder of pictures for each class; see ``pictures``.
+- a folder of ``.npz`` or ``.csv`` files, each one client's, named by the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedekd.data import formats
+from fedekd.data.dataset import Dataset, as_float32
+from fedekd.errors import FedekdError, unknown
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Rows as they stand in a file: any labels, any image layout, sites by name."""
+
+    x: np.ndarray
+    y: np.ndarray
+    site: np.ndarray | None = None
+    task: str = ""
+    """What the file suggests, when its kind says more than the type of ``y``."""
+
+
+def load_own(
+    path: Path, *, target: str | None = None, task: str | None = None, clients_from: str | None = None
+) -> Dataset:
+    """The dataset in the user's file or folder; ``task`` overrides what the targets suggest."""
+    from fedekd.data import pictures, tables
+
+    if not path.exists():
+        raise FedekdError(f"there is no file or folder {str(path)!r}; check the path, or give a dataset's name")
+    files = [path] if path.is_file() else _client_files(path)
+    suffix = files[0].suffix.lower() if files else ""
+    if path.is_dir() and files and clients_from is not None:
+        raise FedekdError(f"each file in {path} is one client already; leave --clients-from {clients_from!r} out")
+    if target is not None and suffix != ".csv":
+        raise FedekdError(f"--target {target!r} names a column of a .csv file, which {path} is not; leave it out")
+    if suffix == ".csv":
+        raw = tables.read_tables(files, target, clients_from, as_clients=path.is_dir())
+    elif suffix == ".npz":
+        raw = _joined(files) if path.is_dir() else _read_npz(path, clients_from)
+    elif path.is_dir():
+        if clients_from is not None:
+            raise FedekdError(f"--clients-from {clients_from!r} needs a .csv or .npz file; {path} holds pictures")
+        raw = pictures.read_folder(path)
+    else:
+        raise FedekdError(f"{path} is a {suffix or 'nameless'} file; give an .npz or .csv file, or a folder")
+    return _dataset(path, raw, task)
+
+
+def _client_files(folder: Path) -> list[Path]:
+    files = sorted(p for p in folder.iterdir() if p.is_file() and not p.name.startswith("."))
+    found = {kind: [p for p in files if p.suffix.lower() == kind] for kind in (".npz", ".csv")}
+    if found[".npz"] and found[".csv"]:
+        raise FedekdError(f"{folder} holds both .npz and .csv files; keep one kind, one file for each client")
+    return found[".npz"] or found[".csv"]
+
+
+def _read_npz(path: Path, clients_from: str | None = None) -> Raw:
+    try:
+        return _npz_rows(path, clients_from)
+    except formats.BadFile as error:
+        raise FedekdError(f"{error}; save it again with numpy.savez({path.name!r}, x=.., y=..)") from None
+
+
+def _npz_rows(path: Path, clients_from: str | None) -> Raw:
+    keys = formats.npz_keys(path)
+    if "x" not in keys and "train_images" in keys:
+        return Raw(*formats.read_medmnist(path))
+    if clients_from is not None and clients_from not in keys:
+        raise unknown(f"array in {path}", clients_from, keys)
+    site = clients_from or "client"
+    arrays = formats.read_npz(path, ("x", "y"), (site,))
+    x, y = arrays["x"], arrays["y"]
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.ndim != 1 or x.ndim == 0 or len(x) != len(y):
+        raise FedekdError(f"{path}: x has shape {x.shape} but y {y.shape}; give one value of y for each row of x")
+    if site in arrays and arrays[site].shape != y.shape:
+        raise FedekdError(f"{path}: {site!r} has shape {arrays[site].shape} for {len(y)} rows; give one for each row")
+    return Raw(x, y, arrays.get(site))
+
+
+def _joined(files: Sequence[Path]) -> Raw:
+    """Several .npz files as one, each a client."""
+    raws = [_read_npz(file) for file in files]
+    for file, raw in zip(files, raws, strict=True):
+        mine, first = _layout(raw), _layout(raws[0])
+        if mine != first:
+            raise FedekdError(f"{file} holds {mine} but {files[0]} holds {first}; make all clients' files alike")
+    site = np.repeat([file.stem for file in files], [len(raw.y) for raw in raws])
+    return Raw(np.concatenate([raw.x for raw in raws]), np.concatenate([raw.y for raw in raws]), site)
+
+
+def _layout(raw: Raw) -> str:
+    kinds = {"f": "floating point", "U": "text", "S": "text"}
+    kind = kinds.get(raw.y.dtype.kind, "integer")
+    return f"{raw.x.dtype} rows of shape {raw.x.shape[1:]} and {kind} y"
+
+
+def _dataset(path: Path, raw: Raw, task: str | None) -> Dataset:
+    if not len(raw.y):
+        raise FedekdError(f"{path} holds no rows; give it at least a few")
+    task = task or raw.task or ("regression" if raw.y.dtype.kind == "f" else "classification")
+    x, scale = _inputs(path, raw.x)
+    y, labels = raw.y, tuple[str, ...]()
+    if task == "classification":
+        y, labels = _classes(path, raw.y)
+    elif raw.y.dtype.kind not in "buif":
+        raise FedekdError(f"{path}: the target is text ({raw.y[0]!r}, ..), which is no regression; leave --task out")
+    names, sites = np.unique(raw.site, return_inverse=True) if raw.site is not None else ((), None)
+    return Dataset(
+        name=path.stem,
+        task=task,
+        x=x,
+        y=y,
+        outputs=len(labels) if task == "classification" else 1,
+        labels=labels,
+        scale=scale,
+        sites=sites,
+        site_names=tuple(str(name) for name in names),
+        source=str(path),
+        standardise_target=task == "regression",
+    )
+
+
+def _inputs(path: Path, x: np.ndarray) -> tuple[np.ndarray, float | None]:
+    """Rows in the layout of ``Dataset`` and the raw value that maps to 1."""
+    if x.ndim not in (2, 3, 4) or x.dtype.kind not in "buif":
+        raise FedekdError(
+            f"{path}: x is {x.dtype} of shape {x.shape}; give images as [N, H, W] or [N, H, W, C], a table as [N, D]"
+        )
+    if x.ndim == 2:
+        return x, None
+    if x.ndim == 3 or x.shape[1] not in (1, 3) or x.shape[3] in (1, 3):
+        x = formats.channels_first(x)
+    return (x, 255.0) if x.dtype == np.uint8 else (as_float32(x), None)
+
+
+def _classes(path: Path, y: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Labels recoded to 0..C-1 in sorted order, and their names."""
+    if y.dtype.kind == "f" and not np.isfinite(y).all():
+        raise FedekdError(f"{path}: {int((~np.isfinite(y)).sum())} labels are missing; fill or remove those rows")
+    values, labels = np.unique(y, return_inverse=True)
+    if len(values) > 20 and len(values) > len(y) / 5:
+        raise FedekdError(
+            f"{path}: the target has {len(values)} different values in {len(y)} rows, too many to be classes; "
+            "name another target, or take --task regression"
+        )
+    return labels, tuple(f"{value:g}" if y.dtype.kind == "f" else str(value) for value in values)

@@ -1,0 +1,110 @@
+"""Cutting rows into clients, and a client's rows into train, validation and test. Pure functions of a generator."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedekd.errors import FedekdError
+
+REDRAWS = 1000
+SMALLEST_SITE = 5
+_PLAIN_KMEANS = 20_000_000
+
+
+def dirichlet(
+    labels: np.ndarray, clients: int, alpha: float, rng: np.random.Generator, min_samples: int = 10
+) -> list[np.ndarray]:
+    """Row indices of each client: every class is dealt out in shares drawn from Dirichlet(alpha).
+
+    When a client gets fewer than ``min_samples`` rows, everything is drawn again from the same generator.
+    """
+    _check_counts(len(labels), clients, min_samples)
+    if not 0 < alpha < np.inf:
+        raise FedekdError(f"alpha is {alpha}; give a number above 0 (0.1 uneven clients, 100 nearly even ones)")
+    members = [np.where(labels == label)[0] for label in np.unique(labels)]
+    for _ in range(REDRAWS):
+        pieces: list[list[np.ndarray]] = [[] for _ in range(clients)]
+        for rows in members:
+            rows = rows.copy()
+            rng.shuffle(rows)
+            shares = rng.dirichlet([alpha] * clients)
+            if not abs(shares.sum() - 1) < 1e-6:
+                raise FedekdError(f"alpha {alpha} is beyond what can be drawn; give one between 0.001 and 1000000")
+            cuts = (np.cumsum(shares) * len(rows)).astype(int)[:-1]
+            for piece, part in zip(pieces, np.split(rows, cuts), strict=True):
+                piece.append(part)
+        parts = [np.concatenate(piece) for piece in pieces]
+        if min(len(part) for part in parts) >= min_samples:
+            return parts
+    raise FedekdError(
+        f"no partition of {len(labels)} rows among {clients} clients with alpha {alpha} left each at least "
+        f"{min_samples} rows in {REDRAWS} draws; take fewer clients or a larger alpha"
+    )
+
+
+def iid(rows: int, clients: int, rng: np.random.Generator, min_samples: int = 10) -> list[np.ndarray]:
+    """A random permutation cut into parts whose sizes differ by one at most."""
+    _check_counts(rows, clients, min_samples)
+    return np.array_split(rng.permutation(rows), clients)
+
+
+def by_site(sites: np.ndarray, names: tuple[str, ...]) -> list[np.ndarray]:
+    """The rows of each real site."""
+    parts = [np.where(sites == site)[0] for site in range(len(names))]
+    for name, part in zip(names, parts, strict=True):
+        if len(part) < SMALLEST_SITE:
+            raise FedekdError(
+                f"site {name!r} has {len(part)} rows, too few to train, validate and test on; "
+                f"give it at least {SMALLEST_SITE} or leave it out"
+            )
+    if len(parts) < 2:
+        raise FedekdError(f"{names[0]!r} is the only site; a federation needs at least two")
+    return parts
+
+
+def cut(rows: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """One client's rows, permuted, as 60 % train, 20 % validation, 20 % test."""
+    order = rng.permutation(rows).astype(np.int64)
+    first, second = int(0.6 * len(rows)), int(0.8 * len(rows))
+    return order[:first], order[first:second], order[second:]
+
+
+def kmeans_clusters(features: np.ndarray, seed: int, clusters: int = 5) -> np.ndarray:
+    """The cluster of each row, by K-means on ``features`` [N, D] (pixels in 0..1, or standardised columns)."""
+    from sklearn.cluster import KMeans
+    from threadpoolctl import threadpool_limits
+
+    rows, width = features.shape
+    if rows < clusters:
+        raise FedekdError(f"{rows} rows cannot be grouped into {clusters} clusters; give more rows")
+    tolerance = 1e-4
+    if width > rows and rows * width > _PLAIN_KMEANS:
+        features = _coordinates(features)
+        # scikit-learn multiplies its tolerance by the mean variance of a column: keep the product as it was.
+        tolerance *= features.shape[1] / width
+    # One thread: ten times faster where cores are shared, and the same sums on every machine.
+    with threadpool_limits(1):
+        found = KMeans(n_clusters=clusters, n_init=10, random_state=seed, tol=tolerance).fit_predict(features)
+    return np.asarray(found, dtype=np.int64)
+
+
+def _coordinates(features: np.ndarray) -> np.ndarray:
+    """The same points in N dimensions instead of D > N: no distance changes, and K-means sees nothing else."""
+    centre = features.mean(axis=0, dtype=np.float64).astype(np.float32)
+    products = np.zeros((len(features), len(features)))
+    for start in range(0, features.shape[1], 8192):
+        block = features[:, start : start + 8192].astype(np.float32) - centre[start : start + 8192]
+        products += block @ block.T
+    lengths, axes = np.linalg.eigh(products)
+    return axes * np.sqrt(np.maximum(lengths, 0))
+
+
+def _check_counts(rows: int, clients: int, min_samples: int) -> None:
+    if clients < 2:
+        raise FedekdError(f"clients is {clients}; a federation needs at least 2")
+    if min_samples < 3:
+        raise FedekdError(f"min_samples is {min_samples}; a client needs 3 rows to train, validate and test on")
+    if rows < clients * min_samples:
+        most = rows // min_samples
+        remedy = f"take at most {most} clients" if most > 1 else "give more rows"
+        raise FedekdError(f"{rows} rows cannot give {clients} clients {min_samples} rows each; {remedy}")

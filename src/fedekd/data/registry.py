@@ -1,0 +1,149 @@
+"""The datasets known by name: the ones that come with fedekd and the ones a user registers."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedekd.data.dataset import TASKS, Dataset
+from fedekd.errors import FedekdError, unknown
+
+Loader = Callable[[Path], Dataset]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to load one named dataset, and what to say of it without loading it."""
+
+    name: str
+    title: str
+    task: str
+    samples: int
+    shape: str
+    load: Loader
+    find: Callable[[Path], Path | None] | None
+    note: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of ``fedekd data list``."""
+
+    name: str
+    title: str
+    task: str
+    present: bool
+    where: str
+    samples: int
+    shape: str
+    note: str
+
+
+_RECIPES: dict[str, Recipe] = {}
+_NAMES: dict[str, str] = {}
+
+
+def register_dataset(
+    name: str,
+    loader: Loader,
+    *,
+    title: str = "",
+    task: str = "classification",
+    samples: int = 0,
+    shape: str = "",
+    aliases: Iterable[str] = (),
+    note: str = "",
+    find: Callable[[Path], Path | None] | None = None,
+    replace: bool = False,
+) -> None:
+    """Make a dataset known by ``name``.
+
+    ``loader`` is given the data folder and returns a ``Dataset``. The rest is for ``fedekd data list``; ``find``
+    is given the data folder and returns where the files lie, or None when they are not there.
+    """
+    keys = (name, title or name, *aliases)
+    for key in keys:
+        owner = _NAMES.get(_plain(key))
+        if not _plain(key) or (owner and not (replace and owner == name)):
+            taken = f"already names {owner!r}; choose another" if owner else "has no letter or digit in it"
+            raise FedekdError(f"cannot register dataset {name!r}: the name {key!r} {taken}")
+    _RECIPES[name] = Recipe(name, title or name, task, samples, shape, loader, find, note)
+    _NAMES.update({_plain(key): name for key in keys})
+
+
+def recipe(name: str) -> Recipe:
+    """What is registered under ``name``, however it is spelt: "CIFAR-10" and "cifar_10" are "cifar10"."""
+    if _plain(name) not in _NAMES:
+        raise unknown("dataset", name, _RECIPES)
+    return _RECIPES[_NAMES[_plain(name)]]
+
+
+def catalogue(data_dir: str | Path | None = None) -> list[Entry]:
+    """Every named dataset and whether its files are there. Looks at names and sizes only."""
+    return [_entry(one, data_folder(data_dir)) for one in _RECIPES.values()]
+
+
+def load_dataset(
+    name: str | Path,
+    *,
+    data_dir: str | Path | None = None,
+    target: str | None = None,
+    task: str | None = None,
+    clients_from: str | None = None,
+) -> Dataset:
+    """A dataset by its name, by the path of the user's own file or folder, or by ``package.module:loader``."""
+    if task is not None and task not in TASKS:
+        raise unknown("task", task, TASKS)
+    text = str(name)
+    if _is_path(text):
+        from fedekd.data.own import load_own
+
+        return load_own(Path(text).expanduser(), target=target, task=task, clients_from=clients_from)
+    loader = _imported(text) if ":" in text else recipe(text).load
+    for option, value in (("target", target), ("clients-from", clients_from)):
+        if value is not None:
+            raise FedekdError(f"--{option} {value!r} is for your own files; dataset {text!r} needs none: leave it out")
+    dataset = loader(data_folder(data_dir))
+    if task not in (None, dataset.task):
+        raise FedekdError(f"dataset {text!r} is a {dataset.task}, not a {task}; leave --task out")
+    return dataset
+
+
+def data_folder(data_dir: str | Path | None = None) -> Path:
+    """The folder datasets lie in: the given one, else $FEDEKD_DATA, else fedekd's folder in the user's cache."""
+    given = data_dir or os.environ.get("FEDEKD_DATA")
+    if given:
+        return Path(given).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fedekd"
+
+
+def _plain(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
+def _is_path(text: str) -> bool:
+    """A registered name wins over a file or folder that happens to be called the same; ./name means the file."""
+    path = Path(text).expanduser()
+    spelt_as_path = os.sep in text or "/" in text or path.suffix.lower() in (".npz", ".csv")
+    return spelt_as_path or (_plain(text) not in _NAMES and path.exists())
+
+
+def _entry(one: Recipe, folder: Path) -> Entry:
+    found = one.find(folder) if one.find else None
+    where = str(found) if found else "" if one.find else "built in"
+    present = found is not None or one.find is None
+    return Entry(one.name, one.title, one.task, present, where, one.samples, one.shape, one.note)
+
+
+def _imported(path: str) -> Loader:
+    module, _, attribute = path.partition(":")
+    try:
+        loader: Loader = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise FedekdError(f"cannot import dataset {path!r}: {error}") from None
+    if not callable(loader):
+        raise FedekdError(f"{path!r} is not a function that takes the data folder and returns a Dataset")
+    return loader

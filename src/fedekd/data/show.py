@@ -1,0 +1,35 @@
+"""What a partition looks like: how many rows of each class, or of each range of the target, a client holds."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from fedekd.data.federation import Federation
+
+BINS = 5
+
+
+def class_counts(federation: Federation) -> np.ndarray:
+    """int64 [clients, groups]: each client's rows (train, validation and test) in each of ``class_names``."""
+    groups, names = _groups(federation)
+    rows = [np.concatenate([split.train, split.val, split.test]) for split in federation.clients]
+    return np.stack([np.bincount(groups[mine], minlength=len(names)) for mine in rows])
+
+
+def class_names(federation: Federation) -> tuple[str, ...]:
+    """The classes' names; for a regression, the ranges of the target, each holding about a fifth of the rows."""
+    return _groups(federation)[1]
+
+
+def _groups(federation: Federation) -> tuple[np.ndarray, tuple[str, ...]]:
+    dataset = federation.dataset
+    if dataset.task == "classification":
+        return dataset.y, dataset.labels or tuple(str(label) for label in range(dataset.outputs))
+    values = np.unique(dataset.y)
+    if len(values) <= BINS:
+        return np.searchsorted(values, dataset.y), tuple(f"{value:g}" for value in values)
+    edges = np.unique(np.quantile(dataset.y, np.linspace(0, 1, BINS + 1)))
+    names = tuple(f"{low:.4g} to {high:.4g}" for low, high in pairwise(edges))
+    return np.searchsorted(edges[1:-1], dataset.y, side="right"), names
