@@ -14,5 +14,5 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> FedekdError:
     """The error for a name that is not in ``known``, with the nearest known name as a suggestion."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names) or 'none'}"
     return FedekdError(f"unknown {kind} {name!r}; {hint}")

@@ -81,9 +81,7 @@ def factory(role: str, given: str | Factory | None) -> Factory:
     try:
         found: Any = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise FedekdError(
-            f"cannot import the {role} model {given!r} (package.module:function): {error}"
-        ) from None
+        raise FedekdError(f"cannot import the {role} model {given!r} (package.module:function): {error}") from None
     if not callable(found):
         raise FedekdError(f"the {role} model {given!r} is not a function or class")
     return found
@@ -101,7 +99,10 @@ def build(role: str, make: Factory, shape: Shape, outputs: int, seed: int, clien
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.integer(seed, "weights", role))
-        module = make(shape, outputs, client=client) if takes_client(make) else make(shape, outputs)
+        try:
+            module = make(shape, outputs, client=client) if takes_client(make) else make(shape, outputs)
+        except TypeError as error:
+            raise FedekdError(f"the {role} model factory must take (shape, outputs): {error}") from None
     if not isinstance(module, nn.Module):
         raise FedekdError(f"the {role} model factory returned {type(module).__name__}, not an nn.Module")
     return module

@@ -17,13 +17,6 @@ from fedekd.errors import unknown
 from fedekd.methods.base import Method
 from fedekd.settings import SHORTCUTS, Settings
 
-# What `--methods NAME` stands for besides a method's own name.
-GROUPS = {
-    "all": ("fedekd", "fedavg", "fedprox", "feddyn", "fedtype", "fedtype-prox", "fml", "local", "constant"),
-    "energies": ("fedekd", "fedekd-entropy", "fedekd-margin", "fedekd-lse", "fedekd-feature"),
-    "controls": ("fedekd-ungated", "fedekd-half", "fedekd-permuted", "fedtype-nograd", "constant"),
-}
-
 
 @dataclass(frozen=True)
 class Chosen:
@@ -79,8 +72,8 @@ def choose_methods(settings: Settings, task: str) -> list[Chosen]:
     chosen: dict[str, Chosen] = {}
     asked: Iterable[Any] = ("local", *settings.methods)
     for item in asked:
-        if isinstance(item, str) and item in GROUPS:
-            for name in GROUPS[item]:
+        if isinstance(item, str) and item in methods.GROUPS:
+            for name in methods.GROUPS[item]:
                 if task in methods.get(name).tasks:
                     chosen.setdefault(name, _choose(name, methods.get(name), settings))
         elif isinstance(item, str):

@@ -58,8 +58,8 @@ def run(dataset: str | Dataset = "digits", *, progress: bool = True, **given: An
 
 def execute(settings: Settings, observer: Observer | None = None, dataset: Dataset | None = None) -> Result:
     """Do what the settings say, skipping what their folder already holds."""
-    store = Store(settings.out)
     runs = plan(settings, dataset)
+    store = Store(settings.out)
     records = perform(runs, store, observer or Nobody(), settings.engine)
     return Result([records[r.key] for r in runs])
 

@@ -18,6 +18,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("fashionmnist", "cifar10", "octmnist", "organamnist", "retinamnist", "dr_regular"), PAPER),
 }
 OWN_DATA = {"rounds": 10, "epochs": 2, "batch_size": 32, "lr": 1e-3}
+MOST_SEEDS = 10_000
 SHORTCUTS = ("beta", "lambda_kd", "energy")  # parameters that every gated method takes
 CHOICES = {
     "partition": ("auto", "dirichlet", "iid", "sites"),
@@ -74,6 +75,10 @@ def make_settings(given: Mapping[str, Any]) -> Settings:
         given["seeds"] = parse_seeds(given["seeds"])
     if "methods" in given:
         given["methods"] = parse_names(given["methods"])
+    for f in fields(Settings):
+        wrong = f.name in given and str(f.type).startswith("str") and not isinstance(given[f.name], str)
+        if wrong and not (f.name in ("private", "proxy") and callable(given[f.name])):
+            raise FedekdError(f"{f.name} must be a text, got {given[f.name]!r}")
     settings = Settings(**given)
     preset = PRESETS.get(canonical(settings.dataset), OWN_DATA)
     settings = replace(settings, **{k: v for k, v in preset.items() if getattr(settings, k) is None})
@@ -85,7 +90,9 @@ def make_settings(given: Mapping[str, Any]) -> Settings:
 
 
 def canonical(dataset: str) -> str:
-    return dataset.lower().replace("-", "")
+    """A published name in the registry's spelling: "CIFAR-10" and "cifar_10" are "cifar10"."""
+    plain = "".join(c for c in dataset.lower() if c.isalnum())
+    return "dr_regular" if plain == "drregular" else plain
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
@@ -105,8 +112,10 @@ def parse_seeds(given: int | str | Iterable[int]) -> tuple[int, ...]:
     try:
         for part in [given] if isinstance(given, int) else given.split(",") if isinstance(given, str) else given:
             first, dash, last = str(part).strip().partition("-")
-            seeds += range(int(first), int(last) + 1) if dash else [int(first)]
-    except ValueError:
+            seeds += range(int(first), min(int(last), int(first) + MOST_SEEDS) + 1) if dash else [int(first)]
+            if len(seeds) > MOST_SEEDS:
+                raise FedekdError(f"more than {MOST_SEEDS} seeds in {given!r}")
+    except (ValueError, TypeError):
         raise FedekdError(f"seeds must look like 0, 0-9 or 0,3,5, got {given!r}") from None
     if not seeds:
         raise FedekdError(f"no seeds in {given!r}; try 0-9")
@@ -114,7 +123,10 @@ def parse_seeds(given: int | str | Iterable[int]) -> tuple[int, ...]:
 
 
 def parse_names(given: str | Iterable[str]) -> tuple[str, ...]:
-    names = given.split(",") if isinstance(given, str) else list(given)
+    try:
+        names = given.split(",") if isinstance(given, str) else list(given)
+    except TypeError:
+        raise FedekdError(f"methods must be names such as fedekd,fedavg, got {given!r}") from None
     return tuple(dict.fromkeys(n.strip() if isinstance(n, str) else n for n in names if n))
 
 
@@ -131,6 +143,8 @@ def _check(settings: Settings) -> None:
         value = getattr(settings, name)
         if value is not None and value not in choices:
             raise unknown(name, str(value), choices)
+    if not settings.out:
+        raise FedekdError("out must name a folder")
     if not settings.methods:
         raise FedekdError("no methods given; try --methods fedekd,fedavg or all")
     for method, parameters in settings.parameters.items():

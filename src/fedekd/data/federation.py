@@ -62,6 +62,8 @@ def federate(
     clients, seed = _whole("clients", clients), _whole("seed", seed)
     if partition == "auto":
         partition = "dirichlet" if dataset.sites is None else "sites"
+    if partition != "sites" and clients > len(dataset.y):
+        raise FedekdError(f"{clients} clients but only {len(dataset.y)} samples; take fewer clients")
     rng = np.random.default_rng(seed)
     names = tuple(str(client) for client in range(clients))
     if partition == "sites":

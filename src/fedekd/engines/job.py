@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -142,10 +143,9 @@ def pick_device(name: str) -> torch.device:
     """``auto`` is the GPU where there is one; a device that is not here is an error, not a fallback."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise unknown("device", name, ["auto", "cpu", "cuda"]) from None
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise unknown("device", name, ["auto", "cpu", "cuda"])
+    device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise FedekdError(f"device {name!r} is not available: this torch sees no GPU; use --device cpu")
     return device

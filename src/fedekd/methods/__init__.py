@@ -12,6 +12,12 @@ from typing import Any, TypeVar
 from fedekd.errors import FedekdError, unknown
 from fedekd.methods.base import Batch, Beginning, Exchange, Method, Remember, Step, Train
 
+# What `--methods NAME` stands for besides a method's own name.
+GROUPS = {
+    "all": ("fedekd", "fedavg", "fedprox", "feddyn", "fedtype", "fedtype-prox", "fml", "local", "constant"),
+    "energies": ("fedekd", "fedekd-entropy", "fedekd-margin", "fedekd-lse", "fedekd-feature"),
+    "controls": ("fedekd-ungated", "fedekd-half", "fedekd-permuted", "fedtype-nograd", "constant"),
+}
 M = TypeVar("M", bound=type[Method])
 _REGISTRY: dict[str, Method] = {}
 
@@ -77,8 +83,9 @@ def _converted(what: str, default: Any, value: Any) -> Any:
         if isinstance(default, int) and float(value) != int(float(value)):
             raise ValueError
         return type(default)(value)
-    except (ValueError, KeyError, OverflowError):
-        raise FedekdError(f"{what} must be a {type(default).__name__}, got {value!r}") from None
+    except (ValueError, KeyError, OverflowError, TypeError):
+        kind = {bool: "true or false", int: "a whole number", float: "a number"}.get(type(default), "a text")
+        raise FedekdError(f"{what} must be {kind}, got {value!r}") from None
 
 
 def _imported(path: str) -> Method:
@@ -96,6 +103,7 @@ def _imported(path: str) -> Method:
 
 
 __all__ = [
+    "GROUPS",
     "Batch",
     "Beginning",
     "Exchange",

@@ -1,0 +1,1 @@
+"""Results, methods, datasets and partitions, written for people to read."""

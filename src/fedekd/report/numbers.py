@@ -1,0 +1,100 @@
+"""How numbers are written: accuracy in percent and Δ in points, RMSE in the data's own units."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from rich.text import Text
+
+GOOD, BAD, SAME = "green", "red", "dim"
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One metric's way of being written, the same in every cell of a report."""
+
+    metric: str
+    decimals: int
+
+    @classmethod
+    def of(cls, records: Iterable[dict[str, Any]]) -> Unit:
+        """One decimal for accuracies; for errors as many as give the typical value four digits."""
+        records = list(records)
+        metric = records[0]["metric"] if records else "accuracy"
+        if metric == "accuracy":
+            return cls(metric, 1)
+        values = sorted(abs(c["local"]) for r in records for c in r["clients"] if math.isfinite(c["local"]))
+        typical = values[len(values) // 2] if values else 1.0
+        return cls(metric, max(3 - math.floor(math.log10(typical or 1.0)), 0))
+
+    @property
+    def higher_is_better(self) -> bool:
+        return self.metric == "accuracy"
+
+    @property
+    def name(self) -> str:
+        return "accuracy" if self.higher_is_better else self.metric.upper()
+
+    @property
+    def tail(self) -> str:
+        """The percentile of Δ that looks to the harmed side."""
+        return "P10" if self.higher_is_better else "P90"
+
+    def _text(self, x: float, sign: str = "") -> str:
+        x = 100 * x if self.higher_is_better else x
+        extreme = abs(x) >= 1e7 or (self.decimals > 7 and x != 0)
+        return f"{x:{sign}.3e}" if extreme else f"{x:{sign}.{min(self.decimals, 7)}f}"
+
+    def value(self, x: float) -> str:
+        return self._text(x)
+
+    def delta(self, x: float) -> str:
+        """Signed; what is not zero never reads as zero."""
+        if abs(x) < 1e-12:
+            return self._text(0.0)
+        text = self._text(x, "+")
+        return text if float(text) else f"{100 * x if self.higher_is_better else x:+.1g}"
+
+    def amount(self, x: float) -> str:
+        """A difference without its sign, with its unit."""
+        return self.delta(abs(x)).lstrip("+") + (" points" if self.higher_is_better else "")
+
+    def harm(self, delta: float) -> float:
+        """Δ turned so that positive is harm, whatever the metric."""
+        return -delta if self.higher_is_better else delta
+
+    def style(self, delta: float) -> str:
+        harm = self.harm(delta)
+        return SAME if abs(harm) < 1e-12 else BAD if not harm < 0 else GOOD
+
+    def coloured(self, delta: float) -> Text:
+        return Text(self.delta(delta), self.style(delta))
+
+
+def volume(nbytes: float) -> str:
+    """Bytes in decimal units: 812 B, 1.2 MB."""
+    power = next((p for p in range(4) if nbytes < 999.5 * 1000**p), 4)
+    number, unit = nbytes / 1000**power, ("B", "kB", "MB", "GB", "TB")[power]
+    return f"{number:.1f} {unit}" if power and number < 99.5 else f"{number:.0f} {unit}"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 99.5:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def blocks(values: Iterable[float]) -> str:
+    """A histogram as one word of eight heights; empty bins stay blank."""
+    values = list(values)
+    top = max(values, default=0) or 1
+    return "".join(BLOCKS[min(int(8 * v / top), 7)] if v > 0 else " " for v in values)

@@ -1,0 +1,85 @@
+"""What is shown while a run lasts."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fedekd.report import progress
+from fedekd.report.progress import Lines, Live, Watcher, watch
+
+Make = Callable[..., Any]
+
+
+def drive(observer: Watcher, record: Make) -> None:
+    """Two runs of three rounds and two clients, the second resumed after its first round, and one kept."""
+    observer.plan([("local", 0, 600), ("fedekd", 0, 600)])
+    for method, resumed in (("local", 0), ("fedekd", 1)):
+        observer.begin(method, 0, 600, 3, resumed)
+        for round in range(resumed, 3):
+            for client in ("0", "1"):
+                observer.advance(round, client, 100)
+        observer.finish(record(method), False)
+    observer.finish(record("fedavg"), True)
+
+
+def test_lines(record: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    drive(Lines(), record)
+    out, err = capsys.readouterr()
+    assert out == ""
+    start, local, resumed, fedekd = err.splitlines()
+    assert start == "training 2 runs"
+    assert local.startswith("1/2 local, seed 0: mean accuracy 85.5 %, 12 s (about ")
+    assert resumed == "fedekd, seed 0: goes on after round 1 of 3"
+    assert fedekd == "2/2 fedekd, seed 0: Avg Δ +1.6 points, 12 s"
+
+
+def test_lines_when_all_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+    Lines().plan([])
+    assert "nothing to train" in capsys.readouterr().err
+
+
+def test_a_long_run_is_heard_of(
+    record: Make, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "QUIET_SECONDS", -1.0)
+    drive(Lines(), record)
+    assert "local, seed 0: round 1 of 3\nlocal, seed 0: round 1 of 3 (about " in capsys.readouterr().err
+
+
+def test_counts_what_was_resumed(record: Make) -> None:
+    watcher = Watcher()
+    drive(watcher, record)
+    assert (watcher.done, watcher.fresh, watcher.finished, watcher.kept) == (1200, 900, 2, 1)
+    assert watcher.left() == ""
+
+
+def test_live_display(record: Make) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    with Live(console) as live:
+        drive(live, record)
+        live.progress.refresh()
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "2/2 fedekd, seed 0, round 3/3, client 1" in text
+    assert "Avg Δ +1.6 points" in text
+    assert "100%" in text
+
+
+def test_notes(record: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    Lines().note("fedekd: serial engine")
+    assert capsys.readouterr().err == "fedekd: serial engine\n"
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    Live(console).note("fedekd: serial engine")
+    assert "serial engine" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_watch(capsys: pytest.CaptureFixture[str], record: Make) -> None:
+    with watch(False) as silent:
+        drive(silent, record)  # type: ignore[arg-type]
+    assert capsys.readouterr() == ("", "")
+    with watch() as plain:
+        assert isinstance(plain, Lines)
