@@ -256,7 +256,7 @@ def test_missing_config(ask: Ask) -> None:
         ("run --beta 0", "fedekd.beta must be > 0"),
         ("run --lambda-kd -1", "fedekd.lambda_kd must be >= 0"),
         ("run --set fedekd.beta=-1", "fedekd.beta must be > 0"),
-        ("run --set fedekd.beta=big", "fedekd.beta must be a float"),
+        ("run --set fedekd.beta=big", "fedekd.beta must be a number"),
         ("run --set fedekd.betta=1", "did you mean 'beta'?"),
         ("run --set fedprox.mu=1", "fedprox"),
         ("run --set beta=1", "--set takes METHOD.PARAMETER=VALUE"),
