@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,17 +22,14 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'fedekd' has no attribute {name!r}")
 
 
-def _load_on_first_use(name: str) -> None:
-    """Make ``from fedekd import NAME`` free, so that listing the methods does not wait for torch."""
-    spec = importlib.util.find_spec(f"fedekd.{name}")
-    if spec is None or spec.loader is None:
-        raise ImportError(f"fedekd.{name} is missing from this installation")
-    spec.loader = importlib.util.LazyLoader(spec.loader)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    globals()[name] = module
+class _OnFirstUse(ModuleType):
+    """Stands for a module in ``from fedekd import NAME``, so that listing the methods does not wait for torch."""
+
+    def __getattr__(self, attribute: str) -> Any:
+        module = importlib.import_module(self.__name__)
+        self.__dict__.update(module.__dict__)
+        return getattr(module, attribute)
 
 
-for _name in ("gate", "conformal"):
-    _load_on_first_use(_name)
+gate: Any = _OnFirstUse("fedekd.gate")
+conformal: Any = _OnFirstUse("fedekd.conformal")

@@ -32,6 +32,7 @@ GATED = {  # for every method with a gate at once; what settings.SHORTCUTS names
     "energy": (str, "what the gate looks at: auto, kl, entropy, margin, lse, feature, squared"),
 }
 PARTITION = ("alpha", "clients", "partition", "data", "target", "task", "clients_from")
+STUDY = ("data", "out", "seeds", "rounds", "epochs", "device", "precision", "engine")
 KINDS: dict[str, type] = {"int": int, "float": float}
 PLACEHOLDERS = {"seeds": "LIST", "methods": "LIST", "data": "DIR", "out": "DIR", "target": "COLUMN"}
 
@@ -80,6 +81,19 @@ def make_parser() -> Parser:
     more.add_argument("--config", metavar="FILE", help="TOML file with the same settings; options given here win")
     more.add_argument("--show-clients", action="store_true", help="the table of clients for each of several seeds")
     more.add_argument("--quiet", action="store_true", help="no progress, only the results")
+
+    study = _command(commands, "study", run_study, "run a grid of datasets, alphas, seeds and methods", STUDY)
+    study.add_argument("study", metavar="NAME", help="`paper`, or a TOML file")
+    study.add_argument("--only", default="", metavar="FILTER", help="such as dataset=cifar10,alpha=0.5,method=fedekd")
+    study.add_argument("--dry-run", action="store_true", help="only count runs, samples and bytes")
+    study.add_argument("--workers", type=int, metavar="N", help="processes on a CPU (default: as many as cores)")
+    study.add_argument("--ray", metavar="ADDRESS", help="spread the runs over a Ray cluster (or: local)")
+
+    table = _command(commands, "table", print_tables, "the paper's tables from a folder of results")
+    table.add_argument("folder", metavar="DIR", help="where a study has left its results")
+    table.add_argument("--format", default="markdown", choices=["markdown", "latex", "csv"], help="(default: markdown)")
+    table.add_argument("--against", choices=["paper"], help="the paper's number beside each cell")
+    table.add_argument("--only", default="", metavar="TABLE", help="one table by a part of its title")
 
     _command(commands, "methods", list_methods, "list the methods and their parameters")
 
@@ -152,6 +166,32 @@ def _merged(given: argparse.Namespace) -> dict[str, Any]:
             raise FedekdError(f"--set takes METHOD.PARAMETER=VALUE, such as fedprox.mu=0.1, got {text!r}")
         parameters.setdefault(method, {})[parameter] = value
     return {**file, **line, "parameters": parameters}
+
+
+def run_study(given: argparse.Namespace) -> None:
+    overrides = {name: getattr(given, name) for name in STUDY}
+    from fedekd import studies
+
+    study = studies.load_study(given.study, overrides, given.only)
+    if given.dry_run:
+        print(studies.describe(study).text())
+        return
+    try:
+        outcome = studies.run_study(study, workers=given.workers, ray=given.ray)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("the same command continues where it stopped") from None
+    print(outcome.text())
+    if outcome.failed:
+        raise FedekdError(f"{len(outcome.failed)} runs failed, see failures.jsonl; the same command tries them again")
+
+
+def print_tables(given: argparse.Namespace) -> None:
+    from fedekd.report.paper_tables import make_tables
+    from fedekd.report.table_formats import render, select
+    from fedekd.results import load
+
+    tables = make_tables(load(given.folder).records, against_paper=given.against == "paper")
+    print(render(select(tables, given.only) if given.only else tables, given.format))
 
 
 def list_methods(given: argparse.Namespace) -> None:

@@ -59,17 +59,20 @@ def size(message: Message) -> int:
     return sum(t.numel() * t.element_size() for t in message.values())
 
 
-def average(
-    messages: Sequence[Message], weights: Sequence[float], role: str, names: Sequence[str]
-) -> dict[str, Tensor]:
-    """The weighted mean of every tensor; counters (integer buffers) are taken from the first client."""
-    first = messages[0]
+def same_shapes(messages: Sequence[Message], role: str, names: Sequence[str]) -> None:
+    """Only models of one architecture can be averaged."""
+    first = {key: t.shape for key, t in messages[0].items()}
     for name, message in zip(names, messages, strict=True):
-        if {k: t.shape for k, t in message.items()} != {k: t.shape for k, t in first.items()}:
+        if {key: t.shape for key, t in message.items()} != first:
             raise FedekdError(
                 f"{role} models are averaged but client {name}'s differs from client {names[0]}'s in shape; "
                 f"give all clients one {role} architecture, or use a method that averages proxies"
             )
+
+
+def average(messages: Sequence[Message], weights: Sequence[float]) -> dict[str, Tensor]:
+    """The weighted mean of every tensor; counters (integer buffers) are taken from the first client."""
+    first = messages[0]
     total = float(sum(weights))
     mean: dict[str, Tensor] = {}
     for key, start in first.items():

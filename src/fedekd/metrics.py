@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 
 
+SHARED = ("rounds", "epochs", "batch_size", "lr", "optimizer", "weighting", "precision")  # runs that differ here differ
+
+
 def summarise(values: Sequence[float], local: Sequence[float], higher_is_better: bool) -> dict[str, float]:
     """One run's figures over its clients. Worst and tail look to the harmed side: P10 of accuracy, P90 of RMSE."""
     value, delta = np.asarray(values, float), np.asarray(values, float) - np.asarray(local, float)
@@ -45,12 +48,15 @@ def paired_interval(differences: Sequence[float], level: float = 0.95) -> tuple[
 
 
 def aggregate(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Records of several seeds as one row per dataset, alpha and method, in order of appearance."""
+    """Records of several seeds as one row per dataset, alpha, method and settings, in order of appearance."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for record in records:
-        groups.setdefault((record["dataset"], record["alpha"], record["label"]), []).append(record)
+        settings = [record["params"].get(name) for name in SHARED]
+        split = [record["partition"].get(name) for name in ("kind", "clients")]
+        key = (record["dataset"], record["alpha"], record["label"], *settings, *split)
+        groups.setdefault(key, []).append(record)
     rows = []
-    for (dataset, alpha, label), group in groups.items():
+    for (dataset, alpha, label, *_), group in groups.items():
         better = group[0]["metric"] == "accuracy"
         row: dict[str, Any] = {
             "dataset": dataset, "alpha": alpha, "method": group[0]["method"], "label": label,

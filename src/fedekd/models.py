@@ -77,10 +77,10 @@ def factory(role: str, given: str | Factory | None) -> Factory:
         return BUILT_IN[role]
     if callable(given):
         return given
-    module, _, name = given.partition(":")
+    module, _, name = str(given).partition(":")
     try:
         found: Any = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise FedekdError(f"cannot import the {role} model {given!r} (package.module:function): {error}") from None
     if not callable(found):
         raise FedekdError(f"the {role} model {given!r} is not a function or class")
@@ -98,7 +98,7 @@ def build(role: str, make: Factory, shape: Shape, outputs: int, seed: int, clien
     A factory that takes ``client`` may give each client another architecture.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(rng.integer(seed, "weights", role))
+        torch.default_generator.manual_seed(rng.integer(seed, "weights", role))
         try:
             module = make(shape, outputs, client=client) if takes_client(make) else make(shape, outputs)
         except TypeError as error:

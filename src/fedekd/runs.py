@@ -23,6 +23,9 @@ from fedekd.settings import Settings, make_settings
 from fedekd.store import Record, Store
 
 
+STACK_CHECKPOINTS = 60.0  # seconds at least between checkpoints of a stack, which may hold gigabytes
+
+
 class Observer(Protocol):
     """Who watches: the live display, plain lines, or nobody."""
 
@@ -120,10 +123,11 @@ def run_group(
         seconds = saved["seconds"]
     label = runs[0].label if len(runs) == 1 else f"{runs[0].label} and {len(runs) - 1} more"
     observer.begin(label, runs[0].job.seed, sum(r.job.work() for r in runs), rounds, worker.round_number)
-    began = time.perf_counter()
+    began = saved_at = time.perf_counter()
     while worker.round_number < rounds:
         worker.round()
-        if worker.round_number < rounds:
+        if worker.round_number < rounds and (len(runs) == 1 or time.perf_counter() - saved_at > STACK_CHECKPOINTS):
+            saved_at = time.perf_counter()
             store.save(key, {"engine": worker.state(), "seconds": seconds + time.perf_counter() - began})
     values = worker.evaluate()
     seconds += time.perf_counter() - began

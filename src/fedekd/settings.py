@@ -147,6 +147,8 @@ def _check(settings: Settings) -> None:
         raise FedekdError("out must name a folder")
     if not settings.methods:
         raise FedekdError("no methods given; try --methods fedekd,fedavg or all")
+    if not isinstance(settings.parameters, Mapping):
+        raise FedekdError(f"parameters must be tables such as [parameters.fedekd], got {settings.parameters!r}")
     for method, parameters in settings.parameters.items():
         if not isinstance(parameters, Mapping):
             raise FedekdError(f"[parameters.{method}] must be a table of values, got {parameters!r}")

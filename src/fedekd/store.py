@@ -33,14 +33,14 @@ class Store:
     def add(self, record: Record) -> None:
         """Append one line. A line that an earlier crash cut short is removed first."""
         line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
-        with writing(self.results), self._locked(), open(self.results, "ab+") as file:
+        with writing(self.results), self._locked(), open(self.results, "ab+", buffering=0) as file:
             end = _end_of_last_line(file.fileno())
             os.ftruncate(file.fileno(), end)
             try:
-                file.write(line)
-                file.flush()
+                while line:
+                    line = line[file.write(line) :]
                 os.fsync(file.fileno())
-            except OSError:
+            except BaseException:
                 with contextlib.suppress(OSError):
                     os.ftruncate(file.fileno(), end)
                 raise
@@ -84,9 +84,10 @@ class Store:
             return None
 
     def discard(self, key: str) -> None:
-        self.checkpoint(key).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            self.checkpoint(key).parent.rmdir()
+        """Forget a run's checkpoint, and what a killed process left of writing one."""
+        path = self.checkpoint(key)
+        for file in (path, *path.parent.glob(f"{key}.*.part")):
+            file.unlink(missing_ok=True)
 
 
 def read_records(path: Path) -> list[Record]:
@@ -99,9 +100,12 @@ def read_records(path: Path) -> list[Record]:
         raise FedekdError(f"cannot read {path}: {error.strerror}") from None
     lines = data.split(b"\n")[:-1]
     try:
-        return [json.loads(line) for line in lines if line.strip()]
+        records = [json.loads(line) for line in lines if line.strip()]
     except ValueError as error:
         raise FedekdError(f"{path} is not a results file: {error}") from None
+    if not all(isinstance(record, dict) and "key" in record for record in records):
+        raise FedekdError(f"{path} is not a results file: a line is not a record with a key")
+    return records
 
 
 @contextlib.contextmanager

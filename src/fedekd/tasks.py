@@ -68,7 +68,7 @@ class Regression(Task):
     energy = "squared"
 
     def read(self, raw: Tensor) -> Tensor:
-        return raw.float().squeeze(-1)
+        return raw.float().squeeze(-1) if raw.dim() > 1 else raw.float()
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         return (output - target).square()

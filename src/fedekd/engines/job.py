@@ -114,6 +114,10 @@ class TrustLog:
         for total, power in zip(self.sums, (w, w.square()), strict=True):
             total.index_add_(0, rows.flatten(), (power * real).flatten())
 
+    def clear(self) -> None:
+        self.counts.zero_()
+        self.sums.zero_()
+
     def copy(self) -> tuple[Tensor, Tensor]:
         return self.counts.clone(), self.sums.clone()
 

@@ -1,8 +1,12 @@
-"""A piece of the stack: the models that train together, sorted by size so that the small ones drop out early."""
+"""A piece of the stack: the models that train together, sorted by size so that the small ones drop out early.
+
+Its buffers stay in place from round to round, so that on a GPU a training step is captured once as a CUDA graph for
+each size of the shrinking stack, and afterwards replayed without any work of the host.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +15,12 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedekd.engines.job import TrustLog
 from fedekd.methods.base import Batch, Method, Train
 from fedekd.trees import with_values
 
 if TYPE_CHECKING:
     from fedekd.engines.stacked import Stacked
 
-Leaves = dict[str, dict[str, Tensor]]
 WORTH_CAPTURING = 4  # steps of one size under which a CUDA graph does not pay
 
 
@@ -33,121 +35,137 @@ class Group:
 
 
 @dataclass
-class Part:
-    """The members of one group within a piece."""
+class Segment:
+    """Steps in which the same models are active."""
 
-    method: Method
-    rows: np.ndarray  # of the piece, ascending, so that the active ones are a prefix
-    places: Tensor  # the same on the device
-    jobs: Tensor  # of each
-    alone: bool  # whether the piece holds no other group
-    varying: dict[str, Tensor]
-    memory: dict[str, Any]
-    received: dict[str, dict[str, Tensor]]
+    first: int
+    last: int
+    active: int
+    leaves: dict[str, dict[str, Tensor]]
+    optimizer: torch.optim.Adam
+    graph: torch.cuda.CUDAGraph | None = None
 
 
 class Piece:
-    """Trains one step's roles for members ``indices``, which are sorted by falling size."""
+    """Trains one step's roles for some members of a group, which are sorted by falling size."""
 
-    def __init__(self, engine: Stacked, index: int, step: Train, indices: list[int]) -> None:
-        self.engine, self.index, self.step, self.indices = engine, index, step, indices
-        self.features = any(group.method.needs_features for group in engine.groups)
+    def __init__(self, engine: Stacked, index: int, step: Train, group: Group, indices: list[int]) -> None:
+        self.engine, self.index, self.step, self.group, self.indices = engine, index, step, group, indices
+        self.features = group.method.needs_features
         device, size = engine.device, engine.training.batch_size
-        plans = [engine.plan(i, step.roles[0]) for i in indices]
-        self.steps = np.array([plan.steps for plan in plans])
+        lengths = np.array([len(engine.members[i].train) for i in indices])
+        self.steps = engine.training.epochs * -(-lengths // size)
         shape = (int(self.steps.max()), len(indices), size)
-        positions, rows, real = np.zeros(shape, np.int32), np.zeros(shape, np.int32), np.zeros(shape, bool)
-        uniform = np.zeros((*shape, engine.method.draws), np.float32)
-        for at, (i, plan) in enumerate(zip(indices, plans, strict=True)):
-            epochs, n = plan.order.shape
-            places = np.arange(epochs)[:, None] * (-(-n // size) * size) + np.arange(n)
-            step_, slot = np.divmod(places, size)
-            positions[step_, at, slot] = plan.order
-            rows[step_, at, slot] = engine.members[i].train[plan.order]
-            real[step_, at, slot] = True
-            uniform[step_, at, slot] = plan.uniform
+        self.positions, self.rows = (torch.zeros(shape, dtype=torch.int32, device=device) for _ in range(2))
+        self.real = torch.zeros(shape, dtype=torch.bool, device=device)
+        self.uniform = torch.zeros((*shape, engine.method.draws), device=device)
         self.clock = torch.zeros(1, dtype=torch.long, device=device)  # the step, on the device
-        arrays = (positions, rows, real, uniform)
-        self.positions, self.rows, self.real, self.uniform = (torch.from_numpy(a).to(device) for a in arrays)
-        trains = [engine.members[i].train for i in indices]
-        self.taught = {role: engine.outputs(role, indices, trains, self.features) for role in step.frozen}
         self.at = torch.tensor(indices, device=device)
-        self.weights = {role: {n: w[self.at] for n, w in engine.weights[role].items()} for role in step.roles}
-        self.final = {role: {n: torch.empty_like(w) for n, w in tree.items()} for role, tree in self.weights.items()}
-        self.scale = engine.scale_of(self.at)
-        self.parts = [part for group in engine.groups if (part := self._part(group))]
-
-    def _part(self, group: Group) -> Part | None:
         where = {i: k for k, i in enumerate(group.indices)}
-        places = [at for at, i in enumerate(self.indices) if i in where]
-        if not places:
-            return None
-        here = [self.indices[at] for at in places]
-        device = self.engine.device
-        own = torch.tensor([where[i] for i in here], device=device)
-        return Part(
-            group.method,
-            np.array(places),
-            torch.tensor(places, device=device),
-            self.engine.job_of[torch.tensor(here, device=device)],
-            len(places) == len(self.indices),
-            {name: v[own] for name, v in group.varying.items()},
-            pick(group.memory, own),
-            self.engine.received_by(here),
+        self.own = torch.tensor([where[i] for i in indices], device=device)  # rows of the group's tensors
+        self.jobs, self.scale = engine.job_of[self.at], engine.scale_of(self.at)
+        self.varying = {name: v[self.own] for name, v in group.varying.items()}
+        self.weights, self.final, self.moment, self.square = (
+            {role: {n: torch.empty_like(w[self.at]) for n, w in engine.weights[role].items()} for role in step.roles}
+            for _ in range(4)
         )
+        self.inputs: dict[str, Any] = {}  # what else a step reads: frozen outputs, received weights, memory
+        self.segments = self._segments()
 
-    def train(self, trust: TrustLog) -> None:
-        """Step after step; models that are done leave from the end of the stack, on a GPU several at a time.
+    def _segments(self) -> list[Segment]:
+        """Models leave from the end of the stack when they are done, on a GPU several at a time.
 
-        Leaving in bunches keeps the number of distinct stack sizes small, each of which is captured as a CUDA graph.
-        A model that waits for its bunch goes on with empty batches, but its weights were taken when it was done.
+        Leaving in bunches keeps the number of distinct sizes small. A model that waits for its bunch goes on with
+        empty batches, but its weights were taken when it was done.
         """
-        engine, t = self.engine, 0
+        whole, bunches = len(self.indices), self.engine.bunches
+        bunch = max(1, whole // bunches) if bunches else 1
+        sizes = [min(whole, -(-int((self.steps > t).sum()) // bunch) * bunch) for t in range(len(self.rows))]
+        edges = [0, *(t for t in range(1, len(sizes)) if sizes[t] != sizes[t - 1]), len(sizes)]
+        return [self._segment(a, b, sizes[a]) for a, b in itertools.pairwise(edges)]
+
+    def _segment(self, first: int, last: int, active: int) -> Segment:
+        """Adam works on views of the first weights and moments; fresh moments are zeros, its step is set by `train`."""
+        trees, device = self.weights.items(), self.engine.device
+        leaves = {r: {n: w[:active].detach().requires_grad_() for n, w in tree.items()} for r, tree in trees}
+        every = [w for tree in leaves.values() for w in tree.values()]
+        optimizer = torch.optim.Adam(every, lr=self.engine.lr, fused=True, capturable=device.type == "cuda")
+        for role, tree in leaves.items():
+            for n, w in tree.items():
+                moments = {"exp_avg": self.moment[role][n][:active], "exp_avg_sq": self.square[role][n][:active]}
+                optimizer.state[w] = {"step": torch.zeros((), device=device), **moments}
+        return Segment(first, last, active, leaves, optimizer)
+
+    # --- a round -----------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Bring everything that a round changes into the piece's buffers."""
+        engine, size = self.engine, self.engine.training.batch_size
+        positions, rows = (np.zeros(self.rows.shape, np.int32) for _ in range(2))
+        real, uniform = np.zeros(self.rows.shape, bool), np.zeros(self.uniform.shape, np.float32)
+        for at, i in enumerate(self.indices):
+            plan, train = engine.plan(i, self.step.roles[0]), engine.members[i].train
+            epochs, n = plan.order.shape
+            full = -(-n // size) * size
+            for whole, part in (
+                (positions, plan.order), (rows, train[plan.order]), (real, np.True_), (uniform, plan.uniform)
+            ):  # fmt: skip
+                padded = np.zeros((epochs, full, *whole.shape[3:]), whole.dtype)
+                padded[:, :n] = part
+                whole[: self.steps[at], at] = padded.reshape(self.steps[at], *whole.shape[2:])
+        self.positions.copy_(torch.from_numpy(positions))
+        self.rows.copy_(torch.from_numpy(rows))
+        self.real.copy_(torch.from_numpy(real))
+        self.uniform.copy_(torch.from_numpy(uniform))
+        trains = [engine.members[i].train for i in self.indices]
+        inputs: dict[str, Any] = {
+            "taught": {r: engine.outputs(r, self.indices, trains, self.features) for r in self.step.frozen},
+            "received": engine.received_by(self.indices),
+            "memory": pick(self.group.memory, self.own),
+        }
+        if self.inputs:
+            _copy_into(self.inputs, inputs)
+        else:
+            self.inputs = inputs
+        for role, tree in self.weights.items():
+            for n, w in tree.items():
+                w.copy_(engine.weights[role][n][self.at])
+                self.moment[role][n].zero_()
+                self.square[role][n].zero_()
+        self.clock.zero_()
+
+    def train(self) -> None:
+        """All steps of the round; the engine gets the new weights at the end."""
+        engine = self.engine
+        self.load()
         for role in self.step.roles:
             engine.templates[role].train()
-        bunch = max(1, len(self.indices) // engine.bunches) if engine.bunches else 1
-        sizes = [-(-int((self.steps > t).sum()) // bunch) * bunch for t in range(len(self.rows))]
-        optimizer: torch.optim.Adam | None = None
-        while t < len(sizes):
-            active = min(sizes[t], len(self.indices))
-            last = len(sizes) - sizes[::-1].index(sizes[t])
-            leaves = {r: {n: _leaf(w[:active]) for n, w in tree.items()} for r, tree in self.weights.items()}
-            optimizer = _narrowed(optimizer, [w for tree in leaves.values() for w in tree.values()], engine.lr)
-            advance = self._stepper(active, leaves, optimizer, trust)
-            for now in range(t, last):
-                advance() if last - t > WORTH_CAPTURING else self._advance(active, leaves, optimizer, trust)
-                self._take(np.flatnonzero(self.steps == now + 1))
-            t = last
+        for segment in self.segments:
+            for state in segment.optimizer.state.values():
+                state["step"].fill_(segment.first)
+            for t in range(segment.first, segment.last):
+                if segment.graph:
+                    segment.graph.replay()
+                elif engine.graphs and t == segment.first + 1 and segment.last - t > WORTH_CAPTURING:
+                    segment.graph = torch.cuda.CUDAGraph()
+                    with torch.cuda.graph(segment.graph, pool=engine.pool):
+                        self._advance(segment)
+                    segment.optimizer.zero_grad()  # gives the gradients' memory back to the pool
+                    segment.graph.replay()
+                else:
+                    self._advance(segment)
+                self._take(np.flatnonzero(self.steps == t + 1))
         for role, tree in self.final.items():
-            for name, w in tree.items():
-                engine.weights[role][name][self.at] = w
+            for n, w in tree.items():
+                engine.weights[role][n][self.at] = w
         for i in self.indices:
             member = engine.members[i]
             engine.advance(engine.round_number, member.name, len(member.train) * engine.training.epochs)
 
-    def _stepper(self, active: int, leaves: Leaves, optimizer: torch.optim.Adam, trust: TrustLog) -> Callable[[], None]:
-        """One training step as a call: eager first, then, on a GPU, replayed from a graph without any host work."""
-        graph: torch.cuda.CUDAGraph | None = None
-        calls = 0
-
-        def call() -> None:
-            nonlocal graph, calls
-            calls += 1
-            if self.engine.graphs and calls == 2:
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=self.engine.pool):
-                    self._advance(active, leaves, optimizer, trust)
-            if graph:
-                graph.replay()
-            else:
-                self._advance(active, leaves, optimizer, trust)
-
-        return call
-
-    def _advance(self, active: int, leaves: Leaves, optimizer: torch.optim.Adam, trust: TrustLog) -> None:
-        optimizer.zero_grad()
-        self.loss(active, leaves, trust).backward()
-        optimizer.step()
+    def _advance(self, segment: Segment) -> None:
+        segment.optimizer.zero_grad()
+        self.loss(segment).backward()
+        segment.optimizer.step()
         self.clock += 1
 
     def _take(self, done: np.ndarray) -> None:
@@ -155,62 +173,49 @@ class Piece:
         if len(done):
             rows = slice(int(done[0]), int(done[-1]) + 1)  # sorted by steps, so they lie together
             for role, tree in self.weights.items():
-                for name, w in tree.items():
-                    self.final[role][name][rows] = w[rows]
+                for n, w in tree.items():
+                    self.final[role][n][rows] = w[rows]
 
-    def loss(self, active: int, leaves: Leaves, trust: TrustLog) -> Tensor:
-        """The sum of the first ``active`` models' losses on the batches that the clock points to."""
-        engine = self.engine
+    def loss(self, segment: Segment) -> Tensor:
+        """The sum of the active models' losses on the batches that the clock points to."""
+        engine, active = self.engine, segment.active
         rows, positions, real, uniform = (
             table.index_select(0, self.clock)[0, :active]
             for table in (self.rows, self.positions, self.real, self.uniform)
         )
         scale = self.scale.first(active)
         x, y = scale.inputs(engine.x[rows]), scale.targets(engine.y[rows])
-        out = {role: engine.forward(role, leaves[role], x, self.features) for role in self.step.roles}
-        for role, whole in self.taught.items():
+        out = {role: engine.forward(role, segment.leaves[role], x, self.features) for role in self.step.roles}
+        for role, whole in self.inputs["taught"].items():
             out[role] = (_taken(whole[0][:active], positions), _taken(whole[1][:active], positions))
-        total = torch.zeros((), device=engine.device)
-        for part in self.parts:
-            count = int((part.rows < active).sum())
-            if not count:
-                continue
-            at = slice(0, count) if part.alone else part.places[:count]
-            outputs = {role: o[at] for role, (o, _) in out.items()}
-            features = {role: f[at] for role, (_, f) in out.items()} if self.features else {}
-            read = [role for role in part.method.anchors if role in leaves]
-            weights = {role: {n: w[at] for n, w in leaves[role].items()} for role in read}
-            own = slice(0, count)
-            mapped = (
-                pick(part.varying, own),
-                y[at],
-                real[at],
-                outputs,
-                features,
-                weights,
-                pick(part.received, own),
-                pick(part.memory, own),
-                uniform[at],
-            )
-            losses, extra = vmap(self._one(part.method))(*mapped)
-            total = total + losses.sum()
-            if "trust" in extra:
-                trust.add(extra["trust"], part.jobs[:count], real[at])
-        return total
+        outputs, features = ({role: both[part] for role, both in out.items()} for part in (0, 1))
+        read = [role for role in self.group.method.anchors if role in segment.leaves]
+        mine = slice(0, active)
+        losses, extra = vmap(self._one)(
+            pick(self.varying, mine),
+            y,
+            real,
+            outputs,
+            features if self.features else {},
+            {role: segment.leaves[role] for role in read},
+            pick(self.inputs["received"], mine),
+            pick(self.inputs["memory"], mine),
+            uniform,
+        )
+        if "trust" in extra:
+            engine.trust_log.add(extra["trust"], self.jobs[:active], real)
+        return losses.sum()
 
-    def _one(self, method: Method) -> Any:
-        task, index, round = self.engine.task, self.index, self.engine.round_number
-
-        def one(
-            varying: Any, y: Tensor, mask: Tensor, out: Any, features: Any, weights: Any, received: Any, memory: Any,
-            uniform: Tensor,
-        ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
-            step = with_values(method, varying).steps(round)[index]
-            assert isinstance(step, Train)
-            result = step.loss(Batch(task, y, out, features, weights, received, memory, uniform, mask))
-            return result if isinstance(result, tuple) else (result, {})
-
-        return one
+    def _one(
+        self, varying: Any, y: Tensor, mask: Tensor, out: Any, features: Any, weights: Any, received: Any, memory: Any,
+        uniform: Tensor,
+    ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
+        """One model's loss; mapped over the stack."""
+        step = with_values(self.group.method, varying).steps(self.engine.round_number)[self.index]
+        assert isinstance(step, Train)
+        batch = Batch(self.engine.task, y, out, features, weights, received, memory, uniform, mask)
+        result = step.loss(batch)
+        return result if isinstance(result, tuple) else (result, {})
 
 
 def pick(tree: Any, at: Any) -> Any:
@@ -218,22 +223,15 @@ def pick(tree: Any, at: Any) -> Any:
     return {key: pick(v, at) for key, v in tree.items()} if isinstance(tree, dict) else tree[at]
 
 
-def _leaf(weights: Tensor) -> Tensor:
-    """A view that collects gradients of its own and is updated in place."""
-    return weights.detach().requires_grad_()
+def _copy_into(old: Any, new: Any) -> None:
+    """Fill the tensors of one tree with those of another, in place."""
+    if isinstance(old, Tensor):
+        old.copy_(new)
+    else:
+        for key in old if isinstance(old, dict) else range(len(old)):
+            _copy_into(old[key], new[key])
 
 
 def _taken(whole: Tensor, positions: Tensor) -> Tensor:
     """whole[i, positions[i]] for every model i."""
     return whole[torch.arange(len(whole), device=whole.device)[:, None], positions.long()]
-
-
-def _narrowed(before: torch.optim.Optimizer | None, leaves: list[Tensor], lr: float) -> torch.optim.Adam:
-    """Adam on fewer models, with the moments that it had gathered for them."""
-    optimizer = torch.optim.Adam(leaves, lr=lr, fused=True, capturable=leaves[0].is_cuda)
-    if before:
-        for old, new in zip(before.param_groups[0]["params"], leaves, strict=True):
-            state = before.state[old]
-            moments = {key: state[key][: len(new)] for key in ("exp_avg", "exp_avg_sq")}
-            optimizer.state[new] = {"step": state["step"], **moments}
-    return optimizer

@@ -13,7 +13,7 @@ from fedekd import models, rng
 from fedekd.engines.job import Advance, Job, Scale, TrustLog, make_optimizer, pick_device, precision
 from fedekd.engines.schedule import schedule
 from fedekd.errors import FedekdError
-from fedekd.exchange import Door, average, averaging_weights, shared_roles
+from fedekd.exchange import Door, average, averaging_weights, same_shapes, shared_roles
 from fedekd.methods.base import Batch, Beginning, Exchange, Remember, Train
 
 EVALUATION_BATCH = 256
@@ -43,6 +43,8 @@ class Serial:
         self.memory = [self._begin(k) for k in range(len(self.clients))]
         self.door = Door(shared_roles(self.method, job.training.rounds))
         self.doors = [self.door]
+        for role in self.door.roles:
+            same_shapes([client[role].state_dict() for client in self.clients], role, job.federation.names)
         self.received = {role: _copy(_weights(self.clients[0][role])) for role in self.door.roles}
         self.server: dict[str, dict[str, Tensor]] = {role: {} for role in self.door.roles}
         self.round_number = 0
@@ -96,7 +98,6 @@ class Serial:
         optimizer = make_optimizer(training, trained)
         for role in step.roles:
             client[role].train()
-        loss = torch.zeros(())
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(rng.integer(self.job.seed, "dropout", *key))
             for order, uniform in zip(plan.order, plan.uniform, strict=True):
@@ -116,11 +117,8 @@ class Serial:
                     if "trust" in extra:
                         trust.add(extra["trust"])
         name = self.job.federation.names[k]
-        if not bool(torch.isfinite(loss)):
-            raise FedekdError(
-                f"{self.method.name}: client {name} diverged in round {self.round_number + 1} "
-                f"(loss {loss.item()}); lower --lr"
-            )
+        if not all(bool(torch.isfinite(w).all()) for w in trained):
+            raise FedekdError(f"{self.method.name}: client {name} diverged in round {self.round_number + 1}; lower --lr")
         self.advance(self.round_number, name, len(rows) * training.epochs)
 
     def _remember(self, step: Remember, k: int) -> dict[str, Any]:
@@ -139,7 +137,7 @@ class Serial:
             self.door.up(role, name, client[role].state_dict())
             for name, client in zip(names, self.clients, strict=True)
         ]
-        mean = average(messages, averaging_weights(self.job.training.weighting, sizes), role, names)
+        mean = average(messages, averaging_weights(self.job.training.weighting, sizes))
         trainable = {name: mean[name] for name in self.received[role]}
         if step.server:
             changed, memory = step.server(trainable, self.received[role], self.server[role])

@@ -92,7 +92,9 @@ class Stacked:
         self.limit = piece
         self.graphs = graphs and self.device.type == "cuda"
         self.bunches = BUNCHES if self.graphs else None
-        self.pool, self.pool_keeper = _graph_pool(self.device) if self.graphs else (None, None)
+        self.pool: Any = None
+        if self.graphs:
+            self.pool, self.pool_keeper = _graph_pool(self.device)
         self.lr = self.training.lr
         dataset = first.federation.dataset
         self.x, self.y = (torch.from_numpy(np.ascontiguousarray(a)).to(self.device) for a in (dataset.x, dataset.y))
@@ -111,6 +113,8 @@ class Stacked:
         starts = torch.tensor([self._members_of(j)[0] for j in range(len(jobs))], device=self.device)
         self.received = {role: {n: w[starts] for n, w in self.weights[role].items()} for role in roles}
         self.server: dict[str, dict[str, Tensor]] = {role: {} for role in roles}
+        self.pieces: dict[tuple[int, ...], tuple[Any, Piece]] = {}
+        self.trust_log = TrustLog(len(jobs), self.device)
         self.round_number = 0
         self.trust: list[list[dict[str, object]]] = [[] for _ in jobs]
 
@@ -122,6 +126,8 @@ class Stacked:
         if models.takes_client(make):
             raise NotStackable(f"each client has its own {role} architecture")
         module = models.build(role, make, shape, dataset.outputs, job.seed, 0).to(self.device)
+        if not all(w.requires_grad for w in module.parameters()):
+            raise NotStackable(f"{type(module).__name__} has weights that are not trained, which are not stacked")
         if any(True for _ in module.buffers()):
             raise NotStackable(f"{type(module).__name__} has buffers (batch norm?), which are not stacked")
         if self.device.type == "cuda" and self.fused:
@@ -177,35 +183,35 @@ class Stacked:
     # --- a round -----------------------------------------------------------------------------------------
 
     def round(self) -> None:
-        trust = TrustLog(len(self.jobs), self.device)
+        self.trust_log.clear()
+        for door in self.doors:
+            door.log.clear()
         with precision(self.training.precision, self.device):
             for index, step in enumerate(self.method.steps(self.round_number)):
                 if isinstance(step, Train):
-                    self._train(index, step, trust)
+                    self._train(index, step)
                 elif isinstance(step, Remember):
                     self._remember(index, step)
                 else:
                     self._exchange(step)
-        for record, history in zip(trust.records(self.round_number), self.trust, strict=True):
+        for record, history in zip(self.trust_log.records(self.round_number), self.trust, strict=True):
             if record:
                 history.append(record)
         self.round_number += 1
 
-    def _train(self, index: int, step: Train, trust: TrustLog) -> None:
-        """Largest clients first, in pieces of like size; a piece that does not fit is cut in two."""
-        waiting = sorted(range(len(self.members)), key=lambda i: -len(self.members[i].train))
-        while waiting:
-            now, before = waiting[: self.limit], trust.copy()
-            try:
-                Piece(self, index, step, now).train(trust)
-            except torch.OutOfMemoryError:
-                if self.limit == 1:
-                    raise FedekdError("one model's batch does not fit on the device; lower --batch-size") from None
-                self.limit = (len(now) + 1) // 2
-                trust.restore(before)
-                torch.cuda.empty_cache()
-                continue
-            waiting = waiting[self.limit :]
+    def _train(self, index: int, step: Train) -> None:
+        """Group by group, largest clients first, in pieces of like size; one that does not fit is cut in two."""
+        for group in self.groups:
+            waiting = sorted(group.indices, key=lambda i: -len(self.members[i].train))
+            while waiting:
+                now, before = waiting[: self.limit], self.trust_log.copy()
+                try:
+                    self._piece(index, step, group, now).train()
+                except torch.OutOfMemoryError:
+                    self._shrink(len(now))
+                    self.trust_log.restore(before)
+                    continue
+                waiting = waiting[self.limit :]
         bad = [i for role in step.roles for w in self.weights[role].values() for i in _not_finite(w)]
         if bad:
             member = self.members[bad[0]]
@@ -213,6 +219,23 @@ class Stacked:
                 f"{self.jobs[member.job].method.name}: client {member.name} diverged in round "
                 f"{self.round_number + 1} (seed {self.jobs[member.job].seed}); lower --lr"
             )
+
+    def _piece(self, index: int, step: Train, group: Group, indices: list[int]) -> Piece:
+        """The piece of an earlier round, if its step is the same, with its buffers and graphs."""
+        key, own = (index, *indices), group.method.steps(self.round_number)[index]
+        known = self.pieces.get(key)
+        if known is None or known[0] != own:
+            known = self.pieces[key] = own, Piece(self, index, step, group, indices)
+        return known[1]
+
+    def _shrink(self, models: int) -> None:
+        if models == 1:
+            raise FedekdError("one model's batch does not fit on the device; lower --batch-size") from None
+        self.limit = (models + 1) // 2
+        self.pieces.clear()
+        if self.graphs:
+            self.pool, self.pool_keeper = _graph_pool(self.device)
+        torch.cuda.empty_cache()
 
     def plan(self, i: int, role: str) -> Any:
         member, training = self.members[i], self.training

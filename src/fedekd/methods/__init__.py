@@ -29,6 +29,10 @@ def register(name: str, **variants: Mapping[str, Any]) -> Callable[[M], M]:
     """
 
     def enter(cls: M) -> M:
+        for taken in (name, *(f"{name}-{variant}" for variant in variants)):
+            other = type(_REGISTRY.get(taken))
+            if taken in _REGISTRY and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+                raise FedekdError(f"method name {taken!r} is taken by {other.__module__}.{other.__qualname__}")
         cls.name = name
         _REGISTRY[name] = cls()
         for variant, changes in variants.items():
@@ -92,10 +96,10 @@ def _imported(path: str) -> Method:
     module, _, attribute = path.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise FedekdError(f"cannot import method {path!r}: {error}") from None
-    method = found() if isinstance(found, type) else found
-    if not isinstance(method, Method):
+        method = found() if isinstance(found, type) and issubclass(found, Method) else found
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise FedekdError(f"cannot import method {path!r} (package.module:Class): {error}") from None
+    if not isinstance(method, Method) or type(method) is Method:
         raise FedekdError(f"{path!r} is not a fedekd Method")
     if not method.name:
         type(method).name = attribute.lower()

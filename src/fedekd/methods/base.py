@@ -131,6 +131,7 @@ class Method:
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 continue
             low, open_low = field.metadata.get("low", 0), field.metadata.get("open", False)
-            if not (value > low if open_low else value >= low) or value in (float("inf"),):
-                bound = f"> {low}" if open_low else f">= {low}"
-                raise FedekdError(f"{self.name}.{field.name} must be {bound} and finite, got {value}")
+            high = field.metadata.get("high", float("inf"))
+            if not (value > low if open_low else value >= low) or value > high or value == float("inf"):
+                bound = f"{'>' if open_low else '>='} {low} and {'finite' if high == float('inf') else f'<= {high}'}"
+                raise FedekdError(f"{self.name}.{field.name} must be {bound}, got {value}")

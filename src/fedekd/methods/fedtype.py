@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fedekd import conformal
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class FedType(Method):
     """Uncertainty-based asymmetrical reciprocity: conformal sets of private and proxy, proxies averaged"""
 
-    level: float = 0.9  # coverage of the sets
+    level: float = field(default=0.9, metadata={"high": 1})  # coverage of the sets
     lam_private: float = 1.0  # size penalty of the private model's sets
     lam_proxy: float = 0.5
     gradient: bool = True  # False: the ranking loss on detached proxy logits, which leaves plain local training

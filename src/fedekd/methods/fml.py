@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fedekd.methods import Batch, Exchange, Method, Step, Train, register
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class FML(Method):
     """Federated mutual learning: half supervised, half from the other model; proxies averaged"""
 
-    supervision: float = 0.5  # of the private model
-    proxy_supervision: float = 0.5
+    supervision: float = field(default=0.5, metadata={"high": 1})  # of the private model
+    proxy_supervision: float = field(default=0.5, metadata={"high": 1})
     roles = ("private", "proxy")
 
     def steps(self, round: int) -> tuple[Step, ...]:

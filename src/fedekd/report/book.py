@@ -1,0 +1,118 @@
+"""A study's records looked up by method and column, and what is missing among them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from fedekd import metrics
+from fedekd.report.table_formats import Cell
+
+Record = dict[str, Any]
+Column = tuple[str, float | None]  # dataset and alpha
+
+TITLES = {
+    "fashionmnist": "FashionMNIST",
+    "cifar10": "CIFAR-10",
+    "octmnist": "OCTMNIST",
+    "organamnist": "OrganAMNIST",
+    "retinamnist": "RetinaMNIST",
+    "dr_regular": "Diabetic Retinopathy",
+}
+
+
+class Book:
+    """The last record for each dataset, alpha, label and seed, of each dataset's most frequent settings."""
+
+    def __init__(self, records: Sequence[Record], failures: Sequence[Mapping[str, Any]] = ()) -> None:
+        unique = list({record["key"]: record for record in records}.values())
+        counts: dict[str, Counter[tuple[Any, ...]]] = {}
+        for record in unique:
+            counts.setdefault(record["dataset"], Counter())[_settings(record)] += 1
+        usual = {dataset: counter.most_common(1)[0][0] for dataset, counter in counts.items()}
+        self.records = [record for record in unique if _settings(record) == usual[record["dataset"]]]
+        self.left_out = Counter(r["dataset"] for r in unique if _settings(r) != usual[r["dataset"]])
+        self.failures = [f for f in failures if f["key"] not in {record["key"] for record in unique}]
+        self.by: dict[tuple[str, Column], dict[int, Record]] = {}
+        self.task = {(r["dataset"], r["alpha"]): r["task"] for r in self.records}
+        self.most: dict[str, set[int]] = {}  # seeds that any run of a task has
+        for r in self.records:
+            self.by.setdefault((r["label"], (r["dataset"], r["alpha"])), {})[r["seed"]] = r
+            self.most.setdefault(r["task"], set()).add(r["seed"])
+
+    @staticmethod
+    def key_of(title: str) -> str:
+        return next(key for key, known in TITLES.items() if known == title)
+
+    # --- what there is -----------------------------------------------------------------------------------
+
+    def about(self, datasets: Collection[str]) -> bool:
+        return any(record["dataset"] in datasets for record in self.records)
+
+    def columns(self, task: str) -> list[Column]:
+        return sorted((c for c, kind in self.task.items() if kind == task), key=lambda c: (c[0], c[1] or 0.0))
+
+    def plain_labels(self) -> list[str]:
+        """Methods as they are, without those whose parameters were changed."""
+        return list(dict.fromkeys(r["label"] for r in self.records if r["label"] == r["method"]))
+
+    def has(self, label: str, columns: Iterable[Column]) -> bool:
+        return any((label, column) in self.by for column in columns)
+
+    def runs(self, label: str, column: Column) -> list[Record]:
+        return [run for _, run in sorted(self.by.get((label, column), {}).items())]
+
+    def few(self, seeds: int, column: Column) -> bool:
+        """Whether a cell has fewer seeds than others of its task."""
+        return seeds < len(self.most[self.task[column]])
+
+    # --- figures -----------------------------------------------------------------------------------------
+
+    def mean(self, label: str, column: Column, key: str) -> Cell:
+        values = [run[key] for run in self.runs(label, column)]
+        if not values:
+            return Cell()
+        over = metrics.over_seeds(values)
+        return Cell(over["mean"], over["std"], seeds=len(values), few=self.few(len(values), column))
+
+    def difference(self, label: str, other: str, column: Column) -> Cell:
+        """The mean client's gain over another method, seed by seed."""
+        one, two = self.by.get((label, column), {}), self.by.get((other, column), {})
+        paired = [one[seed]["mean"] - two[seed]["mean"] for seed in sorted(one.keys() & two.keys())]
+        if not paired:
+            return Cell()
+        mean, interval = sum(paired) / len(paired), metrics.paired_interval(paired)
+        return Cell(mean, interval=interval, seeds=len(paired), few=self.few(len(paired), column))
+
+    # --- words -------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def heads(columns: Sequence[Column]) -> tuple[tuple[str, str], ...]:
+        return tuple((TITLES.get(d, d), "no α" if alpha is None else f"α={alpha:g}") for d, alpha in columns)
+
+    def notes(self, labels: Collection[str], columns: Sequence[Column]) -> list[str]:
+        """What is missing from a table of these rows and columns, and why as far as that is known."""
+        notes, seeds = [], {seed for column in columns for seed in self.most.get(self.task.get(column, ""), ())}
+        there = sum(len(self.by.get((label, column), {})) for label in labels for column in columns)
+        all_ = len(labels) * len(columns) * len(seeds)
+        if there < all_:
+            notes.append(f"{all_ - there:,} of this table's {all_:,} runs are missing; n: seeds where they are fewer")
+        for dataset in dict.fromkeys(dataset for dataset, _ in columns):
+            title = TITLES.get(dataset, dataset)
+            failed = [f for f in self.failures if f["dataset"] == dataset]
+            if not any(record["dataset"] == dataset for record in self.records):
+                reason = failed[-1]["error"] if failed else f"`fedekd data fetch {dataset}` gets its files"
+                notes.append(f"no runs of {title} here: {reason}")
+            elif failed:
+                number = len({(f["key"], f["alpha"], f["seed"]) for f in failed})
+                notes.append(f"{number:,} runs of {title} failed, the last with: {failed[-1]['error']}")
+            if self.left_out[dataset]:
+                notes.append(f"{self.left_out[dataset]:,} runs of {title} with other settings are left out")
+        return notes
+
+
+def _settings(record: Record) -> tuple[Any, ...]:
+    """What runs must share to stand in one table; the device is not among it."""
+    partition = record.get("partition", {})
+    return (*(record["params"].get(name) for name in metrics.SHARED), partition.get("kind"), partition.get("clients"))

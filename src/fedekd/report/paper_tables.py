@@ -1,0 +1,220 @@
+"""The paper's nine tables computed from a study's records, and what it lacks: paired differences, harm, sweeps.
+
+Which tables there are, with which rows and columns, is read from the file of the paper's own figures.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from fedekd import metrics
+from fedekd.report.book import Book, Record
+from fedekd.report.sweeps import sweep_tables
+from fedekd.report.table_formats import NOTHING, Cell, Row, Table, ranked, render, select
+
+__all__ = ["Table", "make_tables", "paper_figures", "render", "select"]
+
+METHODS = {  # (aggregator, method) in the paper's tables: ours
+    ("FedDyn", "-"): "feddyn",
+    ("FedProx", "-"): "fedprox",
+    ("FedProx", "FedType"): "fedtype-prox",
+    ("FedAvg", "-"): "fedavg",
+    ("FedAvg", "FedType"): "fedtype",
+    ("FedAvg", "FedeKD"): "fedekd",
+    ("FedAvg", "No Gating"): "fedekd-ungated",
+    ("FedAvg", "ENTROPY"): "fedekd-entropy",
+    ("FedAvg", "MARGIN"): "fedekd-margin",
+    ("FedAvg", "LSE"): "fedekd-lse",
+    ("FedAvg", "FEAT"): "fedekd-feature",
+}
+OURS = {  # rows that the paper lacks, below its own
+    "local": (NOTHING, "Local"),
+    "fml": ("FedAvg", "FML"),
+    "fedekd-ungated": ("FedAvg", "No Gating"),
+    "fedekd-half": ("FedAvg", "constant w=½"),
+    "fedekd-permuted": ("FedAvg", "permuted weights"),
+    "fedtype-nograd": ("FedAvg", "FedType, no gradient"),
+    "constant": (NOTHING, "client's training mean"),
+}
+QUANTITIES = {
+    "Avg_Delta": ("avg_delta", "Avg Δ"),
+    "Worst_Delta": ("worst_delta", "Worst Δ"),
+    "P10_Delta": ("tail_delta", "P10 Δ"),
+    "P90_Delta": ("tail_delta", "P90 Δ"),
+    "Mean_Acc": ("mean", "Mean client accuracy"),
+    "Mean_RMSE": ("mean", "Mean client RMSE"),
+}
+ABLATION = "ablation_energy_cls"
+TASKS = {"classification": "cls", "regression": "reg"}
+
+
+def paper_figures() -> list[dict[str, str]]:
+    """Every figure of the paper's tables, as printed there."""
+    return list(_figures())
+
+
+@cache
+def _figures() -> tuple[dict[str, str], ...]:
+    text = files("fedekd.report").joinpath("paper_figures.csv").read_text(encoding="utf-8")
+    return tuple(csv.DictReader(text.splitlines()))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One of the paper's tables: its rows, its columns and its figures by (method, dataset, alpha)."""
+
+    name: str
+    metric: str
+    task: str
+    rows: dict[str, tuple[str, str]]
+    columns: tuple[tuple[str, float], ...]
+    figures: dict[tuple[str, str, float | None], tuple[float, float]]
+
+
+@cache
+def _layouts() -> tuple[Layout, ...]:
+    layouts = []
+    for name in dict.fromkeys(f["table"] for f in _figures()):
+        rows: dict[str, tuple[str, str]] = {}
+        values: dict[tuple[str, str, float | None], tuple[float, float]] = {}
+        for f in _figures():
+            if f["table"] == name:
+                method, dataset = METHODS[f["aggregator"], f["method"]], Book.key_of(f["dataset"])
+                rows[method] = (f["aggregator"], f["method"].replace("-", NOTHING))
+                values[method, dataset, float(f["alpha"])] = (float(f["mean"]), float(f["std"]))
+                metric = f["metric"]
+        columns = tuple(dict.fromkeys((dataset, alpha or 0.0) for _, dataset, alpha in values))
+        task = "regression" if any(dataset == "dr_regular" for dataset, _ in columns) else "classification"
+        layouts.append(Layout(name.removeprefix("tab:"), metric, task, rows, columns, values))
+    return tuple(layouts)
+
+
+def make_tables(
+    records: Sequence[Record], failures: Sequence[dict[str, Any]] = (), against_paper: bool = False
+) -> list[Table]:
+    """Every table that the records give something for.
+
+    ``failures`` are the lines of the study's ``failures.jsonl``, which say why cells are empty. With
+    ``against_paper`` each cell also holds the paper's figure.
+    """
+    book = Book(records, failures)
+    tables = []
+    for layout in _layouts():
+        table = _paper_table(layout, book)
+        if table and against_paper:
+            table = _beside_paper(table, layout, _columns(layout, book))
+        tables += [table] if table else []
+    for task in TASKS:
+        layout = next(one for one in _layouts() if one.task == task)
+        tables += [_paired(layout, book, "fedekd"), _paired(layout, book, "local"), _harmed(layout, book)]
+    return [table for table in tables if table.rows] + sweep_tables(book)
+
+
+def _columns(layout: Layout, book: Book) -> list[tuple[str, float | None]]:
+    """The paper's columns where the records are about its datasets, then whatever else they hold."""
+    paper = list(layout.columns) if book.about({dataset for one in _layouts() for dataset, _ in one.columns}) else []
+    return list(dict.fromkeys([*paper, *book.columns(layout.task)]))
+
+
+def _rows(layout: Layout, book: Book) -> dict[str, tuple[str, str]]:
+    columns = _columns(layout, book)
+    whole = any(column in layout.columns for column in columns)
+    rows = {m: heads for m, heads in layout.rows.items() if whole or book.has(m, columns)}
+    energies = next(one for one in _layouts() if one.name == ABLATION).rows
+    if layout.name == ABLATION:
+        if not whole and not set(rows) - {"fedekd", "fedekd-ungated"}:
+            return {}
+        others = ["local", "fedekd-half", "fedekd-permuted"]
+    else:
+        others = [*OURS, *(m for m in book.plain_labels() if m not in energies)]
+    return rows | {m: OURS.get(m, (NOTHING, m)) for m in others if m not in rows and book.has(m, columns)}
+
+
+def _paper_table(layout: Layout, book: Book) -> Table | None:
+    columns, rows = _columns(layout, book), _rows(layout, book)
+    if not columns or not rows:
+        return None
+    key, title = QUANTITIES[layout.metric]
+    higher = layout.task == "classification"
+    made = [Row(heads, m, tuple(book.mean(m, c, key) for c in columns)) for m, heads in rows.items()]
+    sign = 1 if higher else -1
+    marked = ranked(made, lambda cell: None if cell.mean is None else sign * cell.mean)
+    what = "gating ablation, " if layout.name == ABLATION else ""
+    legend = "mean±std over seeds; bold: best of the column, underlined: second"
+    title = f"{title}, {what}{layout.task} ({'higher' if higher else 'lower'} is better)"
+    notes = (legend, *book.notes(rows, columns))
+    return Table(layout.name, title, ("aggregation", "model"), book.heads(columns), marked, notes)
+
+
+def _beside_paper(table: Table, layout: Layout, columns: Sequence[tuple[str, float | None]]) -> Table:
+    rows = tuple(
+        replace(
+            row,
+            cells=tuple(
+                replace(cell, paper=layout.figures.get((row.label, *column)))
+                for column, cell in zip(columns, row.cells, strict=True)
+            ),
+        )
+        for row in table.rows
+    )
+    return replace(table, rows=rows, notes=(*table.notes, "in parentheses: the paper's figure"))
+
+
+# --- what the paper lacks --------------------------------------------------------------------------------
+
+
+def _all_rows(layout: Layout, book: Book, without: str) -> list[str]:
+    known = dict.fromkeys((*METHODS.values(), *OURS, *book.plain_labels()))
+    return [m for m in known if m != without and book.has(m, _columns(layout, book))]
+
+
+def _paired(layout: Layout, book: Book, one: str) -> Table:
+    """FedeKD minus each other method, or each method minus Local, seed by seed."""
+    columns, higher = _columns(layout, book), layout.task == "classification"
+    rows = []
+    for other in _all_rows(layout, book, one):
+        pair = ("fedekd", other) if one == "fedekd" else (other, "local")
+        cells = (_judged(book.difference(*pair, c), higher) for c in columns)
+        rows.append(Row((other,), other, tuple(cells)))
+    rows = [row for row in rows if any(cell.mean is not None for cell in row.cells)]
+    what = "FedeKD minus each method" if one == "fedekd" else "Each method minus Local"
+    metric = "accuracy" if higher else "RMSE"
+    notes = (
+        "mean of the differences by seed with its 95 % interval; bold: the whole interval lies on the better side "
+        "of zero, underlined: on the worse",
+        *book.notes([row.label for row in rows], columns),
+    )
+    title = f"{what}, mean client {metric}, paired by seed ({'positive' if higher else 'negative'} is better)"
+    heads = book.heads(columns)
+    return Table(f"paired_{one}_{TASKS[layout.task]}", title, ("method",), heads, tuple(rows), notes)
+
+
+def _judged(cell: Cell, higher: bool) -> Cell:
+    if cell.interval is None:
+        return cell
+    low, high = cell.interval if higher else (-cell.interval[1], -cell.interval[0])
+    return replace(cell, mark="best" if low > 0 else "second" if high < 0 else "")
+
+
+def _harmed(layout: Layout, book: Book) -> Table:
+    columns, higher = _columns(layout, book), layout.task == "classification"
+
+    def cell(method: str, column: tuple[str, float | None]) -> Cell:
+        runs = book.runs(method, column)
+        deltas = [client["delta"] for run in runs for client in run["clients"]]
+        if not deltas:
+            return Cell()
+        share = metrics.harmed(deltas, higher), len(deltas)
+        return Cell(share=share, seeds=len(runs), few=book.few(len(runs), column))
+
+    rows = [Row((m,), m, tuple(cell(m, c) for c in columns)) for m in _all_rows(layout, book, "local")]
+    marked = ranked(rows, lambda cell: -cell.share[0] / cell.share[1] if cell.share else None)
+    title = f"Clients harmed, {layout.task}: client-runs that ended worse than alone, of all"
+    notes = ("bold: fewest of the column, underlined: second", *book.notes([row.label for row in rows], columns))
+    heads = book.heads(columns)
+    return Table(f"harmed_{TASKS[layout.task]}", title, ("method",), heads, marked, notes)

@@ -1,0 +1,173 @@
+"""A cell of a study: one dataset, alpha and seed, so one federation, and every run that is wanted on it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedekd import models
+from fedekd.data import Dataset, Federation, data_folder, federate, load_dataset
+from fedekd.data.federation import input_clusters
+from fedekd.engines.job import Job
+from fedekd.errors import FedekdError
+from fedekd.exchange import size
+from fedekd.methods.base import Exchange
+from fedekd.plan import Run, choose_methods, fingerprint, make_job, run_key
+from fedekd.settings import Settings
+
+SOURCE = ("dataset", "data", "target", "task", "clients_from")
+FEDERATION = ("clients", "alpha", "partition", "engine", "device")
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """Settings that agree on the federation and differ in methods, parameters or training."""
+
+    settings: tuple[Settings, ...]
+    seed: int
+    clusters: np.ndarray | None = None  # of a regression's rows, where the partition needs them
+
+    @property
+    def first(self) -> Settings:
+        return self.settings[0]
+
+    @property
+    def source(self) -> tuple[Any, ...]:
+        return _values(self.first, SOURCE)
+
+    @property
+    def name(self) -> str:
+        return repr((*self.source, *_values(self.first, FEDERATION), self.seed))
+
+    def prepared(self) -> Cell:
+        """The same with its clusters, so that whoever runs it needs neither scikit-learn nor the time."""
+        dataset, checksum = loaded(*self.source)
+        by_dirichlet = self.first.partition == "dirichlet" or (self.first.partition == "auto" and dataset.sites is None)
+        if dataset.task != "regression" or not by_dirichlet:
+            return self
+        return replace(self, clusters=clusters_for(dataset, checksum, self.seed, data_folder(self.first.data)))
+
+    def federation(self) -> Federation:
+        first = self.first
+        return federate(
+            loaded(*self.source)[0],
+            clients=first.clients, alpha=first.alpha, seed=self.seed, partition=first.partition, clusters=self.clusters,
+        )  # fmt: skip
+
+    def runs(self, federation: Federation | None = None) -> list[Run]:
+        """Each run once, Local before those that are measured against it."""
+        federation, checksum = federation or self.federation(), loaded(*self.source)[1]
+        found: dict[str, Run] = {}
+        for settings in self.settings:
+            chosen = choose_methods(settings, federation.dataset.task)
+            jobs = [make_job(settings, federation, one.method, self.seed) for one in chosen]
+            keys = [run_key(job, checksum) for job in jobs]
+            for one, job, key in zip(chosen, jobs, keys, strict=True):
+                found.setdefault(key, Run(one.name, one.label, job, key, keys[0]))
+        return list(found.values())
+
+
+def make_cells(grid: Iterable[Settings]) -> list[Cell]:
+    """The cells of a grid, dataset by dataset, so that each dataset is loaded once."""
+    found: dict[tuple[Any, ...], dict[tuple[Any, ...], list[Settings]]] = {}
+    for settings in grid:
+        by_seed = found.setdefault(_values(settings, SOURCE), {})
+        for seed in settings.seeds:
+            key = (*_values(settings, FEDERATION), seed)
+            by_seed.setdefault(key, []).append(replace(settings, seeds=(seed,)))
+    return [Cell(tuple(some), some[0].seeds[0]) for cells in found.values() for some in cells.values()]
+
+
+def _values(settings: Settings, names: Iterable[str]) -> tuple[Any, ...]:
+    return tuple(getattr(settings, name) for name in names)
+
+
+@lru_cache(maxsize=1)
+def loaded(
+    dataset: str, data: str | None, target: str | None, task: str | None, clients_from: str | None
+) -> tuple[Dataset, str]:
+    """A dataset and its checksum, kept until another is asked for."""
+    found = load_dataset(dataset, data_dir=data, target=target, task=task, clients_from=clients_from)
+    return found, fingerprint(found)
+
+
+def clusters_for(dataset: Dataset, checksum: str, seed: int, folder: Path) -> np.ndarray:
+    """A regression's K-means clusters: from ``folder/clusters`` where they fit the data, else found and kept there."""
+    path = folder / "clusters" / f"{dataset.name}-{seed}.npz"
+    with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile), np.load(path) as saved:
+        if str(saved["data"]) == checksum and saved["clusters"].shape == dataset.y.shape:
+            return np.asarray(saved["clusters"], np.int64)
+    try:
+        clusters = input_clusters(dataset, seed)
+    except ImportError:
+        raise FedekdError(
+            f"partitioning {dataset.name} needs scikit-learn or its clusters in {path}; "
+            "a study's --dry-run puts them there on a machine that has scikit-learn"
+        ) from None
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with contextlib.suppress(OSError):  # a read-only data folder costs the time again, nothing else
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(partial, "wb") as file:
+                np.savez(file, clusters=clusters, data=np.array(checksum))
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+    return clusters
+
+
+# --- what a run costs ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """A run without its data: what it is called and what it costs."""
+
+    key: str
+    local_key: str
+    label: str
+    dataset: str
+    alpha: float | None
+    seed: int
+    samples: int
+    """Trained on, counting every pass."""
+    cost: int
+    """Samples times their width, which is what time goes with."""
+    traffic: int
+    """Bytes up and down."""
+
+
+def sketch(run: Run) -> Sketch:
+    job, dataset = run.job, run.job.federation.dataset
+    samples, alpha = job.work(), job.federation.partition["alpha"]
+    cost = samples * width(dataset)
+    return Sketch(run.key, run.local_key, run.label, dataset.name, alpha, job.seed, samples, cost, traffic(job))
+
+
+def width(dataset: Dataset) -> int:
+    return int(np.prod(dataset.x.shape[1:]))
+
+
+def traffic(job: Job) -> int:
+    """Bytes that all clients send and receive in the whole run."""
+    dataset, clients = job.federation.dataset, range(len(job.federation.clients))
+    shape = tuple(dataset.x.shape[1:])
+    roles = [s.role for r in range(job.training.rounds) for s in job.method.steps(r) if isinstance(s, Exchange)]
+    return sum(2 * _model_size(role, job.factory(role), shape, dataset.outputs, k) for role in roles for k in clients)
+
+
+def _model_size(role: str, make: models.Factory, shape: tuple[int, ...], outputs: int, client: int) -> int:
+    return _built_size(role, make, shape, outputs, client if models.takes_client(make) else 0)
+
+
+@cache
+def _built_size(role: str, make: models.Factory, shape: tuple[int, ...], outputs: int, client: int) -> int:
+    return size(models.build(role, make, shape, outputs, 0, client).state_dict())

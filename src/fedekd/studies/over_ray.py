@@ -1,0 +1,76 @@
+"""Tasks over a Ray cluster, whose nodes need fedekd and the data; records come back and are stored by the driver."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from fedekd.errors import FedekdError
+from fedekd.runs import Nobody
+from fedekd.store import Record, Store
+from fedekd.studies.carry import Failure, Item, Started, Task, carry_out
+
+
+def over_ray(tasks: Sequence[Task], store: Store, address: str, workers: int) -> Iterator[Item]:
+    """``address`` is a running cluster's ("auto", "ray://host:10001"), or "local" for one of ``workers`` cores here."""
+    try:
+        import ray  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        raise FedekdError("--ray needs Ray, which is not installed; pip install 'fedekd[ray]'") from None
+    mine = not ray.is_initialized()
+    if mine:
+        _connect(ray, address, workers)
+    try:
+        gpus = int(any(cell.first.device.startswith("cuda") for task in tasks for cell in task.cells))
+        on_node = ray.remote(_on_node).options(num_returns="streaming", num_cpus=1, num_gpus=gpus)
+        records = {record["key"]: record for record in store.records()}
+        streams: dict[Any, Task] = {}
+        for task in tasks:
+            alone = {run.local_key for run in task.runs} & records.keys()
+            streams[on_node.remote(task, [records[key] for key in alone])] = task
+        while streams:
+            ready, _ = ray.wait(list(streams), num_returns=1)
+            for stream in ready:
+                yield from _next(ray, stream, streams, store)
+    finally:
+        if mine:
+            ray.shutdown()
+
+
+def _connect(ray: Any, address: str, workers: int) -> None:
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        if address == "local":
+            ray.init(address="local", num_cpus=workers, include_dashboard=False, **quiet)
+        else:
+            ray.init(address=address, **quiet)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise FedekdError(f"cannot reach a Ray cluster at {address!r}: {error}; `--ray local` starts one") from None
+
+
+def _next(ray: Any, stream: Any, streams: dict[Any, Task], store: Store) -> Iterator[Item]:
+    try:
+        item: Item = ray.get(next(stream))
+    except StopIteration:
+        del streams[stream]
+        return
+    except Exception as error:
+        yield from streams.pop(stream).failed(error)
+        return
+    streams[stream] = streams[stream].after(item)
+    if not isinstance(item, (Failure, Started)):
+        store.add(item)
+    yield item
+
+
+def _on_node(task: Task, known: Sequence[Record]) -> Iterator[Item]:
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(folder)
+        for record in known:
+            store.add(record)
+        yield from carry_out(task, store, Nobody())

@@ -1,0 +1,130 @@
+"""Tasks over processes of one thread each, which on a CPU beat one process of many threads."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedekd.runs import Nobody, Observer
+from fedekd.store import Store
+from fedekd.studies.carry import Busy, Failure, Item, Started, Task, carry_out, in_words
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def over_processes(tasks: Sequence[Task], store: Store, observer: Observer, workers: int) -> Iterator[Item]:
+    """A process that dies takes down the run it was at, nothing else."""
+    waiting: deque[Task] = deque(tasks)
+    crew: dict[Any, Worker] = {}
+    try:
+        while waiting or crew:
+            while waiting and len(crew) < workers:
+                worker = Worker(store.folder, waiting.popleft())
+                crew[worker.pipe] = worker
+            for pipe in wait(list(crew)):
+                worker = crew[pipe]
+                try:
+                    what, value = worker.pipe.recv()
+                except (EOFError, OSError):
+                    del crew[pipe]
+                    yield from worker.bury(waiting)
+                    continue
+                if what == "seen":
+                    name, arguments = value
+                    getattr(observer, name)(*arguments)
+                elif what == "item":
+                    worker.hear(value)
+                    yield value
+                else:
+                    if what == "busy":
+                        waiting.append(replace(worker.task, patient=True))
+                    elif what == "broken":
+                        yield from worker.task.failed(value)
+                    if waiting:
+                        worker.give(waiting.popleft())
+                    else:
+                        del crew[pipe]
+                        worker.pipe.close()
+                        worker.process.join()
+    finally:
+        for worker in crew.values():
+            worker.process.terminate()  # it holds nothing that is not on the disk but the round in flight
+        for worker in crew.values():
+            worker.process.join()
+
+
+class Worker:
+    """A process and what is left of its task."""
+
+    def __init__(self, folder: Path, task: Task) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=serve, args=(theirs, folder), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.give(task)
+
+    def give(self, task: Task) -> None:
+        self.task, self.started = task, tuple[str, ...]()
+        with contextlib.suppress(OSError):  # that it is dead is noticed when it is listened to
+            self.pipe.send(task)
+
+    def hear(self, item: Item) -> None:
+        self.task = self.task.after(item)
+        if isinstance(item, Started):
+            self.started = item.keys
+
+    def bury(self, waiting: deque[Task]) -> Iterator[Failure]:
+        """The run that the process died of failed; the rest of its task goes to another."""
+        self.process.join()
+        rest = self.task.without(set(self.started))
+        guilty = self.task.without({r.key for r in rest.runs}) if self.started else self.task
+        yield from guilty.failed(f"its process ended with status {self.process.exitcode} (out of memory?)")
+        if self.started and rest.runs:
+            waiting.append(rest)
+
+
+def serve(pipe: Connection, folder: Path) -> None:
+    """A worker's life: tasks in, items and what an observer sees out, until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    torch.set_num_threads(1)
+    store, observer = Store(folder), Teller(pipe)
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            task: Task = pipe.recv()
+            try:
+                for item in carry_out(task, store, observer):
+                    pipe.send(("item", item))
+                pipe.send(("done", None))
+            except Busy:
+                pipe.send(("busy", None))
+            except Exception as error:
+                pipe.send(("broken", in_words(error)))
+
+
+class Teller(Nobody):
+    """An observer that passes on what it sees to another process."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self.pipe = pipe
+
+    def begin(self, *arguments: Any) -> None:
+        self.pipe.send(("seen", ("begin", arguments)))
+
+    def advance(self, *arguments: Any) -> None:
+        self.pipe.send(("seen", ("advance", arguments)))
+
+    def note(self, line: str) -> None:
+        self.pipe.send(("seen", ("note", (line,))))

@@ -1,0 +1,79 @@
+"""What a study comes to: its runs by cell, and the datasets and partitions that cannot be had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from fedekd.data import catalogue
+from fedekd.data.registry import recipe
+from fedekd.errors import FedekdError, unknown
+from fedekd.plan import Run
+from fedekd.settings import Settings
+from fedekd.studies.carry import Failure, Task
+from fedekd.studies.cells import Cell, Sketch, loaded, make_cells, sketch
+from fedekd.studies.grid import Study
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Every run of a study by its cell, and what could not be planned."""
+
+    cells: list[tuple[Cell, list[Sketch]]]
+    absent: dict[str, str]
+    """Datasets whose files are not here, and what to do about it."""
+    failed: list[Failure]
+    """Cells without a partition."""
+
+    @property
+    def runs(self) -> list[Sketch]:
+        return list({run.key: run for _, runs in self.cells for run in runs}.values())
+
+    def tasks(self, done: Collection[str]) -> list[Task]:
+        """A task for each cell, with the runs that are not done; some have none."""
+        return [Task((cell,), tuple(r for r in runs if r.key not in done)) for cell, runs in self.cells]
+
+
+def survey(study: Study, note: Callable[[str], None]) -> Survey:
+    """Load every dataset and partition it, but train nothing."""
+    loaded.cache_clear()
+    found, names, seen = Survey([], {}, []), set[str](), set[str]()
+    for cell in make_cells(study.grid):
+        try:
+            name = loaded(*cell.source)[0].name
+        except FedekdError as error:
+            name = _absent(cell.first)
+            if not name:
+                raise
+            if name not in found.absent:
+                found.absent[name] = str(error)
+                note(f"{name} is left out: {error}")
+            continue
+        try:
+            cell = cell.prepared()
+            federation = cell.federation()
+        except FedekdError as error:
+            found.failed.append(Failure("", "every run", name, cell.first.alpha, cell.seed, str(error)))
+            continue
+        runs = cell.runs(federation)
+        names |= {name for r in runs for name in (r.name, r.label)}
+        new = {r.key: r.local_key for r in runs if r.key not in seen and _chosen(study, r)}
+        seen |= new.keys()
+        found.cells.append((cell, [sketch(r) for r in runs if r.key in new or r.key in new.values()]))
+    for method in study.methods:
+        if names and method not in names:
+            raise unknown("method in --only", method, names)
+    return found
+
+
+def _chosen(study: Study, run: Run) -> bool:
+    return not study.methods or run.name in study.methods or run.label in study.methods
+
+
+def _absent(settings: Settings) -> str:
+    """The name of a dataset that fedekd knows and whose files are not here; else nothing."""
+    try:
+        name = recipe(settings.dataset).name
+    except FedekdError:
+        return ""
+    return name if any(entry.name == name and not entry.present for entry in catalogue(settings.data)) else ""

@@ -1,0 +1,357 @@
+"""Methods by name: variants, parameters in their types, and a user's own method from one file."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+import sys
+from dataclasses import FrozenInstanceError, dataclass, fields
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fedekd import methods
+from fedekd.engines.job import Job, Training
+from fedekd.engines.serial import Serial
+from fedekd.engines.stacked import Stacked
+from fedekd.errors import FedekdError
+from fedekd.methods.base import Exchange, Method, Remember, Train
+
+KNOWN = methods.known()
+
+
+@pytest.fixture(autouse=True)
+def registry(monkeypatch):
+    """What a test registers is gone after it."""
+    monkeypatch.setattr(methods, "_REGISTRY", dict(KNOWN))
+
+
+def one_line(error) -> str:
+    text = str(error.value)
+    assert "\n" not in text
+    return text
+
+
+def bug(*values, **options):
+    return pytest.param(*values, marks=pytest.mark.xfail(strict=True, **options))
+
+
+# What there is
+
+
+def test_the_methods_of_the_paper_and_their_controls_are_there():
+    expected = "local fedavg fedprox feddyn fml fedtype fedtype-prox fedtype-nograd constant fedekd fedekd-ungated"
+    energies = "fedekd-entropy fedekd-margin fedekd-lse fedekd-feature fedekd-half fedekd-permuted"
+    assert {*expected.split(), *energies.split()} <= set(KNOWN)
+
+
+def test_variants_are_their_method_with_other_parameters():
+    assert methods.get("fedekd-ungated") == methods.get("fedekd", gate="constant", weight=1.0)
+    assert methods.get("fedekd-half") == methods.get("fedekd", gate="constant", weight=0.5)
+    assert methods.get("fedekd-entropy", beta=2).energy == "entropy"
+    assert methods.get("fedtype-nograd") == methods.get("fedtype", gradient=False)
+    assert methods.get("fedtype-prox") != methods.get("fedtype")
+    assert methods.get("fedprox") != methods.get("fedavg")
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_every_method_can_be_listed_and_checked(name):
+    method = KNOWN[name]
+    line = (type(method).__doc__ or "").splitlines()[0].strip()
+    assert len(line) > 10
+    assert not line.startswith(type(method).__name__ + "(")  # what a dataclass writes where there is nothing
+    assert name == method.name or name.startswith(f"{method.name}-")
+    assert set(method.roles) <= {"private", "proxy"}
+    assert set(method.anchors) <= set(method.roles)
+    assert all(type(getattr(method, f.name)) in (bool, int, float, str) for f in fields(method))
+    assert method.tasks
+    for task in method.tasks if "-" not in name else ("classification",):
+        method.check(task)
+    with pytest.raises(FrozenInstanceError):
+        method.beta = 3
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_steps_speak_of_the_methods_own_roles(name):
+    method = KNOWN[name]
+    for step in (step for round in range(3) for step in method.steps(round)):
+        assert isinstance(step, Train | Remember | Exchange)
+        if isinstance(step, Train):
+            assert step.roles
+            assert not set(step.roles) & set(step.frozen)
+            assert {*step.roles, *step.frozen} <= set(method.roles)
+        elif isinstance(step, Exchange):
+            assert step.role in method.roles
+        else:
+            assert set(step.roles) <= set(method.roles)
+            assert step.split in (None, "train", "val"), "nothing is chosen on a test split"
+
+
+def test_names_are_unique_in_the_source():
+    folder = Path(methods.__file__).parent
+    names = [n for path in folder.glob("*.py") for n in re.findall(r'^@register\(\s*"([^"]+)"', path.read_text(), re.M)]
+    assert len(names) == len(set(names)) >= 9
+    assert set(names) <= set(KNOWN)
+
+
+def test_the_registry_cannot_be_changed_through_its_listing():
+    methods.known().clear()
+    assert methods.known() == KNOWN
+
+
+def test_parameters_leave_the_registered_method_alone():
+    assert methods.get("fedekd", beta=7.0).beta == 7.0
+    assert methods.get("fedekd").beta == 1.0
+
+
+@pytest.mark.xfail(strict=True, reason="methods.register replaces a method of the same name without a word")
+def test_a_name_that_is_taken_is_refused():
+    with pytest.raises(FedekdError, match="local"):
+
+        @methods.register("local")
+        @dataclass(frozen=True)
+        class Another(Method):
+            """Would be the zero of every delta"""
+
+
+# Parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter", "given", "value"),
+    [
+        ("fedekd", "beta", "0.5", 0.5),
+        ("fedekd", "beta", 2, 2.0),
+        ("fedekd", "beta", " 1e-3 ", 1e-3),
+        ("fedekd", "warmup", "3", 3),
+        ("fedekd", "warmup", 2.0, 2),
+        ("fedekd", "energy", "lse", "lse"),
+        ("fedtype", "gradient", "false", False),
+        ("fedtype", "gradient", "True", True),
+        ("fedtype", "gradient", False, False),
+        ("fedprox", "mu", 0, 0.0),
+    ],
+)
+def test_values_are_converted_to_the_type_of_the_default(name, parameter, given, value):
+    found = getattr(methods.get(name, **{parameter: given}), parameter)
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter", "given", "kind"),
+    [
+        ("fedekd", "beta", "big", "a number"),
+        ("fedekd", "beta", "", "a number"),
+        ("fedekd", "warmup", 1.5, "a whole number"),
+        ("fedekd", "warmup", "1.5", "a whole number"),
+        ("fedekd", "warmup", math.nan, "a whole number"),
+        ("fedekd", "warmup", math.inf, "a whole number"),
+        ("fedtype", "gradient", "maybe", "true or false"),
+        ("fedtype", "gradient", 1, "true or false"),
+        ("fedekd", "beta", [1.0], "a number"),
+        ("fedekd", "beta", None, "a number"),
+        ("fedekd", "warmup", {"a": 1}, "a whole number"),
+    ],
+)
+def test_values_that_cannot_be_converted_cost_one_line(name, parameter, given, kind):
+    with pytest.raises(FedekdError, match=rf"^{name}\.{parameter} must be {kind}, got") as error:
+        methods.get(name, **{parameter: given})
+    assert repr(given) in one_line(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "said"),
+    [
+        ("fedekt", {}, "unknown method 'fedekt'; did you mean 'fedekd'?"),
+        ("FedAvg", {}, "did you mean 'fedavg'?"),
+        ("", {}, "unknown method ''; known: constant, fedavg"),
+        ("qqqqqq", {}, "known: constant, fedavg"),
+        ("fedekd", {"bata": 1}, "unknown parameter of method 'fedekd' 'bata'; did you mean 'beta'?"),
+        ("fedekd", {"lambda-kd": 1}, "did you mean 'lambda_kd'?"),
+        ("fedprox", {"beta": 1}, "unknown parameter of method 'fedprox' 'beta'; known: mu"),
+        ("fedekd", {"roles": ()}, "unknown parameter of method 'fedekd' 'roles'"),
+    ],
+)
+def test_unknown_names_are_answered_with_the_nearest(name, parameters, said):
+    with pytest.raises(FedekdError) as error:
+        methods.get(name, **parameters)
+    assert said in one_line(error)
+
+
+UNBOUNDED = {"raises": pytest.fail.Exception, "reason": "Method.check knows no upper bounds: this is a share of 1"}
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "said"),
+    [
+        ("fedekd", {"beta": 0}, "fedekd.beta must be > 0 and finite, got 0"),
+        ("fedekd", {"beta": "nan"}, "fedekd.beta must be > 0 and finite, got nan"),
+        ("fedekd", {"beta": "inf"}, "fedekd.beta"),
+        ("fedekd", {"lambda_kd": -0.1}, "fedekd.lambda_kd must be >= 0 and finite, got -0.1"),
+        ("fedekd", {"lambda_kd": "nan"}, "fedekd.lambda_kd"),
+        ("fedekd", {"warmup": -1}, "fedekd.warmup must be >= 0"),
+        ("fedekd", {"energy": "entropi"}, "unknown energy 'entropi'; did you mean 'entropy'?"),
+        ("fedekd", {"energy": "squared"}, "energy 'squared' is not defined for classification"),
+        ("fedekd", {"gate": "closed"}, "unknown gate 'closed'"),
+        ("fedprox", {"mu": -1}, "fedprox.mu must be >= 0"),
+        ("feddyn", {"a": 0}, "feddyn.a must be > 0"),
+        ("constant", {}, "method 'constant' is defined for regression, not for classification"),
+        bug("fedtype", {"level": 1.5}, "fedtype.level", **UNBOUNDED),
+        bug("fml", {"supervision": 2}, "fml.supervision", **UNBOUNDED),
+    ],
+)
+def test_parameters_out_of_their_range_cost_one_line(name, parameters, said):
+    with pytest.raises(FedekdError) as error:
+        methods.get(name, **parameters).check("classification")
+    assert said in one_line(error)
+
+
+def test_a_task_that_a_method_does_not_fit():
+    with pytest.raises(FedekdError, match="method 'fedtype' is defined for classification, not for regression"):
+        methods.get("fedtype").check("regression")
+    with pytest.raises(FedekdError, match="energy 'entropy' is not defined for regression; use squared"):
+        methods.get("fedekd-entropy").check("regression")
+
+
+# A user's own method
+
+OWN = '''
+from dataclasses import dataclass
+
+from fedekd.methods import Batch, Exchange, Method, Remember, Train, register
+from fedekd.trees import squared_distance
+
+
+@register("pulled", hard={"pull": 5.0})
+@dataclass(frozen=True)
+class Pulled(Method):
+    """Proxies pulled to what was received, by the spread of the private outputs"""
+
+    pull: float = 0.5
+    roles = ("private", "proxy")
+    anchors = ("proxy",)
+    draws = 1
+
+    def begin(self, client):
+        return {"seen": 0.0 * next(iter(client.weights["private"].values())).sum()}
+
+    def steps(self, round):
+        return (
+            Remember(self.spread, split="train", roles=("private",)),
+            Train(("private",), lambda batch: batch.supervised("private")),
+            Train(("proxy",), self.loss, frozen=("private",)),
+            Exchange("proxy", self.server),
+        )
+
+    def spread(self, batch):
+        return {"seen": batch.memory["seen"] + batch.mean(batch.outputs["private"].amax(-1))}
+
+    def loss(self, batch: Batch):
+        distance = squared_distance(batch.weights["proxy"], batch.received["proxy"])
+        noisy = batch.mean(batch.uniform[..., 0] * batch.distilled("proxy", teacher="private"))
+        return noisy + self.pull * batch.memory["seen"] * distance
+
+    def server(self, mean, previous, memory):
+        return {n: 0.5 * (mean[n] + previous[n]) for n in mean}, {}
+
+
+@dataclass(frozen=True)
+class Plain(Method):
+    """Not registered"""
+
+    rate: float = 1.0
+
+    def steps(self, round):
+        return (Train(("private",), lambda batch: self.rate * batch.supervised("private")),)
+
+
+plain = Plain(rate=2.0)
+number = 3
+
+class NeedsMore(Method):
+    def __init__(self, more): pass
+'''
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "clinic.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("clinic")
+    sys.modules.pop("clinic", None)
+
+
+def private(shape, outputs):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 7), nn.ReLU(), nn.Linear(7, outputs))
+
+
+def proxy(shape, outputs):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, outputs))
+
+
+def trained(federation, method):
+    """The job's private outputs and the method's memory, in the serial and in the stacked engine."""
+    job = Job(federation, method, 0, Training(rounds=2, epochs=1, batch_size=32, lr=1e-2), private, proxy)
+    serial, stacked = Serial(job), Stacked([job])
+    for _ in range(2):
+        serial.round()
+        stacked.round()
+    return serial, stacked
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize("name", ["pulled", "pulled-hard"])
+def test_a_registered_method_from_one_file_runs_in_both_engines(images, name):
+    method = methods.get(name)
+    assert method.name == "pulled"
+    assert method.pull == (5.0 if name == "pulled-hard" else 0.5)
+    assert methods.get(name, pull="0.25").pull == 0.25
+    serial, stacked = trained(images, method)
+    for role in ("private", "proxy"):
+        for parameter in serial.clients[0][role].state_dict():
+            ours = torch.stack([client[role].state_dict()[parameter] for client in serial.clients])
+            torch.testing.assert_close(ours, stacked.weights[role][parameter], rtol=1e-3, atol=1e-5)
+    assert serial.door.roles == {"proxy"}
+    assert serial.door.bytes_up == stacked.doors[0].bytes_up == 2 * 3 * 4 * (64 * 10 + 10)
+    seen = torch.stack([memory["seen"] for memory in serial.memory])
+    assert (seen != 0).all()
+
+
+def test_a_method_by_its_path_needs_no_registration(own, images):
+    method = methods.get("clinic:Plain", rate="0.5")
+    assert isinstance(method, own.Plain)
+    assert (method.name, method.rate) == ("plain", 0.5)
+    assert "plain" not in methods.known()
+    assert methods.get("clinic:plain").rate == 2.0
+    serial, stacked = trained(images, method)
+    assert stacked.evaluate()[0] == pytest.approx(serial.evaluate()[0], abs=1e-6)
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize(
+    "path",
+    [
+        "clinic:Nothing", "clinic:", "clinic.more:Plain", "nowhere:Plain", "clinic:number", "collections:OrderedDict",
+        "clinic/own.py:Plain", "os:path",
+        bug(":Plain", raises=ValueError, reason="methods._imported: an empty module name is a ValueError"),
+        bug(".clinic:Plain", raises=TypeError, reason="methods._imported: a relative name is a TypeError"),
+        bug("clinic:NeedsMore", raises=TypeError, reason="methods._imported calls any class without arguments"),
+        bug("torch.nn:Linear", raises=TypeError, reason="methods._imported calls any class without arguments"),
+    ],
+)  # fmt: skip
+def test_a_path_to_something_else_costs_one_line(path):
+    with pytest.raises(FedekdError, match=r"cannot import method|is not a fedekd Method") as error:
+        methods.get(path)
+    assert repr(path) in one_line(error)
+
+
+def test_a_method_without_steps_says_so():
+    class Empty(Method):
+        pass
+
+    with pytest.raises(NotImplementedError, match="Empty needs steps"):
+        Empty().steps(0)

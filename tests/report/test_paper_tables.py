@@ -1,0 +1,265 @@
+"""The paper's tables from synthetic records: every figure below can be worked out by hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+
+import pytest
+
+from fedekd import metrics
+from fedekd.errors import FedekdError
+from fedekd.report.paper_tables import make_tables, paper_figures, render, select
+
+CLASSIFICATION = ("fashionmnist", "cifar10", "octmnist", "organamnist")
+
+
+def record(
+    method="fedekd", deltas=(0.01, -0.03), *, dataset="cifar10", alpha=0.1, seed=0, label=None, local=0.5, **more
+):
+    task = "regression" if dataset in ("retinamnist", "dr_regular", "diabetes") else "classification"
+    values = [local + d for d in deltas]
+    clients = [{"id": str(k), "local": local, "value": v, "delta": v - local} for k, v in enumerate(values)]
+    return {
+        "dataset": dataset,
+        "alpha": alpha,
+        "seed": seed,
+        "method": method,
+        "label": label or method,
+        "params": {"rounds": 5, "beta": 1.0, "lambda_kd": 1.0} | more.pop("params", {}),
+        "task": task,
+        "metric": "accuracy" if task == "classification" else "rmse",
+        "clients": clients,
+        **metrics.summarise(values, [local] * len(values), task == "classification"),
+        "trust": more.pop("trust", []),
+        "key": f"{method} {label} {dataset} {alpha} {seed} {more}",
+        **more,
+    }
+
+
+def table_of(tables, name):
+    return select(tables, name)[0]
+
+
+def cells(table, label):
+    row = next(row for row in table.rows if row.label == label)
+    return {f"{group} {name}".strip(): cell for (group, name), cell in zip(table.columns, row.cells, strict=True)}
+
+
+# --- the paper's figures ---------------------------------------------------------------------------------
+
+
+def test_the_papers_figures_are_all_there():
+    figures = paper_figures()
+    assert len(figures) == 456
+    assert len({f["table"] for f in figures}) == 9
+    tables = make_tables([record()], against_paper=True)
+    shown = [cell for table in tables for row in table.rows for cell in row.cells if cell.paper]
+    assert len(shown) == 456
+    assert cells(table_of(tables, "neg_transfer_main"), "fedekd")["CIFAR-10 α=0.1"].paper == (-0.0033, 0.0098)
+    assert cells(table_of(tables, "ablation"), "fedekd-ungated")["OrganAMNIST α=0.5"].paper == (-0.2408, 0.0404)
+    retinopathy = cells(table_of(tables, "neg_transfer_regression"), "feddyn")["Diabetic Retinopathy α=0.1"]
+    assert retinopathy.paper == (1.3174, 2.3447)
+    assert retinopathy.mean is None
+
+
+def test_the_papers_figure_stands_beside_ours():
+    tables = [table_of(make_tables([record(deltas=[0.01, 0.03])], against_paper=True), "neg_transfer_main")]
+    assert "0.0200±0.0000 (-0.0033±0.0098)" in render(tables)
+    assert r"$0.0200_{\pm 0.0000}$ ($-0.0033_{\pm 0.0098}$)" in render(tables, "latex")
+    rows = list(csv.DictReader(io.StringIO(render(tables, "csv"))))
+    ours = next(r for r in rows if (r["label"], r["group"], r["column"]) == ("fedekd", "CIFAR-10", "0.1"))
+    assert float(ours["paper_mean"]) == -0.0033
+    assert float(ours["difference"]) == pytest.approx(0.02 + 0.0033)
+
+
+# --- figures and marks -----------------------------------------------------------------------------------
+
+
+def test_mean_and_population_deviation_over_seeds():
+    runs = [record(deltas=d, seed=s) for s, d in enumerate([[0.02, 0.04], [-0.01, 0.03]])]
+    tables = make_tables(runs)
+    average = cells(table_of(tables, "neg_transfer_main"), "fedekd")["CIFAR-10 α=0.1"]
+    assert (average.mean, average.std, average.seeds) == (pytest.approx(0.02), pytest.approx(0.01), 2)
+    worst = cells(table_of(tables, "neg_transfer_worst"), "fedekd")["CIFAR-10 α=0.1"]
+    assert (worst.mean, worst.std) == (pytest.approx(0.005), pytest.approx(0.015))
+    low = cells(table_of(tables, "neg_transfer_p10"), "fedekd")["CIFAR-10 α=0.1"]
+    assert low.mean == pytest.approx((0.022 - 0.006) / 2)
+    assert cells(table_of(tables, "mean_client_acc"), "fedekd")["CIFAR-10 α=0.1"].mean == pytest.approx(0.52)
+
+
+def test_best_and_second_follow_the_direction_and_ties_share():
+    given = {"local": 0.0, "fedtype": 0.0, "fedavg": -0.2, "fedekd": 0.00001, "fedprox": -0.1}
+    for dataset, table, column in (
+        ("cifar10", "neg_transfer_main", "CIFAR-10 α=0.1"),
+        ("retinamnist", "neg_transfer_regression", "RetinaMNIST α=0.1"),
+    ):
+        sign = 1 if dataset == "cifar10" else -1
+        methods = {m: d for m, d in given.items() if dataset == "cifar10" or m != "fedtype"}
+        runs = [record(m, [sign * d, sign * d], dataset=dataset) for m, d in methods.items()]
+        found = table_of(make_tables(runs), table)
+        marks = {m: cells(found, m)[column].mark for m in methods}
+        tied = dict.fromkeys(m for m in methods if m in ("local", "fedtype", "fedekd"))  # alike to four decimals
+        assert marks == {**dict.fromkeys(methods, ""), **dict.fromkeys(tied, "best"), "fedprox": "second"}
+    text = render([found])
+    assert "**0.0000±0.0000**" in text
+    assert "<u>0.1000±0.0000</u>" in text
+    assert "-0.0000" not in text
+
+
+def test_our_rows_stand_below_the_papers():
+    names = ("constant", "local", "fml", "fedekd-half", "fedekd", "mine")
+    table = table_of(make_tables([record(m, dataset="retinamnist") for m in names]), "neg_transfer_regression")
+    ours = ["local", "fml", "fedekd-half", "constant", "mine"]
+    assert [row.label for row in table.rows] == ["feddyn", "fedprox", "fedavg", "fedekd", *ours]
+
+
+# --- what is missing -------------------------------------------------------------------------------------
+
+
+def test_missing_cells_are_dashes_and_counted():
+    runs = [record("fedekd", seed=s) for s in (0, 1)] + [record("fedavg", seed=0)]
+    table = table_of(make_tables(runs), "neg_transfer_main")
+    assert cells(table, "fedavg")["CIFAR-10 α=0.1"].few
+    assert not cells(table, "fedekd")["CIFAR-10 α=0.1"].few
+    assert cells(table, "fedekd")["OCTMNIST α=0.3"].mean is None
+    missing = 6 * 12 * 2 - 3
+    assert any(f"{missing} of this table's 144 runs are missing" in note for note in table.notes)
+    text = render([table])
+    assert " – |" in text
+    assert " n=1" in text
+
+
+def test_a_note_says_why_a_dataset_is_empty():
+    failures = [{"key": "", "dataset": "octmnist", "alpha": None, "seed": None, "error": "OCTMNIST is not in data"}]
+    notes = table_of(make_tables([record()], failures), "neg_transfer_main").notes
+    assert "no runs of OCTMNIST here: OCTMNIST is not in data" in notes
+    assert any("`fedekd data fetch organamnist`" in note for note in notes)
+
+
+def test_a_failure_that_was_mended_is_not_mentioned():
+    run = record()
+    failure = {"key": run["key"], "dataset": "cifar10", "alpha": 0.1, "seed": 0, "error": "diverged"}
+    assert not any("diverged" in n for t in make_tables([run], [failure]) for n in t.notes)
+    assert any("diverged" in n for t in make_tables([run], [{**failure, "key": "x"}]) for n in t.notes)
+
+
+def test_runs_with_other_settings_never_mix():
+    runs = [record(seed=s) for s in (0, 1)] + [record(deltas=[0.4, 0.4], params={"rounds": 9}, versions=2)]
+    table = table_of(make_tables(runs), "neg_transfer_main")
+    assert cells(table, "fedekd")["CIFAR-10 α=0.1"].mean == pytest.approx(-0.01)
+    assert "1 runs of CIFAR-10 with other settings are left out" in table.notes
+
+
+def test_own_datasets_get_tables_of_their_own():
+    tables = make_tables([record(m, dataset="wards", alpha=None) for m in ("local", "fedekd")])
+    assert [t.name for t in tables] == [
+        "neg_transfer_main", "neg_transfer_worst", "neg_transfer_p10", "mean_client_acc_main",
+        "paired_fedekd_cls", "paired_local_cls", "harmed_cls",
+    ]  # fmt: skip
+    assert tables[0].columns == (("wards", "no α"),)
+    assert [row.label for row in tables[0].rows] == ["fedekd", "local"]
+    assert not any("paper" in note for note in tables[0].notes)
+
+
+def test_nothing_gives_no_tables():
+    assert make_tables([]) == []
+
+
+# --- what the paper lacks --------------------------------------------------------------------------------
+
+
+def test_paired_differences_with_their_interval():
+    ours, other = [0.03, 0.05, 0.04], [0.01, 0.02, 0.03]
+    runs = [record("fedekd", [d, d], seed=s) for s, d in enumerate(ours)]
+    runs += [record("fedavg", [d, d], seed=s) for s, d in enumerate(other)] + [record("fedavg", seed=7)]
+    runs += [record("local", [0, 0], seed=s) for s in range(3)]
+    tables = make_tables(runs)
+    cell = cells(table_of(tables, "paired_fedekd_cls"), "fedavg")["CIFAR-10 α=0.1"]
+    assert cell.mean == pytest.approx(0.02)
+    assert cell.interval == pytest.approx((0.02 - 4.302653 * 0.01 / 3**0.5, 0.02 + 4.302653 * 0.01 / 3**0.5))
+    assert (cell.seeds, cell.mark) == (3, "")
+    alone = cells(table_of(tables, "paired_local_cls"), "fedekd")["CIFAR-10 α=0.1"]
+    assert alone.mean == pytest.approx(0.04)
+    assert alone.mark == "best"
+    assert "**+0.0400 [+0.0152, +0.0648]**" in render(tables)
+
+
+def test_for_errors_an_interval_below_zero_is_the_better_side():
+    runs = [record("fedekd", [-0.1 - s / 100] * 2, seed=s, dataset="dr_regular") for s in range(3)]
+    runs += [record("local", [0, 0], seed=s, dataset="dr_regular") for s in range(3)]
+    assert cells(table_of(make_tables(runs), "paired_fedekd_reg"), "local")["Diabetic Retinopathy α=0.1"].mark == "best"
+
+
+def test_clients_harmed_are_counted_over_seeds():
+    runs = [record("fedekd", d, seed=s) for s, d in enumerate([[0.1, -0.1, 0], [0.1, 0.2, -0.1]])]
+    runs += [record("fedavg", [-0.1, -0.1, -0.1], seed=s) for s in (0, 1)]
+    runs += [record("fedekd", [0.1, -0.2, 0], dataset="retinamnist")]
+    tables = make_tables(runs)
+    table = table_of(tables, "harmed_cls")
+    assert cells(table, "fedekd")["CIFAR-10 α=0.1"].share == (2, 6)
+    assert cells(table, "fedekd")["CIFAR-10 α=0.1"].mark == "best"
+    assert cells(table, "fedavg")["CIFAR-10 α=0.1"].share == (6, 6)
+    assert cells(table_of(tables, "harmed_reg"), "fedekd")["RetinaMNIST α=0.1"].share == (1, 3)
+    assert "**2/6**" in render([table])
+
+
+def test_a_sweep_has_a_row_for_each_value_and_the_default_among_them():
+    log = [{"mean": 0.5}, {"mean": 0.6}]
+    runs = [record("local", [0, 0], seed=s, alpha=0.5) for s in (0, 1)]
+    for beta, gain in ((0.25, 0.01), (8.0, 0.03)):
+        label, params = f"fedekd (beta={beta})", {"beta": beta}
+        runs += [
+            record("fedekd", [gain + s / 100] * 2, label=label, params=params, seed=s, alpha=0.5, trust=log)
+            for s in (0, 1)
+        ]
+    runs += [record("fedekd", [0.02 + s / 100] * 2, seed=s, alpha=0.5, trust=log) for s in (0, 1)]
+    runs += [record("fedekd", [0, 0], label="fedekd (lambda_kd=0.0)", params={"lambda_kd": 0.0}, alpha=0.5)]
+    tables = make_tables(runs)
+    table = table_of(tables, "sweep_cifar10_0.5_fedekd")
+    heads = [("beta", "0.25"), ("beta", "1"), ("beta", "8"), ("lambda_kd", "0"), ("lambda_kd", "1")]
+    assert [row.heads for row in table.rows] == heads
+    last = cells(table, "fedekd (beta=8.0)")
+    assert last["Avg Δ"].mean == pytest.approx(0.035)
+    assert last["minus fedekd as it is"].mean == pytest.approx(0.01)
+    assert last["minus Local"].interval is not None
+    assert last["mean trust, last round"].mean == pytest.approx(0.6)
+    assert "fedekd (beta=8.0)" not in [row.label for t in tables if t is not table for row in t.rows]
+
+
+# --- formats ---------------------------------------------------------------------------------------------
+
+
+def test_latex_is_well_formed():
+    runs = [record(m, [s / 10, -0.1], seed=s) for m in ("fedekd", "fedavg", "local", "my_method") for s in (0, 1)]
+    runs += [record("fedekd", label="fedekd (beta=2.0)", params={"beta": 2.0}, seed=s) for s in (0, 1)]
+    text = render(make_tables(runs, against_paper=True), "latex")
+    assert not set(text) & set("Δαβλ±–½")
+    bare = re.sub(r"\\[{}\\$&%_#]", "", text)
+    assert bare.count("{") == bare.count("}")
+    assert bare.count("$") % 2 == 0
+    assert r"my\_method" in text
+    for environment in ("table", "tabular"):
+        assert text.count(rf"\begin{{{environment}}}") == text.count(rf"\end{{{environment}}}") > 9
+    for tabular in re.findall(r"\\begin\{tabular\}\{(\w+)\}\n(.*?)\\end\{tabular\}", text, re.DOTALL):
+        layout, body = tabular
+        for line in body.split(r"\\"):
+            spans = [int(n) - 1 for n in re.findall(r"\\multicolumn\{(\d+)\}", line)]
+            if "&" in line:
+                assert line.count("&") - line.count(r"\&") + sum(spans) + 1 == len(layout)
+
+
+def test_csv_holds_every_cell_unrounded():
+    tables = make_tables([record(deltas=[1 / 3, 1 / 7])])
+    rows = list(csv.DictReader(io.StringIO(render(tables, "csv"))))
+    assert len(rows) == sum(len(row.cells) for table in tables for row in table.rows)
+    assert float(rows[0]["mean"] or 0) == 0  # feddyn, which was not run
+    assert max(float(row["mean"] or 0) for row in rows if row["table"] == "neg_transfer_main") == pytest.approx(5 / 21)
+
+
+def test_unknown_table_and_format_are_named():
+    with pytest.raises(FedekdError, match="unknown table 'harm_cls'; did you mean 'harmed_cls'"):
+        select(make_tables([record()]), "harm_cls")
+    with pytest.raises(FedekdError, match="unknown format 'mardown'; did you mean 'markdown'"):
+        render([], "mardown")

@@ -1,0 +1,114 @@
+"""A study over processes and over Ray, killed and resumed, and twice on one folder."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import sys
+import time
+
+import pytest
+from small_study import RUNS, make_home, same, start
+
+from fedekd.errors import FedekdError
+from fedekd.report.paper_tables import make_tables, render
+from fedekd.runs import Nobody
+from fedekd.store import Store, read_records
+from fedekd.studies import load_study, run_study
+from fedekd.studies.processes import over_processes
+from fedekd.studies.survey import survey
+
+GO = """
+from fedekd.studies import load_study, run_study
+if __name__ == "__main__":
+    run_study(load_study("study.toml"), "out", workers=1)
+"""
+BARE = """
+import sys
+for name in ("rich", "pandas", "sklearn", "scipy", "tqdm", "pooch", "h5py", "PIL", "threadpoolctl"):
+    sys.modules[name] = None  # as if it were not installed
+"""
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    return make_home(tmp_path, monkeypatch)
+
+
+def table(folder):
+    return render(make_tables(read_records(folder / "results.jsonl")), "csv")
+
+
+def test_processes_give_the_same_records_and_outlive_one_that_dies(home):
+    text = (home / "study.toml").read_text()
+    (home / "study.toml").write_text(text.replace('"constant"]', '"studyparts:Deadly", "constant"]'))
+    outcome = run_study(load_study("study.toml", only="seed=0"), "out", Nobody(), workers=2)
+    (failure,) = outcome.failed
+    assert failure.label == "studyparts:Deadly"
+    assert "ended with status 7" in failure.error
+    assert len(outcome.records) == RUNS // 2
+    (home / "study.toml").write_text(text)
+    run_study(load_study("study.toml", only="seed=0"), "alone", Nobody(), workers=1)
+    assert same(home / "out") == same(home / "alone")
+
+
+def test_when_it_is_stopped_its_processes_stop(home):
+    store, view = Store("out"), survey(load_study("study.toml"), print)
+    items = over_processes(view.tasks([])[:2], store, Nobody(), workers=1)
+    next(items)
+    assert len(multiprocessing.active_children()) == 1
+    items.close()
+    assert multiprocessing.active_children() == []
+
+
+def test_killed_in_the_middle_it_goes_on_to_the_same_table(home):
+    text = (home / "study.toml").read_text()
+    (home / "study.toml").write_text(text.replace('"fedavg"', '"studyparts:Slow"'))
+    results = home / "out" / "results.jsonl"
+    process = start(home, GO)
+    while not results.exists() or results.read_bytes().count(b"\n") < 4:
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    done = results.read_bytes().count(b"\n")
+    assert 4 <= done < RUNS
+    results.write_bytes(results.read_bytes() + b'{"half a li')
+    outcome = run_study(load_study("study.toml"), "out", Nobody(), workers=1)
+    assert (outcome.fresh, outcome.complete) == (RUNS - done, True)
+    run_study(load_study("study.toml"), "whole", Nobody(), workers=1)
+    assert table(home / "out") == table(home / "whole")
+    assert not list(home.glob("out/checkpoints/*.pt"))
+
+
+def test_two_processes_share_a_folder_and_nothing_is_done_twice(home):
+    for process in [start(home, GO), start(home, GO)]:
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+    keys = [record["key"] for record in read_records(home / "out" / "results.jsonl")]
+    assert len(keys) == len(set(keys)) == RUNS
+    assert not (home / "out" / "failures.jsonl").exists()
+
+
+def test_it_runs_with_torch_and_numpy_alone(home):
+    run_study(load_study("study.toml", only="alpha=0.5"), "here", Nobody(), workers=1)
+    process = start(home, BARE + GO.replace('"study.toml"', '"study.toml", only="alpha=0.5"'))
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert same(home / "out") == same(home / "here")
+    assert "left)" in err
+
+
+def test_ray_gives_the_same_records(home):
+    pytest.importorskip("ray")
+    outcome = run_study(load_study("study.toml"), "out", Nobody(), workers=2, ray="local")
+    assert (outcome.complete, outcome.fresh) == (True, RUNS)
+    run_study(load_study("study.toml"), "here", Nobody(), workers=1)
+    assert same(home / "out") == same(home / "here")
+    assert run_study(load_study("study.toml"), "out", Nobody(), ray="local").fresh == 0
+
+
+def test_without_ray_it_says_what_to_install(home, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(FedekdError, match=r"pip install 'fedekd\[ray\]'"):
+        run_study(load_study("study.toml", only="alpha=0.3,seed=0"), "out", Nobody(), ray="local")

@@ -1,0 +1,218 @@
+"""Doing a study: what is run, what it costs, and that nothing that fails takes anything else with it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from small_study import RUNS, make_home, same
+
+from fedekd.errors import FedekdError
+from fedekd.methods.local import Local
+from fedekd.runs import Nobody
+from fedekd.studies import Tally, carry, cells, describe, load_study, run_study
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    return make_home(tmp_path, monkeypatch)
+
+
+class Counting(Nobody):
+    def __init__(self):
+        self.cost, self.planned, self.begun, self.fresh, self.kept = 0, [], [], [], []
+
+    def plan(self, jobs):
+        self.planned = jobs
+
+    def begin(self, label, seed, work, rounds, resumed):
+        self.begun.append(label)
+
+    def advance(self, round, client, samples):
+        self.cost += samples
+
+    def finish(self, record, cached):
+        (self.kept if cached else self.fresh).append(record)
+
+
+def small(only="", **overrides):
+    return load_study("study.toml", overrides, only)
+
+
+def failures(folder):
+    return [json.loads(line) for line in (folder / "failures.jsonl").read_text().splitlines()]
+
+
+def test_every_run_is_done_once_and_costs_what_was_said(home):
+    study, watcher = small(), Counting()
+    said = describe(study, "out")
+    assert not (home / "out").exists()
+    assert (said.total.runs, said.total.done) == (RUNS, 0)
+    outcome = run_study(study, "out", watcher, workers=1)
+    records = outcome.records
+    assert (len(records), outcome.fresh, outcome.planned, outcome.complete) == (RUNS, RUNS, RUNS, True)
+    assert max(Counter((r["dataset"], r["alpha"], r["seed"], r["label"]) for r in records).values()) == 1
+    assert said.total.traffic == sum(r["bytes_up"] + r["bytes_down"] for r in records) > 0
+    width = {"digits-small": 64, "patients": 10}
+    assert sum(part.samples * width[part.dataset] for part in said.parts) == watcher.cost
+    assert sum(cost for *_, cost in watcher.planned) == watcher.cost
+    assert all(r["avg_delta"] == 0 for r in records if r["method"] == "local")
+
+    again = Counting()
+    outcome = run_study(study, "out", again, workers=1)
+    assert (again.planned, again.fresh, len(again.kept), outcome.fresh) == ([], [], RUNS, 0)
+    said = describe(study, "out")
+    assert (said.total.done, said.total.samples, said.total.traffic) == (RUNS, 0, 0)
+    assert said.text().splitlines()[-1].split() == ["in", "all", str(RUNS), str(RUNS), "0", "0", "0.0"]
+
+    part = small("alpha=0.5,method=fedavg,dataset=" + str(home / "digits-small.npz"))
+    assert describe(part, "out").total.runs == 2 * 2
+    changed = small(rounds=1)
+    assert describe(changed, "out").total.done == 0
+
+
+def test_a_run_that_fails_leaves_the_others_alone_and_is_tried_again(home, monkeypatch):
+    text = (home / "study.toml").read_text().split("[[block]]")
+    (home / "fail.toml").write_text(text[0] + "[[block]]" + text[1].replace('"fedavg"', '"studyparts:Fragile"'))
+    for engine in ("serial", "stacked"):
+        folder = home / engine
+        study = load_study("fail.toml", {"engine": engine})
+        told = []
+        outcome = run_study(study, folder, Tally(told.append), workers=1)
+        assert (len(outcome.records), outcome.planned) == (10, 12)
+        assert {f["label"] for f in failures(folder)} == {"studyparts:Fragile"}
+        assert {(f["seed"], f["alpha"]) for f in failures(folder)} == {(1, 0.3), (1, 0.5)}
+        assert all(f["error"] == "RuntimeError: this seed is cursed" for f in failures(folder))
+        assert not outcome.complete
+        assert "2 failed" in outcome.text()
+        assert any("12/12" in line for line in told)
+        assert not list(folder.glob("checkpoints/*"))
+        assert len(run_study(study, folder, Nobody(), workers=1).failed) == 2
+    monkeypatch.setattr("studyparts.Fragile.begin", lambda self, client: {})
+    assert run_study(study, folder, Nobody(), workers=1).complete
+
+
+def test_where_local_fails_nothing_is_measured_against_it(home, monkeypatch):
+    def fails(self, client):
+        raise FedekdError("no")
+
+    monkeypatch.setattr(Local, "begin", fails)
+    outcome = run_study(small("seed=0,alpha=0.3"), "out", Nobody(), workers=1)
+    assert outcome.records == []
+    assert [f.error for f in outcome.failed] == ["no"] + ["Local failed, and every Δ is measured against it"] * 2
+
+
+def test_mistakes_in_methods_stop_a_study_before_it_trains(home):
+    with pytest.raises(FedekdError, match="unknown method in --only 'fedekt'; did you mean 'fedekd'"):
+        run_study(small("method=fedekt"), "out", Nobody(), workers=1)
+    with pytest.raises(FedekdError, match="unknown method 'fedavgg'"):
+        run_study(small(methods="fedavgg"), "out", Nobody(), workers=1)
+    with pytest.raises(FedekdError, match="workers must be a whole number >= 1"):
+        run_study(small(), "out", Nobody(), workers=0)
+    with pytest.raises(FedekdError, match="there is no file"):
+        run_study(small(dataset="gone.npz"), "out", Nobody(), workers=1)
+
+
+def test_a_dataset_that_is_not_here_is_left_out(home):
+    text = (home / "study.toml").read_text() + '\n[[block]]\ndataset = "octmnist"\nmethods = ["fedekd"]'
+    (home / "more.toml").write_text(text)
+    study = load_study("more.toml", only="seed=0")
+    assert "octmnist is left out: OCTMNIST is not in" in describe(study, "out", lambda line: None).text()
+    outcome = run_study(study, "out", Nobody(), workers=1)
+    assert len(outcome.records) == RUNS // 2
+    assert list(outcome.absent) == ["octmnist"]
+    (line,) = failures(home / "out")
+    assert (line["dataset"], line["label"], line["seed"]) == ("octmnist", "every run", None)
+
+
+def test_a_cell_without_a_partition_is_recorded(home):
+    outcome = run_study(small("seed=0", clients=17), "out", Nobody(), workers=1)
+    assert outcome.records == []
+    cells_ = {(f.dataset, f.alpha) for f in outcome.failed}
+    assert cells_ == {("digits-small", 0.3), ("digits-small", 0.5), ("patients", 0.5)}
+    assert all("17 clients" in f.error for f in outcome.failed)
+
+
+def test_stacks_are_cut_to_what_fits(home, monkeypatch):
+    monkeypatch.setattr(carry, "MODELS", 8)  # two runs of three clients
+    watcher = Counting()
+    outcome = run_study(small("dataset=" + str(home / "digits-small.npz"), engine="stacked"), "out", watcher)
+    assert (outcome.complete, len(outcome.records)) == (True, RUNS - 6)
+    assert sorted(watcher.begun) == sorted(
+        ["local and 1 more"] * 2 + ["fedavg and 1 more"] * 2
+        + ["fedekd and 1 more"] * 2 + ["fedekd (beta=0.5) and 1 more", "fedekd (beta=2.0) and 1 more"]
+    )  # fmt: skip
+
+
+def test_the_tally_knows_how_long_it_takes(monkeypatch):
+    now, told = [0.0], []
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    tally = Tally(told.append)
+    tally.plan([("local", 0, 100), ("fedekd", 0, 200), ("fedavg", 0, 100)])
+    assert told == ["3 runs to do"]
+    tally.begin("local", 0, 100, 4, 2)  # half of it was done before
+    now[0] = 50.0
+    tally.advance(2, "0", 50)
+    assert tally.left() == "0:05:00"
+    record = {"dataset": "d", "alpha": 0.5, "seed": 0, "label": "local", "method": "local", "mean": 0.5, "seconds": 50}
+    tally.finish(record, cached=False)
+    assert told[-1] == "1/3 d α=0.5 seed 0 local: mean 0.5000, 50.0 s (0:05:00 left)"
+    tally.fail("d fedekd: diverged", 200)
+    assert told[-1] == "2/3 FAILED d fedekd: diverged (0:01:40 left)"
+    now[0] += 61
+    tally.advance(0, "0", 50)
+    assert told[-1].startswith("2/3 training (")
+
+
+# --- clusters --------------------------------------------------------------------------------------------
+
+
+def patients(home):
+    return small("dataset=" + str(home / "patients.npz"))
+
+
+def test_clusters_are_kept_beside_the_data_and_checked(home, monkeypatch):
+    first = describe(patients(home), "out")
+    path = home / "data" / "clusters" / "patients-1.npz"
+    assert sorted(p.name for p in path.parent.iterdir()) == ["patients-0.npz", "patients-1.npz"]
+    good = path.read_bytes()
+    asked = []
+    found = cells.input_clusters
+    monkeypatch.setattr(cells, "input_clusters", lambda dataset, seed: asked.append(seed) or found(dataset, seed))
+    assert describe(patients(home), "out") == first
+    assert asked == []
+    with np.load(path) as saved:
+        clusters, checksum = saved["clusters"], saved["data"]
+    np.savez(path, clusters=clusters, data=np.array("other"))
+    describe(patients(home), "out")
+    np.savez(path, clusters=clusters[:-1], data=checksum)
+    describe(patients(home), "out")
+    path.write_bytes(good[:100])
+    assert describe(patients(home), "out") == first
+    assert asked == [1, 1, 1]
+    assert path.read_bytes() == good
+
+
+def test_without_scikit_learn_the_clusters_are_asked_for(home, monkeypatch):
+    def missing(dataset, seed):
+        raise ImportError("No module named 'sklearn'")
+
+    monkeypatch.setattr(cells, "input_clusters", missing)
+    outcome = run_study(patients(home), "out", Nobody(), workers=1)
+    assert {f.seed for f in outcome.failed} == {0, 1}
+    assert "needs scikit-learn or its clusters in" in outcome.failed[0].error
+
+
+def test_a_cell_carries_its_clusters_and_gives_the_same_runs(home):
+    (settings,) = patients(home).grid
+    cell = cells.Cell((replace(settings, seeds=(0,)),), 0)
+    assert [r.key for r in cell.prepared().runs()] == [r.key for r in cell.runs()]
+
+
+def test_records_are_the_same_whatever_the_clusters_came_from(home):
+    run_study(patients(home), "one", Nobody(), workers=1)
+    run_study(patients(home), "two", Nobody(), workers=1)
+    assert same(home / "one") == same(home / "two")
