@@ -47,10 +47,12 @@ def federation(task: str) -> Federation:
 
 
 def main() -> None:
-    bad = 0
+    bad, names = 0, [name for name in sys.argv[1:] if not name.startswith("-")]
     for task in ("classification", "regression"):
         data = federation(task)
         for name, method in methods.known().items():
+            if names and name not in names:
+                continue
             if task not in method.tasks or not method.roles or (task == "regression" and "-" in name):
                 continue
             try:
