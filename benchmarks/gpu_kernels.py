@@ -32,6 +32,7 @@ from fedekd.engines import kernels
 
 START = time.monotonic()
 DEVICE, BATCH = "cuda", 64
+PROGRAMS = kernels.PROGRAMS
 STACKS = (60, 240)  # models; the first stack is tuned, the second timed with the winners
 # name: inputs, outputs, height and width
 LAYERS = {
@@ -47,12 +48,12 @@ LIMITS = {"fp32": 1e-5, "tf32": 1e-3, "bf16": 1e-2}
 # rows, columns, depth (of bf16; tf32 takes half), warps, stages
 TILES = {
     "forward": [
-        (128, 128, 64, 4, 3), (128, 128, 64, 4, 4), (256, 128, 64, 8, 3), (256, 128, 64, 8, 4),
-        (128, 64, 64, 4, 3), (256, 64, 64, 8, 3), (256, 64, 64, 4, 3), (256, 128, 32, 8, 4),
+        (128, 128, 64, 4, 3), (128, 128, 64, 4, 2), (128, 128, 32, 4, 4), (256, 128, 64, 8, 3),
+        (256, 128, 64, 8, 4), (128, 64, 64, 4, 3), (256, 64, 64, 8, 2), (256, 64, 64, 4, 2),
     ],
     "dgrad": [
-        (128, 128, 64, 4, 3), (128, 128, 64, 4, 4), (256, 128, 64, 8, 3), (256, 128, 64, 8, 2),
-        (128, 64, 64, 4, 3), (256, 64, 64, 8, 3), (256, 64, 64, 4, 3), (512, 64, 64, 8, 2),
+        (128, 128, 64, 4, 3), (128, 128, 64, 4, 2), (256, 128, 64, 8, 3), (128, 64, 64, 4, 3),
+        (128, 64, 64, 4, 4), (256, 64, 64, 8, 2), (256, 64, 64, 4, 2), (128, 64, 128, 4, 2),
     ],
     "wgrad": [
         (128, 64, 64, 8, 2), (128, 64, 64, 8, 3), (128, 64, 32, 8, 4), (64, 64, 64, 4, 2),
@@ -250,50 +251,57 @@ def grouped(data: dict[str, Tensor], precision: str) -> tuple[float, float]:
     return ahead, milliseconds(lambda: torch.autograd.grad(y, leaves, dy, retain_graph=True))
 
 
+def fastest(
+    kernel: str, candidates: list[tuple[int, ...]], data: dict[str, Tensor], precision: str, failed: list[str]
+) -> tuple[dict[tuple[int, ...], float], dict[int, float]]:
+    """Milliseconds by tile and, where sums are split, by the programs wanted per multiprocessor."""
+    times: dict[tuple[int, ...], float] = {}
+    splits: dict[int, float] = {}
+    for tile in candidates:
+        for programs in (2, 4, 8) if "wgrad" in kernel else (PROGRAMS,):
+            kernels.PROGRAMS = programs
+            try:
+                ms = milliseconds(lambda t=tile: launch(kernel, data, precision, t))
+            except Exception as error:  # out of shared memory or registers
+                failed.append(f"{kernel} {tile}: {str(error)[:80]}")
+                break
+            times[tile], splits[programs] = min(times.get(tile, ms), ms), min(splits.get(programs, ms), ms)
+    kernels.PROGRAMS = PROGRAMS
+    return times, splits
+
+
 def tune(budget: float) -> Iterator[dict[str, Any]]:
     """Per layer, precision and stack: the best tile and time of each kernel."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     best: dict[tuple[str, str, str], tuple[int, ...]] = {}
-    for m in STACKS:
-        for precision in ("bf16", "tf32"):
-            for name in TUNED:
-                if elapsed() > budget:
-                    return
-                c, n, size = LAYERS[name]
-                data = prepare(draw(name, m, BATCH, precision), precision)
-                row: dict[str, Any] = {"layer": name, "precision": precision, "models": m, "kernels": {}}
-                for kernel in layer_kernels(name):
-                    key, times = (kernel, name, precision), {}
-                    for tile in (
-                        tiles(kernel, name, precision) if m == STACKS[0] else [best[key]] if key in best else []
-                    ):
-                        try:
-                            times[tile] = milliseconds(lambda k=kernel, t=tile, p=precision, d=data: launch(k, d, p, t))
-                        except Exception as error:  # out of shared memory or registers
-                            row.setdefault("failed", []).append(f"{kernel} {tile}: {str(error)[:80]}")
-                    if not times:
-                        continue
-                    best[key] = won = min(times, key=lambda t: times[t])
-                    tera = 2 * 9 * c * n * size * size * BATCH * m / times[won] / 1e9
-                    row["kernels"][kernel] = {"ms": times[won], "tflops": tera, "tile": won}
-                    row["kernels"][kernel]["all"] = {str(t): round(v, 4) for t, v in times.items()}
-                try:
-                    row["unpool_ms"] = milliseconds(lambda p=precision, d=data: launch("unpool", d, p, ()))
-                    order = (0, 1, 2, 3, 4) if c <= kernels.FEW else (0, 3, 4, 1, 2)
-                    row["pack_ms"] = milliseconds(lambda p=precision, d=data, o=order: kernels.packed(d["w"], p, *o))
-                    if "wgrad" in row["kernels"] and m == STACKS[0]:
-                        won, row["split"] = row["kernels"]["wgrad"]["tile"], {}
-                        for kernels.PROGRAMS in (1, 2, 8, 4):  # the last is the default again
-                            row["split"][kernels.PROGRAMS] = milliseconds(
-                                lambda p=precision, d=data, t=won: launch("wgrad", d, p, t)
-                            )
-                    if m == STACKS[0]:
-                        row["grouped_ms"] = grouped(data, precision)
-                except Exception as error:
-                    row.setdefault("failed", []).append(str(error)[:120])
-                yield row
-                del data
-                torch.cuda.empty_cache()
+    for m, precision, name in ((m, p, n) for m in STACKS for p in ("bf16", "tf32") for n in TUNED):
+        if elapsed() > budget:
+            return
+        c, n, size = LAYERS[name]
+        data = prepare(draw(name, m, BATCH, precision), precision)
+        row: dict[str, Any] = {"layer": name, "precision": precision, "models": m, "kernels": {}, "failed": []}
+        for kernel in layer_kernels(name):
+            key = (kernel, name, precision)
+            candidates = tiles(*key) if m == STACKS[0] else [best[key]] if key in best else []
+            times, splits = fastest(kernel, candidates, data, precision, row["failed"])
+            if not times:
+                continue
+            best[key] = won = min(times, key=lambda t: times[t])
+            tera = 2 * 9 * c * n * size * size * BATCH * m / times[won] / 1e9
+            row["kernels"][kernel] = {"ms": times[won], "tflops": tera, "tile": won}
+            row["kernels"][kernel]["all"] = {str(t): round(v, 4) for t, v in times.items()}
+            row["split"] = splits
+        try:
+            order = (0, 1, 2, 3, 4) if c <= kernels.FEW else (0, 3, 4, 1, 2)
+            row["pack_ms"] = milliseconds(lambda d=data, p=precision, o=order: kernels.packed(d["w"], p, *o))
+            row["unpool_ms"] = milliseconds(lambda d=data, p=precision: launch("unpool", d, p, ()))
+            if m == STACKS[0]:
+                row["grouped_ms"] = grouped(data, precision)
+        except Exception as error:
+            row["failed"].append(str(error)[:120])
+        yield row
+        del data
+        torch.cuda.empty_cache()
 
 
 def winners(rows: list[dict[str, Any]]) -> dict[tuple[str, int, int, str], tuple[int, ...]]:
@@ -455,7 +463,9 @@ def table(report: dict[str, Any]) -> None:
               f"{'' if row.get('repeats', True) else ' DOES NOT REPEAT'}")  # fmt: skip
     for line in (report.get("compile") or [])[:8]:
         print("not compiled:", line[:160])
-    print("\n== tune: ms (nominal TFLOP/s) tile; grouped: conv2d + relu + max_pool2d forward, backward ==")
+    print(
+        "\n== tune: ms (nominal TFLOP/s) tile; split: by PROGRAMS; grouped: conv2d + relu + max_pool2d, fwd and bwd =="
+    )
     for row in report.get("tune") or []:
         parts = [f"{k} {e['ms']:.3f} ({e['tflops']:.0f})" for k, e in row["kernels"].items()]
         if row["models"] == STACKS[0]:

@@ -7,17 +7,8 @@ import pytest
 import torch
 
 from fedekd.data import Dataset, Federation, federate, load_dataset
-from fedekd.models import CNN, MLP
 
 torch.set_num_threads(1)
-
-
-def tiny_private(shape, outputs):
-    return CNN(shape, outputs, (4, 6), 12) if len(shape) == 3 else MLP(shape[0], outputs, (12, 12))
-
-
-def tiny_proxy(shape, outputs):
-    return CNN(shape, outputs, (3,), 8) if len(shape) == 3 else MLP(shape[0], outputs, (8,))
 
 
 def take(dataset: Dataset, count: int) -> Dataset:

@@ -17,7 +17,7 @@ from fedekd.engines.job import Job, Training
 from fedekd.engines.serial import Serial
 from fedekd.engines.stacked import Stacked
 from fedekd.errors import FedekdError
-from fedekd.exchange import Door, average, averaging_weights, shared_roles, size
+from fedekd.exchange import Door, average, averaging_weights, same_shapes, shared_roles, size
 from fedekd.methods.base import Exchange, Method
 
 TRAINING = Training(rounds=2, epochs=1, batch_size=32, lr=1e-2)
@@ -209,7 +209,7 @@ def test_a_poisoned_client_stops_the_round_and_is_named(images):
 def test_uploads_of_other_shapes_are_refused(odd):
     usual = {"w": torch.ones(2), "b": torch.ones(1)}
     with pytest.raises(FedekdError, match="client third's differs from client first's") as error:
-        average([usual, usual, odd], [1, 1, 1], "proxy", ["first", "second", "third"])
+        same_shapes([usual, usual, odd], "proxy", ["first", "second", "third"])
     assert "proxy" in one_line(error)
 
 
@@ -263,7 +263,7 @@ def test_averages_follow_numpy_and_leave_the_uploads_alone(rows, random):
     weights = [random.randint(1, 500) for _ in rows]
     messages = [{"w": torch.tensor(row)} for row in rows]
     before = [m["w"].clone() for m in messages]
-    mean = average(messages, weights, "proxy", [str(i) for i in range(len(rows))])["w"]
+    mean = average(messages, weights)["w"]
     expected = np.average(np.array(rows), axis=0, weights=weights)
     np.testing.assert_allclose(mean.numpy(), expected, rtol=1e-4, atol=1e-3)
     mean.zero_()
@@ -272,14 +272,14 @@ def test_averages_follow_numpy_and_leave_the_uploads_alone(rows, random):
 
 def test_an_average_of_equals_is_that_model(images):
     message = state(images)
-    mean = average([message] * 3, [0.2, 7, 3], "proxy", "abc")
+    mean = average([message] * 3, [0.2, 7, 3])
     for name, tensor in message.items():
         torch.testing.assert_close(mean[name], tensor, rtol=1e-6, atol=1e-7)
 
 
 def test_counters_come_from_the_first_client_as_they_are():
     messages = [{"n": torch.tensor(i), "on": torch.tensor([i > 3])} for i in (3, 8)]
-    mean = average(messages, [1, 9], "private", ["a", "b"])
+    mean = average(messages, [1, 9])
     assert mean["n"].dtype == torch.int64
     assert int(mean["n"]) == 3
     assert mean["on"].tolist() == [False]

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import fedekd
-from conftest import tiny_private, tiny_proxy
+from tiny import tiny_private, tiny_proxy
 from fedekd import methods
 from fedekd.engines.serial import Serial
 from fedekd.errors import FedekdError

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedekd import __version__
@@ -189,8 +190,10 @@ def print_tables(given: argparse.Namespace) -> None:
     from fedekd.report.paper_tables import make_tables
     from fedekd.report.table_formats import render, select
     from fedekd.results import load
+    from fedekd.store import read_records
 
-    tables = make_tables(load(given.folder).records, against_paper=given.against == "paper")
+    records, failures = load(given.folder).records, read_records(Path(given.folder) / "failures.jsonl")
+    tables = make_tables(records, failures, against_paper=given.against == "paper")
     print(render(select(tables, given.only) if given.only else tables, given.format))
 
 

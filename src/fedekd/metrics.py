@@ -51,10 +51,10 @@ def aggregate(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Records of several seeds as one row per dataset, alpha, method and settings, in order of appearance."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for record in records:
-        settings = [record["params"].get(name) for name in SHARED]
-        split = [record["partition"].get(name) for name in ("kind", "clients")]
-        key = (record["dataset"], record["alpha"], record["label"], *settings, *split)
-        groups.setdefault(key, []).append(record)
+        settings = [record.get("params", {}).get(name) for name in SHARED]
+        split = [record.get("partition", {}).get(name) for name in ("kind", "clients")]
+        same = (record["dataset"], record["alpha"], record["label"], *settings, *split)
+        groups.setdefault(same, []).append(record)
     rows = []
     for (dataset, alpha, label, *_), group in groups.items():
         better = group[0]["metric"] == "accuracy"

@@ -40,7 +40,7 @@ class Result:
 
 def load(folder: str | Path) -> Result:
     """The results that an earlier run left in a folder."""
-    path = Path(folder) / "results.jsonl"
-    if not path.exists():
+    records = read_records(Path(folder) / "results.jsonl")
+    if not records:
         raise FedekdError(f"no results.jsonl in {folder}; run `fedekd run --out {folder}` first")
-    return Result(read_records(path))
+    return Result(records)

@@ -22,7 +22,6 @@ from fedekd.results import Result
 from fedekd.settings import Settings, make_settings
 from fedekd.store import Record, Store
 
-
 STACK_CHECKPOINTS = 60.0  # seconds at least between checkpoints of a stack, which may hold gigabytes
 
 
@@ -70,7 +69,7 @@ def execute(settings: Settings, observer: Observer | None = None, dataset: Datas
 def perform(runs: Sequence[Run], store: Store, observer: Observer, engine: str = "auto") -> dict[str, Record]:
     """The records of all these runs by key: from the store where they are, by running where they are not."""
     wanted = {r.key for r in runs}
-    records = {record["key"]: record for record in store.records() if record["key"] in wanted}
+    records = {record["key"]: record for record in store.records() if record.get("key") in wanted}
     waiting = [r for r in runs if r.key not in records]
     observer.plan([(r.label, r.job.seed, r.job.work()) for r in waiting])
     for key in list(records):
@@ -115,7 +114,7 @@ def run_group(
             return
     else:
         worker = Serial(runs[0].job, observer.advance)
-    key = runs[0].key if len(runs) == 1 else hashlib.sha256("".join(r.key for r in runs).encode()).hexdigest()[:16]
+    key = stack_key(runs)
     seconds, rounds = 0.0, runs[0].job.training.rounds
     saved = store.restore(key)
     if saved:
@@ -137,6 +136,11 @@ def run_group(
         store.add(record)
         yield record
     store.discard(key)
+
+
+def stack_key(runs: Sequence[Run]) -> str:
+    """The name of a group's checkpoint."""
+    return runs[0].key if len(runs) == 1 else hashlib.sha256("".join(r.key for r in runs).encode()).hexdigest()[:16]
 
 
 def make_record(

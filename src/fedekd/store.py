@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import gzip
 import json
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -91,20 +93,23 @@ class Store:
 
 
 def read_records(path: Path) -> list[Record]:
-    """All whole lines; a last line without its end was cut off and does not count."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise FedekdError(f"cannot read {path}: {error.strerror}") from None
+    """All whole lines, those packed away in PATH.gz first; a last line that was cut off does not count."""
+    data = b""
+    for file, read in ((path.with_name(f"{path.name}.gz"), gzip.open), (path, open)):
+        try:
+            with read(file, "rb") as stream:
+                data += stream.read()
+        except FileNotFoundError:
+            continue
+        except (OSError, EOFError, zlib.error) as error:
+            raise FedekdError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
     lines = data.split(b"\n")[:-1]
     try:
         records = [json.loads(line) for line in lines if line.strip()]
     except ValueError as error:
         raise FedekdError(f"{path} is not a results file: {error}") from None
-    if not all(isinstance(record, dict) and "key" in record for record in records):
-        raise FedekdError(f"{path} is not a results file: a line is not a record with a key")
+    if not all(isinstance(record, dict) for record in records):
+        raise FedekdError(f"{path} is not a results file: a line is not a record")
     return records
 
 

@@ -26,6 +26,12 @@ runs = pytest.mark.skipif(
 )
 
 
+@pytest.fixture(autouse=True)
+def float32_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, PyTorch's own convolutions are tf32 unless told otherwise."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
 def draw(m: int, batch: int, size: tuple[int, int], inputs: int, outputs: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(m * 1000 + batch * 100 + inputs)
     shapes = (m, batch, *size, inputs), (m, outputs, inputs, 3, 3), (m, outputs)

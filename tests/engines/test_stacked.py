@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import tiny_private, tiny_proxy
+from tiny import tiny_private, tiny_proxy
 from torch import nn
 
 from fedekd import methods

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import tiny_private, tiny_proxy
+from tiny import tiny_private, tiny_proxy
 
 from fedekd import methods
 from fedekd.engines.job import Job, Training

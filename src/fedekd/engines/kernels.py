@@ -41,15 +41,15 @@ TILES: dict[tuple[str, int, int, str], Tile] = {}
 DEFAULTS: dict[str, dict[str, Tile]] = {
     "forward": {"bf16": (128, 128, 64, 4, 3), "tf32": (128, 128, 32, 4, 3), "fp32": (64, 32, 16, 4, 2)},
     "dgrad": {"bf16": (128, 128, 64, 4, 3), "tf32": (128, 128, 32, 4, 3), "fp32": (64, 32, 16, 4, 2)},
-    "wgrad": {"bf16": (128, 64, 64, 8, 3), "tf32": (128, 64, 32, 8, 3), "fp32": (32, 32, 16, 4, 2)},
+    "wgrad": {"bf16": (128, 64, 64, 8, 2), "tf32": (128, 64, 32, 8, 3), "fp32": (32, 32, 16, 4, 2)},
     "first_wgrad": {"bf16": (64, 16, 32, 4, 2), "tf32": (64, 16, 32, 4, 2), "fp32": (32, 16, 16, 4, 2)},
 }
 
 
 def available(device: torch.device | str) -> bool:
     """Whether the kernels can run there: Triton, and an NVIDIA GPU with bf16 and tf32 (Ampere or later)."""
-    usable = triton is not None and torch.device(device).type == "cuda" and torch.cuda.is_available()
-    return usable and torch.cuda.get_device_capability(device) >= (8, 0)
+    usable = triton is not None and torch.device(device).type == "cuda" and torch.version.cuda is not None
+    return usable and torch.cuda.is_available() and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _runs(device: torch.device) -> bool:
@@ -354,7 +354,7 @@ def conv_relu_pool(x: Tensor, w: Tensor, b: Tensor, precision: str) -> Tensor:
         raise unknown("precision", precision, PRECISIONS)
     if not _runs(x.device):
         raise FedekdError(f"the GPU kernels need Triton and an NVIDIA GPU, and this is device {str(x.device)!r}")
-    if max(x[0].numel(), x[0, ..., 0].numel() * w.shape[1]) >= 2**31:
+    if x.shape[1:4].numel() * max(x.shape[4], w.shape[1]) >= 2**31:
         raise FedekdError(f"a batch of shape {tuple(x.shape[1:])} is too large for the GPU kernels; use a smaller one")
     if x.shape[-1] > FEW:
         x = x.to(PRECISIONS[precision][0])

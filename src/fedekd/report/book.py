@@ -102,7 +102,7 @@ class Book:
             title = TITLES.get(dataset, dataset)
             failed = [f for f in self.failures if f["dataset"] == dataset]
             if not any(record["dataset"] == dataset for record in self.records):
-                reason = failed[-1]["error"] if failed else f"`fedekd data fetch {dataset}` gets its files"
+                reason = failed[-1]["error"] if failed else f"not asked for, or `fedekd data fetch {dataset}` first"
                 notes.append(f"no runs of {title} here: {reason}")
             elif failed:
                 number = len({(f["key"], f["alpha"], f["seed"]) for f in failed})

@@ -15,7 +15,7 @@ import torch
 
 from fedekd.errors import FedekdError
 from fedekd.plan import Run
-from fedekd.runs import Observer, in_groups, run_group
+from fedekd.runs import Observer, in_groups, run_group, stack_key
 from fedekd.store import Record, Store, writing
 from fedekd.studies.cells import Cell, Sketch, loaded, width
 
@@ -138,13 +138,6 @@ class Attempt:
             half = (len(rest) + 1) // 2
             yield from self(rest[:half])
             yield from self(rest[half:])
-
-
-def stack_key(runs: Sequence[Run]) -> str:
-    """The name of a stack's checkpoint, as ``run_group`` gives it."""
-    if len(runs) == 1:
-        return runs[0].key
-    return hashlib.sha256("".join(r.key for r in runs).encode()).hexdigest()[:16]
 
 
 @contextlib.contextmanager
