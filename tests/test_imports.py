@@ -90,22 +90,16 @@ def test_what_answers_at_once_imports_nothing_heavy(code):
     run(f"{code}\nimport sys\nheavy = {HEAVY} & set(sys.modules)\nassert not heavy, heavy")
 
 
-CIRCLE = pytest.mark.xfail(
-    strict=True,
-    reason="fedekd.__init__ puts a lazy conformal into sys.modules; while gate imports torch, inspect.getmodule there "
-    "touches every module, and conformal is loaded while gate is half made: ImportError",
-)
-
-
 @pytest.mark.parametrize(
     "code",
     [
-        pytest.param("from fedekd import gate; gate.trust", marks=CIRCLE),
-        pytest.param("import fedekd, inspect; inspect.stack()", marks=CIRCLE),
+        "from fedekd import gate; gate.trust",
+        "import fedekd, inspect; inspect.stack()",
         "from fedekd import conformal; conformal.sets",
     ],
 )
 def test_the_first_import_of_a_fresh_process_works(code):
+    """torch's own import walks over sys.modules (inspect.getmodule), and would load a lazy module half way."""
     run(code)
 
 

@@ -143,10 +143,6 @@ def test_rows_are_apart_by_dataset_alpha_and_label_and_keep_their_order():
     assert aggregate([]) == []
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="metrics.aggregate: runs that differ in rounds, lr or clients count as further seeds of one row",
-)
 def test_a_seed_counts_once_in_a_row():
     rows = aggregate([record(seed=0, params={"rounds": 5}), record(seed=0, params={"rounds": 10})])
     assert all(len(set(row["seeds"])) == len(row["seeds"]) for row in rows)

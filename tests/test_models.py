@@ -122,10 +122,6 @@ def test_building_leaves_the_callers_random_state_alone():
     assert torch.equal(before[0], torch.get_rng_state())
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="models.build: torch.manual_seed also seeds every GPU, and fork_rng(devices=[]) brings none of them back",
-)
 def test_building_leaves_the_gpus_random_states_alone(monkeypatch):
     seeded = []
     monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
@@ -215,16 +211,10 @@ def test_only_a_factory_that_names_the_client_may_differ():
         ("needs:f", "a_module_that_is_not_there"),
         ("clinic.nets:number", "is not a function or class"),
         ("clinic/nets.py:wide", "package.module:function"),
-        pytest.param(
-            ".nets:wide", "package.module:function",
-            marks=pytest.mark.xfail(strict=True, raises=TypeError, reason="models.factory: relative name"),
-        ),
-        pytest.param(
-            5, "package.module:function",
-            marks=pytest.mark.xfail(strict=True, raises=AttributeError, reason="models.factory: not a text"),
-        ),
+        (".nets:wide", "package.module:function"),
+        (5, "package.module:function"),
     ],
-)  # fmt: skip
+)
 def test_a_factory_that_cannot_be_had_costs_one_line(given, said):
     with pytest.raises(FedekdError, match="the proxy model") as error:
         models.factory("proxy", given)

@@ -6,13 +6,14 @@ import itertools
 import random
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedekd import rng
 
-KEYS = st.lists(st.text("abc", max_size=3) | st.integers(0, 40), max_size=4).map(tuple)
+KEYS = st.lists(st.text("abc", min_size=1, max_size=3) | st.integers(0, 40), max_size=4).map(tuple)
 
 
 def test_the_scheme_is_pinned():
@@ -28,6 +29,12 @@ def test_a_stream_belongs_to_its_seed_and_key(seed, other, key, another):
     assert rng.integer(seed, *key) == rng.integer(seed, *key)
     if (seed, key) != (other, another):
         assert rng.integer(seed, *key) != rng.integer(other, *another)
+
+
+@pytest.mark.parametrize("key", [("",), ("weights", ""), (0, "", 1)])
+def test_an_empty_word_would_have_the_stream_of_zero_and_is_refused(key):
+    with pytest.raises(ValueError, match="empty word"):
+        rng.stream(0, *key)
 
 
 def test_words_numbers_order_and_length_of_a_key_matter():

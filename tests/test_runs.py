@@ -16,13 +16,13 @@ import torch
 from torch import nn
 
 import fedekd
-from tiny import tiny_private, tiny_proxy
 from fedekd import methods
 from fedekd.engines.serial import Serial
 from fedekd.errors import FedekdError
 from fedekd.plan import choose_methods, plan
 from fedekd.runs import Nobody, execute
 from fedekd.settings import make_settings
+from tiny import tiny_private, tiny_proxy
 
 KEYS = """dataset alpha seed method params task metric clients avg_delta worst_delta tail_delta mean worst
 bytes_up bytes_down seconds partition versions""".split()  # noqa: SIM905

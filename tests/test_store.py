@@ -110,7 +110,6 @@ def test_a_file_of_something_else_is_refused(tmp_path, line):
     assert (tmp_path / "results.jsonl").read_bytes() == line
 
 
-@pytest.mark.xfail(strict=True, reason="store.read_records lets JSON lines pass that are not objects")
 @pytest.mark.parametrize("line", [b"[1,2]\n", b"3\n", b"null\n"])
 def test_a_line_that_is_not_a_record_is_refused(tmp_path, line):
     (tmp_path / "results.jsonl").write_bytes(line)
@@ -245,24 +244,9 @@ def limited(folder: str, room: int, length: int, answer) -> None:
     answer.send(text)
 
 
-REST = pytest.mark.xfail(
-    strict=True,
-    reason="store.add: after a short write the buffered file still holds the rest of the line, and closing it "
-    "writes that rest, newline and all, behind the truncation: the folder cannot be read any more",
-)
-
-
-@pytest.mark.parametrize(
-    ("room", "length"),
-    [
-        (0, 200),
-        (70, 200),
-        pytest.param(150, 200, marks=REST),
-        (5_000, 60_000),
-        pytest.param(59_000, 60_000, marks=REST),
-    ],
-)
+@pytest.mark.parametrize(("room", "length"), [(0, 200), (70, 200), (150, 200), (5_000, 60_000), (59_000, 60_000)])
 def test_a_disk_with_room_for_a_part_of_the_line(tmp_path, room, length):
+    """No rest of the line may follow the truncation, as closing a buffered file would write it."""
     store = filled(tmp_path)
     before = store.records()
     fork = multiprocessing.get_context("fork")
@@ -313,7 +297,7 @@ def test_discarding_leaves_the_other_checkpoints(tmp_path):
     assert store.restore("b") == {"round": 2}
     store.discard("b")
     store.discard("b")
-    assert not (tmp_path / "checkpoints").exists()
+    assert os.listdir(tmp_path / "checkpoints") == []
 
 
 @pytest.mark.parametrize(
@@ -362,18 +346,14 @@ def test_a_kill_in_the_middle_of_a_save_leaves_the_old_checkpoint(tmp_path):
     assert store.restore("key") == {"round": 3}
 
 
-@pytest.mark.xfail(strict=True, reason="store.discard leaves the .part file of a killed process for ever")
 def test_what_a_kill_left_goes_when_the_run_is_done(tmp_path):
     store = Store(tmp_path)
     killed(tmp_path)
     store.save("key", {"round": 3})
     store.discard("key")
-    assert not (tmp_path / "checkpoints").exists()
+    assert os.listdir(tmp_path / "checkpoints") == []
 
 
-@pytest.mark.xfail(
-    strict=True, raises=FedekdError, reason="store.discard removes the folder that another process's save just made"
-)
 def test_one_process_may_finish_while_another_saves(tmp_path, monkeypatch):
     ours, theirs, save = Store(tmp_path), Store(tmp_path), torch.save
     theirs.save("theirs", {"round": 1})

@@ -106,18 +106,7 @@ def test_raw_outputs_are_read_as_single_precision():
         assert (read.shape, read.dtype) == ((count,), torch.float32)
 
 
-@pytest.mark.parametrize(
-    "count",
-    [
-        5,
-        pytest.param(
-            1,
-            marks=pytest.mark.xfail(
-                strict=True, reason="Regression.read squeezes the batch axis of a last batch of one"
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("count", [5, 1])
 def test_a_model_may_give_its_predictions_without_a_second_axis(count):
     assert Regression().read(torch.randn(count)).shape == (count,)
 

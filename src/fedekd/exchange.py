@@ -29,23 +29,15 @@ class Door:
     roles: frozenset[str]
     bytes_up: int = 0
     bytes_down: int = 0
-    log: list[tuple[str, str]] = field(
-        default_factory=list
-    )  # (client, role) of every upload of the last round
+    log: list[tuple[str, str]] = field(default_factory=list)  # (client, role) of every upload of the last round
 
     def up(self, role: str, client: str, message: Message) -> Message:
         """Take an upload, unless the role may not leave or the numbers are not finite."""
         if role not in self.roles:
-            raise FedekdError(
-                f"the {role} model of client {client} may not leave it: only {sorted(self.roles)} may"
-            )
-        bad = [
-            name for name, t in message.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())
-        ]
+            raise FedekdError(f"the {role} model of client {client} may not leave it: only {sorted(self.roles)} may")
+        bad = [name for name, t in message.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]
         if bad:
-            raise FedekdError(
-                f"client {client} diverged: its {role} model has NaN or inf in {bad[0]}; lower --lr"
-            )
+            raise FedekdError(f"client {client} diverged: its {role} model has NaN or inf in {bad[0]}; lower --lr")
         self.bytes_up += size(message)
         self.log.append((client, role))
         return message

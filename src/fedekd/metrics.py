@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-
 SHARED = ("rounds", "epochs", "batch_size", "lr", "optimizer", "weighting", "precision")  # runs that differ here differ
 
 

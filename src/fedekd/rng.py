@@ -12,6 +12,8 @@ import numpy as np
 
 def stream(seed: int, *key: str | int) -> np.random.Generator:
     """An independent generator for each (seed, key); words in the key are hashed the same way everywhere."""
+    if "" in key:
+        raise ValueError(f"an empty word in {key}: its hash is 0, and 0 has that stream")
     words = [zlib.crc32(k.encode()) if isinstance(k, str) else int(k) for k in key]
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=tuple(words))))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import tiny_private, tiny_proxy
 from torch import nn
 
 from fedekd import methods
@@ -12,6 +11,7 @@ from fedekd.data import federate
 from fedekd.engines.job import Job, Training
 from fedekd.engines.serial import Serial
 from fedekd.engines.stacked import NotStackable, Stacked, signature
+from tiny import tiny_private, tiny_proxy
 
 TRAINING = Training(rounds=2, epochs=2, batch_size=16, lr=3e-3)
 
@@ -102,8 +102,9 @@ def test_clients_with_their_own_architecture_are_refused(images):
 
 def test_ragged_clients_cost_little():
     """At alpha 0.1 the padded work of the paper's FashionMNIST partition is under 1.25 times the samples."""
-    from fedekd.data.partition import dirichlet
     import numpy as np
+
+    from fedekd.data.partition import dirichlet
 
     labels = np.repeat(np.arange(10), 6000)
     for seed in range(3):

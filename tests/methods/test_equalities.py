@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import tiny_private, tiny_proxy
 
 from fedekd import methods
 from fedekd.engines.job import Job, Training
 from fedekd.engines.serial import Serial
+from tiny import tiny_private, tiny_proxy
 
 TRAINING = Training(rounds=3, epochs=2, batch_size=16, lr=3e-3)
 

@@ -118,7 +118,9 @@ class Serial:
                         trust.add(extra["trust"])
         name = self.job.federation.names[k]
         if not all(bool(torch.isfinite(w).all()) for w in trained):
-            raise FedekdError(f"{self.method.name}: client {name} diverged in round {self.round_number + 1}; lower --lr")
+            raise FedekdError(
+                f"{self.method.name}: client {name} diverged in round {self.round_number + 1}; lower --lr"
+            )
         self.advance(self.round_number, name, len(rows) * training.epochs)
 
     def _remember(self, step: Remember, k: int) -> dict[str, Any]:
