@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
+import select
 import signal
 import subprocess
 import tempfile
@@ -19,11 +21,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-INTERVAL = 0.25
+INTERVAL = 0.5
+SLOWER = 4  # memory is read at every fourth reading, for it stops the process that is read
 PATIENCE = 15.0  # seconds that left-over processes get to end themselves
 PR_SET_CHILD_SUBREAPER = 36
 TICKS = os.sysconf("SC_CLK_TCK")
-PROC = Path("/proc")
 
 
 @dataclass(frozen=True)
@@ -45,54 +47,56 @@ class Tree:
     """Processes below this one, followed through /proc."""
 
     def __init__(self) -> None:
-        self.cpu: dict[tuple[int, str], float] = {}
+        self.cpu: dict[tuple[int, bytes], float] = {}
         self.peak_kb = 0
+        self.readings = 0
 
     def sample(self) -> None:
-        total = 0
-        for pid, stat in _below(os.getpid()):
+        found = _below(os.getpid())
+        for pid, stat in found:
             self.cpu[pid, stat[19]] = (int(stat[11]) + int(stat[12])) / TICKS
-            total += _resident_kb(pid)
-        self.peak_kb = max(self.peak_kb, total)
+        self.readings += 1
+        if len(found) > 1 and self.readings % SLOWER == 0:
+            self.peak_kb = max(self.peak_kb, sum(_resident_kb(pid) for pid, _ in found))
 
 
 def measure(command: Sequence[str], env: Mapping[str, str], cwd: Path, timeout: float) -> Measurement:
     """Run one command to its end, then end what it left running. Nothing else may run below this process."""
     _become_reaper()
-    tree, reaped, peak = Tree(), 0.0, 0
-    status = None
+    tree, ended = Tree(), []
     with tempfile.TemporaryFile() as log:
         start = time.perf_counter()
         main = subprocess.Popen(command, env=dict(env), cwd=cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        finish, deadline = None, start + timeout
-        while True:
-            tree.sample()
-            now = time.perf_counter()
-            if status is None and now > deadline:
-                _signal_all(signal.SIGKILL)
-            if finish is not None:
-                _signal_all(signal.SIGTERM if now < finish + PATIENCE else signal.SIGKILL)
-            ended = _reap()
-            for pid, code, usage in ended:
-                reaped += usage.ru_utime + usage.ru_stime
-                peak = max(peak, usage.ru_maxrss)
-                if pid == main.pid:
-                    status, finish = code, time.perf_counter()
-                    main.returncode = code
-            if status is not None and not any(True for _ in _below(os.getpid())):
-                break
-            if not ended:
-                time.sleep(INTERVAL if status is None else INTERVAL / 5)
+        over = os.pidfd_open(main.pid)
+        try:
+            while not select.select([over], [], [], INTERVAL)[0]:
+                tree.sample()
+                if time.perf_counter() > start + timeout:
+                    _signal_all(signal.SIGKILL)
+            finish = time.perf_counter()
+            while _below(os.getpid()):
+                tree.sample()
+                ended += _reap()
+                _signal_all(signal.SIGTERM if time.perf_counter() < finish + PATIENCE else signal.SIGKILL)
+                time.sleep(INTERVAL / 10)
+            ended += _reap()
+        finally:
+            os.close(over)
+            _signal_all(signal.SIGKILL)
         log.seek(0)
         output = log.read().decode(errors="replace")
+    (status,) = (code for pid, code, _ in ended if pid == main.pid)
+    main.returncode = status
+    reaped = sum(usage.ru_utime + usage.ru_stime for _, _, usage in ended)
     sampled = sum(tree.cpu.values())
+    peak_kb = max(usage.ru_maxrss for _, _, usage in ended)
     return Measurement(
         seconds=finish - start,
         cpu_seconds=max(reaped, sampled),
         cpu_reaped=reaped,
         cpu_sampled=sampled,
-        peak_process_mb=peak / 1024,
-        peak_tree_mb=max(tree.peak_kb, peak) / 1024,
+        peak_process_mb=peak_kb / 1024,
+        peak_tree_mb=max(tree.peak_kb, peak_kb) / 1024,
         processes=len(tree.cpu),
         status=status,
         output=output,
@@ -104,7 +108,7 @@ def _become_reaper() -> None:
         raise OSError(ctypes.get_errno(), "cannot become the reaper of left-over processes")
 
 
-def _reap() -> list[tuple[int, int, object]]:
+def _reap() -> list[tuple[int, int, resource.struct_rusage]]:
     ended = []
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -121,17 +125,14 @@ def _signal_all(number: int) -> None:
             os.kill(pid, number)
 
 
-def _below(root: int) -> list[tuple[int, list[str]]]:
+def _below(root: int) -> list[tuple[int, list[bytes]]]:
     """Every descendant of a process, with the fields of its /proc stat from the state on."""
-    stats: dict[int, list[str]] = {}
+    stats: dict[int, list[bytes]] = {}
     children: dict[int, list[int]] = {}
-    for entry in PROC.iterdir():
-        if not entry.name.isdigit():
-            continue
-        with contextlib.suppress(OSError):
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            stats[int(entry.name)] = fields
-            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            stats[pid] = file.read().rpartition(b")")[2].split()
+            children.setdefault(int(stats[pid][1]), []).append(pid)
     found, waiting = [], list(children.get(root, ()))
     while waiting:
         pid = waiting.pop()
@@ -141,8 +142,8 @@ def _below(root: int) -> list[tuple[int, list[str]]]:
 
 
 def _resident_kb(pid: int) -> int:
-    with contextlib.suppress(OSError):
-        for line in (PROC / str(pid) / "smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+        for line in file:
+            if line.startswith(b"Pss:"):
                 return int(line.split()[1])
     return 0

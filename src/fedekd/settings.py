@@ -92,7 +92,7 @@ def make_settings(given: Mapping[str, Any]) -> Settings:
 def canonical(dataset: str) -> str:
     """A published name in the registry's spelling: "CIFAR-10" and "cifar_10" are "cifar10"."""
     plain = "".join(c for c in dataset.lower() if c.isalnum())
-    return "dr_regular" if plain == "drregular" else plain
+    return "dr_regular" if plain in ("dr", "drregular") or plain.startswith("diabeticretinopathy") else plain
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
