@@ -15,7 +15,7 @@ import platform
 import statistics
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -332,6 +332,8 @@ def main() -> int:
 
     throughput, jobs = ({c.name: c for c in cases if c.mode == mode} for mode in ("throughput", "job"))
     found = verdicts(throughput, jobs, has_bf16)
+    if options.quick:
+        found = [replace(verdict, held=None) for verdict in found]
     show(console, throughput, jobs, found)
     problems = check_same_job(jobs, options.quick)
     problems += [f"{case.name}: {case.problem}" for case in cases if case.problem]
