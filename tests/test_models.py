@@ -73,7 +73,7 @@ def test_pooling_takes_the_largest_and_no_batch_sees_another():
     module = models.private((1, 8, 8), 4)
     x = torch.randn(5, 1, 8, 8)
     torch.testing.assert_close(module(x)[2:3], module(x[2:3]))
-    assert [type(m).__name__ for m in module.body] == ["Conv2d", "ReLU", "MaxPool2d"] * 3
+    assert [type(m).__name__ for m in module.body] == ["Conv2d", "MaxPool2d", "ReLU"] * 3
     assert not list(module.buffers())
 
 
@@ -235,3 +235,20 @@ def test_features_are_what_enters_the_last_linear_layer():
     with pytest.raises(FedekdError, match="Conv2d has no linear layer") as error:
         models.last_linear(nn.Conv2d(1, 1, 1))
     one_line(error)
+
+
+def test_pooling_before_relu_is_the_same_function():
+    """The paper's order, ReLU first, gives the same outputs and gradients to the bit."""
+    ours = models.private((1, 28, 28), 10)
+    body = list(ours.body)
+    for i in range(0, len(body), 3):
+        body[i + 1], body[i + 2] = body[i + 2], body[i + 1]
+    x, y = torch.randn(6, 1, 28, 28), torch.randint(0, 10, (6,))
+    gradients, outputs = [], []
+    for layers in (ours.body, torch.nn.Sequential(*body)):
+        ours.zero_grad()
+        outputs.append(ours.head(torch.relu(ours.hidden(layers(x).flatten(1)))))
+        torch.nn.functional.cross_entropy(outputs[-1], y).backward()
+        gradients.append([w.grad.clone() for w in ours.parameters()])
+    assert torch.equal(*outputs)
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))

@@ -14,7 +14,7 @@ import torch
 
 from fedekd import __version__, metrics
 from fedekd.data import Dataset
-from fedekd.engines.job import pick_device
+from fedekd.engines.job import has_bf16, pick_device
 from fedekd.engines.serial import Serial
 from fedekd.engines.stacked import NotStackable, Stacked, signature
 from fedekd.plan import Run, plan
@@ -60,9 +60,12 @@ def run(dataset: str | Dataset = "digits", *, progress: bool = True, **given: An
 
 def execute(settings: Settings, observer: Observer | None = None, dataset: Dataset | None = None) -> Result:
     """Do what the settings say, skipping what their folder already holds."""
+    observer = observer or Nobody()
     runs = plan(settings, dataset)
     store = Store(settings.out)
-    records = perform(runs, store, observer or Nobody(), settings.engine)
+    if settings.precision == "bf16" and not has_bf16(runs[0].job.training.device):
+        observer.note("this CPU has no bf16 instructions: bf16 is emulated here, and slower than fp32")
+    records = perform(runs, store, observer, settings.engine)
     return Result([records[r.key] for r in runs])
 
 

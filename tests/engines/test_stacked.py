@@ -11,6 +11,8 @@ from fedekd.data import federate
 from fedekd.engines.job import Job, Training
 from fedekd.engines.serial import Serial
 from fedekd.engines.stacked import NotStackable, Stacked, signature
+from fedekd.runs import Nobody, execute
+from fedekd.settings import make_settings
 from tiny import tiny_private, tiny_proxy
 
 TRAINING = Training(rounds=2, epochs=2, batch_size=16, lr=3e-3)
@@ -90,6 +92,34 @@ def test_a_module_with_buffers_is_refused(images):
 
     with pytest.raises(NotStackable, match="buffers"):
         Stacked([job(images, methods.get("fedavg"), private=private)])
+
+
+def test_a_module_that_cannot_be_mapped_is_refused_and_runs_serially(images, tmp_path):
+    class Branching(nn.Module):
+        def __init__(self, outputs):
+            super().__init__()
+            self.head = nn.Linear(64, outputs)
+
+        def forward(self, x):
+            x = x.flatten(1)
+            return self.head(x if x.sum() > 0 else -x)
+
+    def private(shape, outputs):
+        return Branching(outputs)
+
+    with pytest.raises(NotStackable, match="cannot map Branching"):
+        Stacked([job(images, methods.get("local"), private=private)])
+    lines = []
+
+    class Notes(Nobody):
+        def note(self, line):
+            lines.append(line)
+
+    given = {"dataset": "digits", "clients": 3, "alpha": 0.5, "rounds": 1, "epochs": 1, "engine": "stacked"}
+    settings = make_settings({**given, "methods": ["fedavg"], "private": private, "out": str(tmp_path)})
+    assert len(execute(settings, Notes(), images.dataset).records) == 2
+    assert len(lines) == 2
+    assert "serial engine, since torch.func cannot map Branching" in lines[0]
 
 
 def test_clients_with_their_own_architecture_are_refused(images):

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -153,6 +154,14 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise FedekdError(f"device {name!r} is not available: this torch sees no GPU; use --device cpu")
     return device
+
+
+def has_bf16(device: str) -> bool:
+    """Whether bf16 is quick there; a CPU without instructions for it emulates it, whatever torch says."""
+    try:
+        return pick_device(device).type == "cuda" or "bf16" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return True
 
 
 @contextmanager

@@ -379,6 +379,8 @@ class ConvReluPool(nn.Module):
 
 
 def _fusible(conv: nn.Module, relu: nn.Module, pool: nn.Module) -> TypeGuard[nn.Conv2d]:
+    if type(pool) is nn.ReLU:  # the two may stand in either order: it is the same function
+        relu, pool = pool, relu
     if not (type(conv) is nn.Conv2d and type(relu) is nn.ReLU and type(pool) is nn.MaxPool2d):
         return False
     size = (conv.kernel_size, conv.stride, conv.padding, conv.dilation) == ((3, 3), (1, 1), (1, 1), (1, 1))

@@ -99,7 +99,10 @@ class Serial:
         for role in step.roles:
             client[role].train()
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(rng.integer(self.job.seed, "dropout", *key))
+            number = rng.integer(self.job.seed, "dropout", *key)
+            torch.default_generator.manual_seed(number)
+            if self.device.type == "cuda":
+                torch.cuda.manual_seed(number)
             for order, uniform in zip(plan.order, plan.uniform, strict=True):
                 positions = torch.from_numpy(order).to(self.device).split(training.batch_size)
                 numbers = torch.from_numpy(uniform).to(self.device).split(training.batch_size)

@@ -107,6 +107,7 @@ class Stacked:
         self.job_of = torch.tensor([m.job for m in self.members], device=self.device)
         self.templates = {role: self._template(role) for role in self.method.roles}
         self.weights = {role: self._initial(role) for role in self.method.roles}
+        self._try_mapping()
         self.groups = self._group()
         self.doors = [Door(shared_roles(job.method, self.training.rounds)) for job in jobs]
         roles = self.doors[0].roles
@@ -136,6 +137,16 @@ class Stacked:
             if kernels.available(self.device):
                 return kernels.lower(module, self.training.precision)
         return module
+
+    def _try_mapping(self) -> None:
+        """One small forward pass, to learn whether torch.func can map the user's modules."""
+        rows = [member.train[:2] for member in self.members[:2]]
+        for role, template in self.templates.items():
+            try:
+                self.outputs(role, range(len(rows)), rows)
+            except (RuntimeError, ValueError, TypeError) as error:
+                reason = str(error).strip().split("\n")[0][:120]
+                raise NotStackable(f"torch.func cannot map {type(template).__name__} ({reason})") from None
 
     def _initial(self, role: str) -> dict[str, Tensor]:
         dataset, by_seed = self.jobs[0].federation.dataset, {}
