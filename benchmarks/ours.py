@@ -70,7 +70,7 @@ def throughput(spec: job.Spec) -> None:
 def fedavg(spec: job.Spec) -> None:
     run = planned("fedavg", job.CLIENTS, spec)
     with tempfile.TemporaryDirectory(prefix="fedekd-bench-") as out:
-        record = perform([run], Store(out), Nobody(), "serial")[run.key]
+        record = perform([replace(run, local_key=run.key)], Store(out), Nobody(), "serial")[run.key]
     accuracies = [client["value"] for client in record["clients"]]
     model = run.job.private(run.job.federation.dataset.x.shape[1:], job.CLASSES)
     job.report_job("fedekd", spec, accuracies, model, run.job.work(), fedekd=record["versions"]["fedekd"])

@@ -134,7 +134,7 @@ def run_group(
     values = worker.evaluate()
     seconds += time.perf_counter() - began
     for r, own, door, trust in zip(runs, values, worker.doors, worker.trust, strict=True):
-        alone = [client["value"] for client in known[r.local_key]["clients"]] if r.local_key in known else own
+        alone = own if r.key == r.local_key else [client["value"] for client in known[r.local_key]["clients"]]
         record = make_record(r, own, alone, door.bytes_up, door.bytes_down, seconds / len(runs), trust)
         store.add(record)
         yield record
