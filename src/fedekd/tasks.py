@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,7 +14,7 @@ from fedekd.errors import unknown
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(ABC):
     """What a method may ask of the problem. Every loss is per sample; the batch's mean is the caller's."""
 
     name: ClassVar[str]
@@ -21,20 +22,21 @@ class Task:
     higher_is_better: ClassVar[bool]
     energy: ClassVar[str]
 
+    @abstractmethod
     def read(self, raw: Tensor) -> Tensor:
         """A module's raw output as float32 logits [B, C] or predictions [B]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        raise NotImplementedError
+        """The supervised loss."""
 
+    @abstractmethod
     def distil(self, *, student: Tensor, teacher: Tensor) -> Tensor:
         """Distance of the student from the teacher, which gets no gradient."""
-        raise NotImplementedError
 
+    @abstractmethod
     def score(self, output: Tensor, target: Tensor) -> float:
         """The metric over a whole split."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
