@@ -22,6 +22,7 @@ from fedekd.engines.job import Advance, Job, Scale, TrustLog, pick_device, preci
 from fedekd.engines.piece import Group, Piece
 from fedekd.engines.schedule import schedule
 from fedekd.engines.serial import moved
+from fedekd.engines.stacking import graph_pool, not_finite, padded, stack_trees
 from fedekd.errors import FedekdError
 from fedekd.exchange import Door, averaging_weights, shared_roles
 from fedekd.methods.base import Batch, Beginning, Exchange, Method, Remember, Train
@@ -94,7 +95,7 @@ class Stacked:
         self.bunches = BUNCHES if self.graphs else None
         self.pool: Any = None
         if self.graphs:
-            self.pool, self.pool_keeper = _graph_pool(self.device)
+            self.pool, self.pool_keeper = graph_pool(self.device)
         self.lr = self.training.lr
         dataset = first.federation.dataset
         self.x, self.y = (torch.from_numpy(np.ascontiguousarray(a)).to(self.device) for a in (dataset.x, dataset.y))
@@ -223,7 +224,7 @@ class Stacked:
                     self.trust_log.restore(before)
                     continue
                 waiting = waiting[self.limit :]
-        bad = [i for role in step.roles for w in self.weights[role].values() for i in _not_finite(w)]
+        bad = [i for role in step.roles for w in self.weights[role].values() for i in not_finite(w)]
         if bad:
             member = self.members[bad[0]]
             raise FedekdError(
@@ -245,7 +246,7 @@ class Stacked:
         self.limit = (models + 1) // 2
         self.pieces.clear()
         if self.graphs:
-            self.pool, self.pool_keeper = _graph_pool(self.device)
+            self.pool, self.pool_keeper = graph_pool(self.device)
         torch.cuda.empty_cache()
 
     def plan(self, i: int, role: str) -> Any:
@@ -407,32 +408,3 @@ class Stacked:
             group.memory = memory
         for door, (up, down) in zip(self.doors, state["bytes"], strict=True):
             door.bytes_up, door.bytes_down = up, down
-
-
-def padded(rows: Sequence[np.ndarray], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Ragged row lists as a table [models, longest] and the mask of its real entries."""
-    table = np.zeros((len(rows), max(1, max(len(r) for r in rows))), np.int64)
-    mask = np.zeros(table.shape, bool)
-    for i, r in enumerate(rows):
-        table[i, : len(r)], mask[i, : len(r)] = r, True
-    return torch.from_numpy(table).to(device), torch.from_numpy(mask).to(device)
-
-
-def stack_trees(trees: Sequence[Any], device: torch.device) -> Any:
-    first = trees[0]
-    if isinstance(first, dict):
-        return {key: stack_trees([t[key] for t in trees], device) for key in first}
-    return torch.stack([torch.as_tensor(t) for t in trees]).to(device)
-
-
-def _graph_pool(device: torch.device) -> tuple[Any, torch.cuda.CUDAGraph]:
-    """Memory that all graphs share, and a graph that keeps it alive between them."""
-    pool, keeper = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
-    with torch.cuda.graph(keeper, pool=pool):
-        torch.zeros(1, device=device)
-    return pool, keeper
-
-
-def _not_finite(weights: Tensor) -> list[int]:
-    finite = torch.isfinite(weights.flatten(1)).all(1)
-    return (~finite).nonzero().flatten().tolist()
