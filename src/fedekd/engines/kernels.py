@@ -1,13 +1,7 @@
-"""3x3 convolution + ReLU + 2x2 max-pooling of many models at once, each layer one GPU kernel (Triton).
+"""3x3 convolution + ReLU + 2x2 max-pooling of many models at once, each layer one GPU kernel.
 
 A stack holds m models, each with its own weights and its own batch; maps are [m, batch, height, width, channels] with
-the channels innermost. The forward kernel is a matrix product whose left rows are gathered from the image on the way
-(implicit GEMM); bias, ReLU and pooling happen in registers, so the full-resolution maps never reach memory. Beside the
-pooled map it writes a code per value: 0..3, the position in the 2x2 window that won (row by row), or 4, a ReLU zero,
-through which no gradient flows. Backward, ``_unpool`` spreads the gradient to full resolution by that code. Two more
-matrix products follow: the convolution with mirrored weights gives the input's gradient, ``_wgrad`` the weights'.
-First layers (up to 4 input channels) are bound by memory, not arithmetic: their taps and channels form the depth of a
-single product, and ``_first_wgrad`` never writes the spread gradient. No atomics: equal stacks give equal bits.
+the channels innermost. The kernels themselves are in `programs`; here they are launched and become a layer.
 """
 
 from __future__ import annotations
@@ -19,14 +13,8 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from fedekd.engines import programs
 from fedekd.errors import FedekdError, unknown
-
-try:
-    import triton
-    import triton.language as tl
-    from triton.language import constexpr
-except ImportError:  # CPU installations have no Triton, and need none
-    triton = None
 
 # What a product reads, and how Triton multiplies float32. Sums, biases and weight gradients are float32 in all three.
 PRECISIONS = {"fp32": (torch.float32, "ieee"), "tf32": (torch.float32, "tf32"), "bf16": (torch.bfloat16, "tf32")}
@@ -41,184 +29,19 @@ TILES: dict[tuple[str, int, int, str], Tile] = {}
 DEFAULTS: dict[str, dict[str, Tile]] = {
     "forward": {"bf16": (128, 128, 64, 4, 3), "tf32": (128, 128, 32, 4, 3), "fp32": (64, 32, 16, 4, 2)},
     "dgrad": {"bf16": (128, 128, 64, 4, 3), "tf32": (128, 128, 32, 4, 3), "fp32": (64, 32, 16, 4, 2)},
-    "wgrad": {"bf16": (128, 64, 64, 8, 2), "tf32": (128, 64, 32, 8, 3), "fp32": (32, 32, 16, 4, 2)},
+    "wgrad": {"bf16": (128, 64, 64, 8, 2), "tf32": (64, 64, 32, 4, 3), "fp32": (32, 32, 16, 4, 2)},
     "first_wgrad": {"bf16": (64, 16, 32, 4, 2), "tf32": (64, 16, 32, 4, 2), "fp32": (32, 16, 16, 4, 2)},
 }
 
 
 def available(device: torch.device | str) -> bool:
     """Whether the kernels can run there: Triton, and an NVIDIA GPU with bf16 and tf32 (Ampere or later)."""
-    usable = triton is not None and torch.device(device).type == "cuda" and torch.version.cuda is not None
+    usable = programs.INSTALLED and torch.device(device).type == "cuda" and torch.version.cuda is not None
     return usable and torch.cuda.is_available() and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _runs(device: torch.device) -> bool:
-    return available(device) or (triton is not None and os.environ.get("TRITON_INTERPRET") == "1")
-
-
-# --- kernels -------------------------------------------------------------------------------------------------
-# One program per (model, tile). The model's offset is 64-bit, offsets within a model are 32-bit.
-
-
-def _jit(fn: Any) -> Any:
-    # Batch sizes and splits vary from step to step; a compilation for each would cost more than it gains.
-    return triton.jit(fn, do_not_specialize=("rows", "per", "splits")) if triton else fn
-
-
-@_jit
-def _pool(acc, BM: constexpr, BN: constexpr):  # type: ignore[no-untyped-def]
-    """Each window's maximum and its position. Ties go to the first, and NaN stays, as in PyTorch."""
-    upper, lower = tl.split(acc.reshape(2, BM // 32, 2, 8, BN).permute(1, 2, 3, 4, 0))
-    v0, v1 = tl.split(upper.permute(0, 2, 3, 1))
-    v2, v3 = tl.split(lower.permute(0, 2, 3, 1))
-    arg, best = tl.where(v1 > v0, 1, 0), tl.maximum(v0, v1, propagate_nan=tl.PropagateNan.ALL)
-    arg, best = tl.where(v2 > best, 2, arg), tl.maximum(best, v2, propagate_nan=tl.PropagateNan.ALL)
-    arg, best = tl.where(v3 > best, 3, arg), tl.maximum(best, v3, propagate_nan=tl.PropagateNan.ALL)
-    return best.reshape(BM // 4, BN), arg.reshape(BM // 4, BN)
-
-
-@_jit
-def _taps(x, top, left, corner, live, k, x_h, x_w, x_c, H: constexpr, W: constexpr, C: constexpr):  # type: ignore[no-untyped-def]
-    """What the 3x3 kernels of some positions see: [positions, k], where k counts channel and tap as the weights do."""
-    y, z = top[:, None] + k[None, :] % 9 // 3, left[:, None] + k[None, :] % 3
-    inside = live[:, None] & (k < 9 * C)[None, :] & (y >= 0) & (y < H) & (z >= 0) & (z < W)
-    at = corner[:, None] + (k // 9 * x_c + k % 9 // 3 * x_h + k % 3 * x_w)[None, :]
-    return tl.load(x + at, mask=inside, other=0.0)
-
-
-@_jit
-def _conv(  # type: ignore[no-untyped-def]
-    x, w, b, y, code, x_m, x_b, x_h, x_w, x_c, rows, H: constexpr, W: constexpr, QH: constexpr, QW: constexpr,
-    C: constexpr, N: constexpr, FIRST: constexpr, POOL: constexpr, PRECISION: constexpr,
-    BM: constexpr, BN: constexpr, BK: constexpr,
-):  # fmt: skip
-    """x [m, batch, H, W, C] to y [m, batch, QH, QW, N]: pooled, or else not pooled and w mirrored.
-
-    The weights are [m, 9, N, C], or [m, N, C * 9] for a first layer: the depth is innermost, as wgmma wants it in tf32.
-    """
-    TN: constexpr = (N + BN - 1) // BN
-    KB: constexpr = (C + BK - 1) // BK
-    BP: constexpr = BM // 4 if POOL else BM
-    pid, tiles = tl.program_id(0), tl.cdiv(rows, BP)
-    n, start = pid % TN * BN + tl.arange(0, BN), pid // TN % tiles * BP
-    model, r = (pid // TN // tiles).to(tl.int64), tl.arange(0, BM)
-    if POOL:
-        # The four positions of a window lie 8 and BM/2 rows apart: just those rows of the accumulator (wgmma, at least
-        # 32 rows per warp) are held by one thread, so that pooling below moves no data.
-        p = start + r % (BM // 2) // 16 * 8 + r % 8
-        top, left = p // QW % QH * 2 + r // (BM // 2) - 1, p % QW * 2 + r // 8 % 2 - 1
-    else:
-        p = start + r
-        top, left = p // QW % QH - 1, p % QW - 1
-    x += model * x_m
-    w += model * (9 * N * C)
-    live, corner = p < rows, p // (QH * QW) * x_b + top * x_h + left * x_w
-    acc = tl.zeros((BM, BN), tl.float32)
-    if FIRST:
-        k = tl.arange(0, BK)
-        at = w + n[None, :] * (9 * C) + k[:, None]
-        weights = tl.load(at, mask=(k < 9 * C)[:, None] & (n < N)[None, :], other=0.0)
-        image = _taps(x, top, left, corner, live, k, x_h, x_w, x_c, H, W, C).to(weights.dtype)
-        acc = tl.dot(image, weights, acc, input_precision=PRECISION)
-    else:
-        for i in range(9 * KB):
-            tap, c = i // KB, i % KB * BK + tl.arange(0, BK)
-            dy, dx = tap // 3, tap % 3
-            inside = live & (top + dy >= 0) & (top + dy < H) & (left + dx >= 0) & (left + dx < W)
-            at = x + (corner + dy * x_h + dx * x_w)[:, None] + c[None, :] * x_c
-            image = tl.load(at, mask=inside[:, None] & (c < C)[None, :], other=0.0)
-            at = w + (tap if POOL else 8 - tap) * (N * C) + n[None, :] * C + c[:, None]
-            weights = tl.load(at, mask=(c < C)[:, None] & (n < N)[None, :], other=0.0)
-            acc = tl.dot(image, weights, acc, input_precision=PRECISION)
-    p, at = start + tl.arange(0, BP), model * rows * N + n[None, :]
-    mask = (p < rows)[:, None] & (n < N)[None, :]
-    if POOL:
-        best, arg = _pool(acc, BM, BN)
-        best += tl.load(b + model * N + n, mask=n < N, other=0.0)[None, :]
-        tl.store(code + at + p[:, None] * N, tl.where(best <= 0, 4, arg).to(tl.uint8), mask=mask)
-        acc = tl.where(best <= 0, 0.0, best)
-    tl.store(y + at + p[:, None] * N, acc.to(y.dtype.element_ty), mask=mask)
-
-
-@_jit
-def _unpool(dy, code, d, db, rows, QW: constexpr, N: constexpr, BP: constexpr, BN: constexpr):  # type: ignore[no-untyped-def]
-    """Pooled gradients dy to full resolution d [m, batch, 2 QH, 2 QW, N], and their sums per tile for the bias."""
-    tile, tiles = tl.program_id(0), tl.cdiv(rows, BP)
-    model, n = (tile // tiles).to(tl.int64), tl.program_id(1) * BN + tl.arange(0, BN)
-    p = tile % tiles * BP + tl.arange(0, BP)
-    mask, at = (p < rows)[:, None] & (n < N)[None, :], model * rows * N + p[:, None] * N + n[None, :]
-    grad, position = tl.load(dy + at, mask=mask, other=0.0), tl.load(code + at, mask=mask, other=4)
-    d += model * rows * (4 * N) + (p // QW * (4 * QW) + p % QW * 2)[:, None] * N + n[None, :]
-    for q in tl.static_range(4):
-        value = tl.where(position == q, grad, 0.0).to(d.dtype.element_ty)
-        tl.store(d + (q // 2 * 2 * QW + q % 2) * N, value, mask=mask)
-    total = tl.sum(tl.where(position < 4, grad, 0.0).to(tl.float32), axis=0)
-    tl.store(db + tile.to(tl.int64) * N + n, total, mask=n < N)
-
-
-@_jit
-def _wgrad(  # type: ignore[no-untyped-def]
-    x, d, dw, x_m, x_b, x_h, x_w, x_c, rows, per, splits, H: constexpr, W: constexpr, GH: constexpr, GW: constexpr,
-    C: constexpr, N: constexpr, PRECISION: constexpr, BN: constexpr, BC: constexpr, BR: constexpr,
-):  # fmt: skip
-    """dw [m, splits, 9, N, C] from d [m, batch, GH, GW, N]. A program does one row of three taps, which share d."""
-    TN: constexpr = (N + BN - 1) // BN
-    TC: constexpr = (C + BC - 1) // BC
-    pid = tl.program_id(0)
-    n, c = pid % TN * BN + tl.arange(0, BN), pid // TN % TC * BC + tl.arange(0, BC)
-    dy, part = pid // (TN * TC) % 3, pid // (TN * TC * 3)
-    model, begin = (part // splits).to(tl.int64), part % splits * per
-    x += model * x_m
-    d += model * rows * N
-    acc0 = tl.zeros((BN, BC), tl.float32)
-    acc1, acc2 = acc0, acc0
-    for i in range(begin, min(begin + per, rows), BR):
-        r = i + tl.arange(0, BR)
-        y, left = r // GW % GH + dy - 1, r % GW
-        grad = tl.load(d + r[:, None] * N + n[None, :], mask=(r < rows)[:, None] & (n < N)[None, :], other=0.0)
-        at = x + (r // (GH * GW) * x_b + y * x_h + left * x_w)[:, None] + c[None, :] * x_c
-        inside = ((r < rows) & (y >= 0) & (y < H))[:, None] & (c < C)[None, :]
-        image = tl.load(at - x_w, mask=inside & (left > 0)[:, None], other=0.0)
-        acc0 = tl.dot(tl.trans(grad), image, acc0, input_precision=PRECISION)
-        image = tl.load(at, mask=inside, other=0.0)
-        acc1 = tl.dot(tl.trans(grad), image, acc1, input_precision=PRECISION)
-        image = tl.load(at + x_w, mask=inside & (left + 1 < W)[:, None], other=0.0)
-        acc2 = tl.dot(tl.trans(grad), image, acc2, input_precision=PRECISION)
-    dw += (part.to(tl.int64) * 9 + dy * 3) * (N * C) + n[:, None] * C + c[None, :]
-    mask = (n < N)[:, None] & (c < C)[None, :]
-    tl.store(dw, acc0, mask=mask)
-    tl.store(dw + N * C, acc1, mask=mask)
-    tl.store(dw + 2 * N * C, acc2, mask=mask)
-
-
-@_jit
-def _first_wgrad(  # type: ignore[no-untyped-def]
-    x, dy, code, dw, db, x_m, x_b, x_h, x_w, x_c, rows, per, splits,
-    H: constexpr, W: constexpr, QH: constexpr, QW: constexpr, C: constexpr, N: constexpr,
-    HALF: constexpr, PRECISION: constexpr, BN: constexpr, BK: constexpr, BP: constexpr,
-):  # fmt: skip
-    """dw [m, splits, N, C * 9] and db [m, splits, N] of a first layer, from the pooled gradient and its code."""
-    TN: constexpr = (N + BN - 1) // BN
-    kind: constexpr = tl.bfloat16 if HALF else tl.float32
-    pid, k = tl.program_id(0), tl.arange(0, BK)
-    n, part = pid % TN * BN + tl.arange(0, BN), (pid // TN).to(tl.int64)
-    model, begin = part // splits, pid // TN % splits * per
-    x += model * x_m
-    acc, total = tl.zeros((BN, BK), tl.float32), tl.zeros((BP, BN), tl.float32)
-    for i in range(begin, min(begin + per, rows), BP):
-        p = i + tl.arange(0, BP)
-        mask, at = (p < rows)[:, None] & (n < N)[None, :], model * rows * N + p[:, None] * N + n[None, :]
-        grad, position = tl.load(dy + at, mask=mask, other=0.0), tl.load(code + at, mask=mask, other=4)
-        total += tl.where(position < 4, grad, 0.0).to(tl.float32)
-        for q in tl.static_range(4):
-            top, left = p // QW % QH * 2 + q // 2 - 1, p % QW * 2 + q % 2 - 1
-            corner = p // (QH * QW) * x_b + top * x_h + left * x_w
-            image = _taps(x, top, left, corner, p < rows, k, x_h, x_w, x_c, H, W, C).to(kind)
-            routed = tl.where(position == q, grad, 0.0).to(kind)
-            acc = tl.dot(tl.trans(routed), image, acc, input_precision=PRECISION)
-    tl.store(db + part * N + n, tl.sum(total, axis=0), mask=n < N)
-    at = dw + part * (9 * N * C) + n[:, None] * (9 * C) + k[None, :]
-    tl.store(at, acc, mask=(n < N)[:, None] & (k < 9 * C)[None, :])
+    return available(device) or (programs.INSTALLED and os.environ.get("TRITON_INTERPRET") == "1")
 
 
 # --- launching -----------------------------------------------------------------------------------------------
@@ -250,7 +73,7 @@ def convolve(x: Tensor, w: Tensor, b: Tensor, y: Tensor, code: Tensor | None, pr
     (m, batch, height, width, n), (h, w_, c), (rows, columns, depth, warps, stages) = y.shape, x.shape[2:], tile
     pool, first, positions = code is not None, code is not None and c <= FEW, batch * height * width
     columns, depth = min(columns, _power(n)), _power(9 * c) if first else min(depth, _power(c))
-    _conv[(m * -(-positions // (rows // 4 if pool else rows)) * -(-n // columns),)](
+    programs.conv[(m * -(-positions // (rows // 4 if pool else rows)) * -(-n // columns),)](
         x, w, b, y, code if pool else y, *x.stride(), positions, h, w_, height, width, c, n, first, pool,
         PRECISIONS[precision][1], rows, columns, depth, num_warps=warps, num_stages=stages,
     )  # fmt: skip
@@ -262,8 +85,16 @@ def spread(dy: Tensor, code: Tensor, precision: str) -> tuple[Tensor, Tensor]:
     d = dy.new_empty((m, batch, 2 * height, 2 * width, n), dtype=PRECISIONS[precision][0])
     sums = dy.new_empty((m, -(-batch * height * width // block), n), dtype=torch.float32)
     grid = (m * sums.shape[1], -(-n // columns))
-    _unpool[grid](dy, code, d, sums, batch * height * width, width, n, block, columns, num_warps=8)
+    programs.unpool[grid](dy, code, d, sums, batch * height * width, width, n, block, columns, num_warps=8)
     return d, sums
+
+
+def halved(x: Tensor) -> Tensor:
+    """x [..., c] in float32 as [..., 2, c] in bf16, whose two parts sum up to it within 2^-17."""
+    x, c = x.contiguous(), x.shape[-1]
+    y = x.new_empty((*x.shape[:-1], 2, c), dtype=torch.bfloat16)
+    programs.halve[(-(-x.numel() // 2048),)](x, y, x.numel() // c, c, 2048, num_warps=8)
+    return y
 
 
 def weight_gradient(x: Tensor, d: Tensor, dw: Tensor, precision: str, tile: Tile) -> None:
@@ -273,8 +104,12 @@ def weight_gradient(x: Tensor, d: Tensor, dw: Tensor, precision: str, tile: Tile
     tiles = 3 * -(-n // rows) * -(-c // columns)
     splits, per = _split(positions, depth, m * tiles, x.device)
     parts = dw.new_empty((m, splits, 3, 3, n, c))  # summed below and put into the order of the weights
-    _wgrad[(m * splits * tiles,)](
-        x, d, parts, *x.stride(), positions, per, splits, h, w, height, width, c, n,
+    # The matrix unit takes no transposed tf32: copies for it cost more than three products of bf16 halves.
+    halves = 2 if precision == "tf32" and x.is_cuda else 1  # Triton's interpreter cannot multiply bf16
+    if halves == 2:
+        x, d = halved(x), halved(d)
+    programs.wgrad[(m * splits * tiles,)](
+        x, d, parts, *x.stride()[:4], x.stride(-1), positions, per, splits, h, w, height, width, c, n, halves,
         PRECISIONS[precision][1], rows, columns, depth, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     torch.sum(parts.permute(0, 1, 4, 5, 2, 3), 1, out=dw)
@@ -286,7 +121,7 @@ def first_gradient(x: Tensor, dy: Tensor, code: Tensor, precision: str, tile: Ti
     rows, positions, (dtype, multiply) = min(rows, _power(n)), batch * height * width, PRECISIONS[precision]
     splits, per = _split(positions, depth, m * -(-n // rows), x.device)
     parts, sums = (dy.new_empty((m, splits, n, *k), dtype=torch.float32) for k in ((c, 3, 3), ()))
-    _first_wgrad[(m * splits * -(-n // rows),)](
+    programs.first_wgrad[(m * splits * -(-n // rows),)](
         x, dy, code, parts, sums, *x.stride(), positions, per, splits, h, w, height, width, c, n,
         dtype == torch.bfloat16, multiply, rows, _power(9 * c), depth, num_warps=warps, num_stages=stages,
     )  # fmt: skip
@@ -354,7 +189,7 @@ def conv_relu_pool(x: Tensor, w: Tensor, b: Tensor, precision: str) -> Tensor:
         raise unknown("precision", precision, PRECISIONS)
     if not _runs(x.device):
         raise FedekdError(f"the GPU kernels need Triton and an NVIDIA GPU, and this is device {str(x.device)!r}")
-    if x.shape[1:4].numel() * max(x.shape[4], w.shape[1]) >= 2**31:
+    if x.shape[1:4].numel() * max(x.shape[4], w.shape[1]) >= 2**30:
         raise FedekdError(f"a batch of shape {tuple(x.shape[1:])} is too large for the GPU kernels; use a smaller one")
     if x.shape[-1] > FEW:
         x = x.to(PRECISIONS[precision][0])
