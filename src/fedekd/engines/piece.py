@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from fedekd.engines.stacking import capturing
 from fedekd.methods.base import Batch, Method, Train
 from fedekd.trees import with_values
 
@@ -148,7 +149,7 @@ class Piece:
                     segment.graph.replay()
                 elif engine.graphs and t == segment.first + 1 and segment.last - t > WORTH_CAPTURING:
                     segment.graph = torch.cuda.CUDAGraph()
-                    with torch.cuda.graph(segment.graph, pool=engine.pool):
+                    with capturing(segment.graph, engine.pool):
                         self._advance(segment)
                     segment.optimizer.zero_grad()  # gives the gradients' memory back to the pool
                     segment.graph.replay()

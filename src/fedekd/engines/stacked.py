@@ -29,6 +29,7 @@ from fedekd.methods.base import Batch, Beginning, Exchange, Method, Remember, Tr
 from fedekd.trees import with_values
 
 EVALUATION_BATCH = 256
+EVALUATION_VALUES = 2**29  # of the inputs at most at once: large images go in smaller batches
 BUNCHES = 12  # stack sizes that a piece goes through on a GPU
 PIECE = 96  # models trained at once: more gain little speed, and clients of like size waste less padding
 
@@ -351,10 +352,11 @@ class Stacked:
         weights = {n: w[sorted_] for n, w in weights.items()}
         scale = self.scale_of(at[sorted_])
         result: tuple[Tensor, Tensor] | None = None
-        for start in range(0, max(lengths), EVALUATION_BATCH):
+        size = max(1, min(EVALUATION_BATCH, EVALUATION_VALUES // (len(rows) * self.x[0].numel())))
+        for start in range(0, max(lengths), size):
             active = sum(n > start for n in lengths)
             here = sorted_[:active]
-            part = table[here, start : start + EVALUATION_BATCH]
+            part = table[here, start : start + size]
             x = scale.first(active).inputs(self.x[part])
             out = self.forward(role, {n: w[:active] for n, w in weights.items()}, x, features)
             if result is None:
