@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from fedekd import methods, models
-from fedekd.data import Dataset, Federation, federate, load_dataset
+from fedekd.data import Dataset, Federation, data_folder, federate, load_dataset
+from fedekd.data.clusters import by_clusters, clusters_for
 from fedekd.engines.job import Job, Training
 from fedekd.errors import unknown
 from fedekd.methods.base import Method
@@ -45,16 +46,25 @@ class Run:
 
 def plan(settings: Settings, dataset: Dataset | None = None) -> list[Run]:
     """The runs that the settings ask for: seed by seed, Local first."""
-    dataset = dataset or load(settings)
-    chosen, checksum, runs = choose_methods(settings, dataset.task), fingerprint(dataset), []
+    named, dataset = dataset is None, dataset or load(settings)
+    checksum, clusters, runs = fingerprint(dataset), None, []
     for seed in settings.seeds:
+        if named and by_clusters(dataset, settings.partition):
+            clusters = clusters_for(dataset, checksum, seed, data_folder(settings.data))
         federation = federate(
-            dataset, clients=settings.clients, alpha=settings.alpha, seed=seed, partition=settings.partition
-        )
-        jobs = [make_job(settings, federation, one.method, seed) for one in chosen]
-        local_key = run_key(jobs[0], checksum)
-        runs += [Run(c.name, c.label, j, run_key(j, checksum), local_key) for c, j in zip(chosen, jobs, strict=True)]
+            dataset,
+            clients=settings.clients, alpha=settings.alpha, seed=seed, partition=settings.partition, clusters=clusters,
+        )  # fmt: skip
+        runs += runs_on(federation, settings, seed, checksum)
     return runs
+
+
+def runs_on(federation: Federation, settings: Settings, seed: int, checksum: str) -> list[Run]:
+    """The runs on one federation, whose data have that fingerprint: Local first."""
+    chosen = choose_methods(settings, federation.dataset.task)
+    jobs = [make_job(settings, federation, one.method, seed) for one in chosen]
+    keys = [run_key(job, checksum) for job in jobs]
+    return [Run(c.name, c.label, j, key, keys[0]) for c, j, key in zip(chosen, jobs, keys, strict=True)]
 
 
 def load(settings: Settings) -> Dataset:

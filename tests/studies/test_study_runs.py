@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 from small_study import RUNS, make_home, same
 
+from fedekd.data import clusters
 from fedekd.errors import FedekdError
 from fedekd.methods.local import Local
+from fedekd.plan import plan
 from fedekd.runs import Nobody
 from fedekd.studies import Tally, carry, cells, describe, load_study, run_study
+from fedekd.studies.survey import survey
 
 
 @pytest.fixture
@@ -128,6 +131,15 @@ def test_a_dataset_that_is_not_here_is_left_out(home):
     assert (line["dataset"], line["label"], line["seed"]) == ("octmnist", "every run", None)
 
 
+def test_a_study_without_any_of_its_datasets_says_so(home):
+    (home / "gone.toml").write_text('dataset = "octmnist"\nmethods = ["fedekd"]')
+    with pytest.raises(
+        FedekdError, match=r"nothing of study gone can run: OCTMNIST is not in .*; run `fedekd"
+    ):
+        run_study(load_study("gone.toml"), "out", Nobody(), workers=1)
+    assert not (home / "out" / "failures.jsonl").exists()
+
+
 def test_a_cell_without_a_partition_is_recorded(home):
     outcome = run_study(small("seed=0", clients=17), "out", Nobody(), workers=1)
     assert outcome.records == []
@@ -180,15 +192,15 @@ def test_clusters_are_kept_beside_the_data_and_checked(home, monkeypatch):
     assert sorted(p.name for p in path.parent.iterdir()) == ["patients-0.npz", "patients-1.npz"]
     good = path.read_bytes()
     asked = []
-    found = cells.input_clusters
-    monkeypatch.setattr(cells, "input_clusters", lambda dataset, seed: asked.append(seed) or found(dataset, seed))
+    found = clusters.input_clusters
+    monkeypatch.setattr(clusters, "input_clusters", lambda dataset, seed: asked.append(seed) or found(dataset, seed))
     assert describe(patients(home), "out") == first
     assert asked == []
     with np.load(path) as saved:
-        clusters, checksum = saved["clusters"], saved["data"]
-    np.savez(path, clusters=clusters, data=np.array("other"))
+        kept, checksum = saved["clusters"], saved["data"]
+    np.savez(path, clusters=kept, data=np.array("other"))
     describe(patients(home), "out")
-    np.savez(path, clusters=clusters[:-1], data=checksum)
+    np.savez(path, clusters=kept[:-1], data=checksum)
     describe(patients(home), "out")
     path.write_bytes(good[:100])
     assert describe(patients(home), "out") == first
@@ -200,10 +212,18 @@ def test_without_scikit_learn_the_clusters_are_asked_for(home, monkeypatch):
     def missing(dataset, seed):
         raise ImportError("No module named 'sklearn'")
 
-    monkeypatch.setattr(cells, "input_clusters", missing)
+    monkeypatch.setattr(clusters, "input_clusters", missing)
     outcome = run_study(patients(home), "out", Nobody(), workers=1)
     assert {f.seed for f in outcome.failed} == {0, 1}
     assert "needs scikit-learn or its clusters in" in outcome.failed[0].error
+
+
+def test_a_run_uses_the_clusters_of_a_study(home, monkeypatch):
+    describe(patients(home), "out")
+    known = [r.key for _, runs in survey(patients(home), lambda line: None).cells for r in runs]
+    monkeypatch.setattr(clusters, "input_clusters", lambda dataset, seed: pytest.fail("found anew"))
+    (settings,) = patients(home).grid
+    assert [r.key for r in plan(settings)] == known
 
 
 def test_a_cell_carries_its_clusters_and_gives_the_same_runs(home):

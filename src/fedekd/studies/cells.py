@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedekd import models
 from fedekd.data import Dataset, Federation, data_folder, federate, load_dataset
-from fedekd.data.federation import input_clusters
+from fedekd.data.clusters import by_clusters, clusters_for
 from fedekd.engines.job import Job
-from fedekd.errors import FedekdError
 from fedekd.exchange import size
 from fedekd.methods.base import Exchange
-from fedekd.plan import Run, choose_methods, fingerprint, make_job, run_key
+from fedekd.plan import Run, fingerprint, runs_on
 from fedekd.settings import Settings
 
 SOURCE = ("dataset", "data", "target", "task", "clients_from")
@@ -50,8 +45,7 @@ class Cell:
     def prepared(self) -> Cell:
         """The same with its clusters, so that whoever runs it needs neither scikit-learn nor the time."""
         dataset, checksum = loaded(*self.source)
-        by_dirichlet = self.first.partition == "dirichlet" or (self.first.partition == "auto" and dataset.sites is None)
-        if dataset.task != "regression" or not by_dirichlet:
+        if not by_clusters(dataset, self.first.partition):
             return self
         return replace(self, clusters=clusters_for(dataset, checksum, self.seed, data_folder(self.first.data)))
 
@@ -67,11 +61,8 @@ class Cell:
         federation, checksum = federation or self.federation(), loaded(*self.source)[1]
         found: dict[str, Run] = {}
         for settings in self.settings:
-            chosen = choose_methods(settings, federation.dataset.task)
-            jobs = [make_job(settings, federation, one.method, self.seed) for one in chosen]
-            keys = [run_key(job, checksum) for job in jobs]
-            for one, job, key in zip(chosen, jobs, keys, strict=True):
-                found.setdefault(key, Run(one.name, one.label, job, key, keys[0]))
+            for run in runs_on(federation, settings, self.seed, checksum):
+                found.setdefault(run.key, run)
         return list(found.values())
 
 
@@ -97,31 +88,6 @@ def loaded(
     """A dataset and its checksum, kept until another is asked for."""
     found = load_dataset(dataset, data_dir=data, target=target, task=task, clients_from=clients_from)
     return found, fingerprint(found)
-
-
-def clusters_for(dataset: Dataset, checksum: str, seed: int, folder: Path) -> np.ndarray:
-    """A regression's K-means clusters: from ``folder/clusters`` where they fit the data, else found and kept there."""
-    path = folder / "clusters" / f"{dataset.name}-{seed}.npz"
-    with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile), np.load(path) as saved:
-        if str(saved["data"]) == checksum and saved["clusters"].shape == dataset.y.shape:
-            return np.asarray(saved["clusters"], np.int64)
-    try:
-        clusters = input_clusters(dataset, seed)
-    except ImportError:
-        raise FedekdError(
-            f"partitioning {dataset.name} needs scikit-learn or its clusters in {path}; "
-            "a study's --dry-run puts them there on a machine that has scikit-learn"
-        ) from None
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with contextlib.suppress(OSError):  # a read-only data folder costs the time again, nothing else
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(partial, "wb") as file:
-                np.savez(file, clusters=clusters, data=np.array(checksum))
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
-    return clusters
 
 
 # --- what a run costs ------------------------------------------------------------------------------------

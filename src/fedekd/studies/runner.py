@@ -73,6 +73,8 @@ def run_study(
     store = Store(folder or study.out)
     failures, observer = Failures(store.folder), observer or Tally()
     view = survey(study, observer.note)
+    if view.absent and not (view.cells or view.failed):
+        raise FedekdError(f"nothing of study {study.name} can run: {next(iter(view.absent.values()))}")
     cost = {run.key: run.cost for run in view.runs}
     earlier = {record["key"]: record for record in store.records() if record["key"] in cost}
     tasks = view.tasks(earlier)

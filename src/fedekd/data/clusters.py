@@ -1,0 +1,45 @@
+"""The K-means clusters that part a regression's rows, kept beside the data: finding them takes longer than loading."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from fedekd.data.dataset import Dataset
+from fedekd.data.federation import input_clusters
+from fedekd.errors import FedekdError
+
+
+def by_clusters(dataset: Dataset, partition: str) -> bool:
+    """Whether `federate` would deal the rows out by clusters of the inputs."""
+    by_dirichlet = partition == "dirichlet" or (partition == "auto" and dataset.sites is None)
+    return dataset.task == "regression" and by_dirichlet
+
+
+def clusters_for(dataset: Dataset, checksum: str, seed: int, folder: Path) -> np.ndarray:
+    """A regression's K-means clusters: from ``folder/clusters`` where they fit the data, else found and kept there."""
+    path = folder / "clusters" / f"{dataset.name}-{seed}.npz"
+    with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile), np.load(path) as saved:
+        if str(saved["data"]) == checksum and saved["clusters"].shape == dataset.y.shape:
+            return np.asarray(saved["clusters"], np.int64)
+    try:
+        clusters = input_clusters(dataset, seed)
+    except ImportError:
+        raise FedekdError(
+            f"partitioning {dataset.name} needs scikit-learn or its clusters in {path}; "
+            "a study's --dry-run puts them there on a machine that has scikit-learn"
+        ) from None
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with contextlib.suppress(OSError):  # a read-only data folder costs the time again, nothing else
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(partial, "wb") as file:
+                np.savez(file, clusters=clusters, data=np.array(checksum))
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+    return clusters
