@@ -29,9 +29,9 @@ MACS = 784 * 64 * 9 + 196 * 128 * 64 * 9 + 49 * 128 * 128 * 9 + 1152 * 256 + 256
 FLOP = 6 * MACS  # per training sample: forward 2 MACs, backward twice that
 
 
-def images() -> tuple[np.ndarray, np.ndarray]:
+def images(rows: int = ROWS, shape: tuple[int, ...] = (1, 28, 28)) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
-    return rng.integers(0, 256, (ROWS, 1, 28, 28), dtype=np.uint8), rng.integers(0, 10, ROWS)
+    return rng.integers(0, 256, (rows, *shape), dtype=np.uint8), rng.integers(0, 10, rows)
 
 
 def bare(seconds: float, tuned: bool, name: str) -> float:
@@ -61,11 +61,12 @@ def bare(seconds: float, tuned: bool, name: str) -> float:
                     return (done - 20 * BATCH) / (time.perf_counter() - began)
 
 
-def federation(clients: int, rows_each: int) -> Federation:
-    x, y = images()
+def federation(clients: int, rows_each: int, *of: Any) -> Federation:
+    """Clients of equal size over `images`, which take ``of``."""
+    x, y = images(*of)
     dataset = Dataset("random", "classification", x, y, 10)
     rng = np.random.default_rng(1)
-    splits = tuple(Split(rng.choice(ROWS, rows_each), np.arange(4), np.arange(4)) for _ in range(clients))
+    splits = tuple(Split(rng.choice(len(y), rows_each), np.arange(4), np.arange(4)) for _ in range(clients))
     names = tuple(str(k) for k in range(clients))
     shift, gain = np.asarray(-1, np.float32), np.asarray(2 / 255, np.float32)
     return Federation(dataset, splits, names, {"kind": "iid", "alpha": None}, shift, gain, 0.0, 1.0)
