@@ -230,6 +230,6 @@ def test_batch_norm_buffers_travel(digits, tmp_path):
     )
     engine = Serial(plan(settings, digits)[1].job)
     engine.round()
-    means = [client["private"][1].running_mean for client in engine.clients]
+    means = [client.models["private"][1].running_mean for client in engine.clients]
     assert all(torch.equal(m, means[0]) for m in means)
     assert means[0].abs().sum() > 0

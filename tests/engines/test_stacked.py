@@ -24,8 +24,8 @@ def job(federation, method, seed=0, private=tiny_private, **training):
 
 
 def outputs_of(serial: Serial) -> torch.Tensor:
-    rows = [serial.rows[k]["test"] for k in range(len(serial.clients))]
-    return torch.cat([serial._outputs(k, "private", r)[0].flatten() for k, r in enumerate(rows)])
+
+    return torch.cat([c.outputs("private", c.rows["test"])[0].flatten() for c in serial.clients])
 
 
 def compare(jobs, bunches=None, **options):
