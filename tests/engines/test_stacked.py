@@ -11,7 +11,8 @@ from fedekd.data import federate
 from fedekd.engines.job import Job, Training
 from fedekd.engines.serial import Serial
 from fedekd.engines.stacked import NotStackable, Stacked, signature
-from fedekd.runs import Nobody, execute
+from fedekd.observers import Nobody
+from fedekd.runs import execute
 from fedekd.settings import make_settings
 from tiny import tiny_private, tiny_proxy
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedekd import models, rng
-from fedekd.engines.client import EVALUATION_BATCH, moved
+from fedekd.engines.client import EVALUATION_BATCH, Client, Rows, moved
 from fedekd.engines.job import Advance, Job, Scale, TrustLog, pick_device, precision, trust_of_round
 from fedekd.engines.piece import Group, Piece
 from fedekd.engines.schedule import schedule
@@ -384,6 +384,19 @@ class Stacked:
                     )
                     values[member.job].append(job.task.score(out[at, : len(rows[at])], y))
         return values
+
+    def clients_of(self, job: int) -> list[Client]:
+        """A job's clients with their models as they are now, one by one."""
+        one, clients = self.jobs[job], []
+        rows = Rows(
+            self.x, Scale.of(one.federation, self.device).targets(self.y), Scale.of(one.federation, self.device)
+        )
+        for i in self._members_of(job):
+            client = Client(one, self.members[i].client, rows=rows)
+            for role, tree in self.weights.items():
+                client.models[role].load_state_dict({n: w[i] for n, w in tree.items()})
+            clients.append(client)
+        return clients
 
     # --- interruption ------------------------------------------------------------------------------------
 
