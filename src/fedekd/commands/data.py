@@ -1,0 +1,51 @@
+"""fedekd data: list, fetch and look at datasets."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from fedekd.commands.parser import command, console
+from fedekd.settings import make_settings
+
+PARTITION = ("alpha", "clients", "partition", "data", "target", "task", "clients_from")
+
+
+def add(commands: Any) -> None:
+    data = command(commands, "data", None, "list, fetch and look at datasets")
+    actions = data.add_subparsers(title="commands", metavar="COMMAND")
+    command(actions, "list", list_data, "what is here and what is not", ["data"])
+    fetch = command(actions, "fetch", fetch_data, "download a dataset and check it", ["data"])
+    fetch.add_argument("name", metavar="NAME", help="as `fedekd data list` shows it")
+    show = command(actions, "show", show_data, "draw how the samples lie over the clients", PARTITION)
+    show.add_argument("dataset", metavar="NAME", nargs="?", help="a dataset's name or a file (default: digits)")
+    show.add_argument("--seed", type=int, default=0, metavar="N", help="of the partition (default: 0)")
+
+
+def list_data(given: argparse.Namespace) -> None:
+    from fedekd.data import catalogue, data_folder
+    from fedekd.report.listing import print_datasets
+
+    print_datasets(console(), catalogue(given.data), data_folder(given.data))
+
+
+def fetch_data(given: argparse.Namespace) -> None:
+    from fedekd.data import fetch
+
+    print(f"{given.name} is in {fetch(given.name, given.data)}")
+
+
+def show_data(given: argparse.Namespace) -> None:
+    chosen = {name: getattr(given, name) for name in ("dataset", *PARTITION)}
+    settings = make_settings({**chosen, "seeds": given.seed})
+    from fedekd.data import federate, load_dataset
+    from fedekd.report.partition import print_partition
+
+    dataset = load_dataset(
+        settings.dataset, data_dir=settings.data, target=settings.target,
+        task=settings.task, clients_from=settings.clients_from,
+    )  # fmt: skip
+    federation = federate(
+        dataset, clients=settings.clients, alpha=settings.alpha, seed=given.seed, partition=settings.partition
+    )
+    print_partition(console(), federation)

@@ -1,0 +1,68 @@
+"""What every command's options are made of."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from fedekd.errors import FedekdError, unknown
+from fedekd.settings import PAPER, Settings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Act = Callable[[argparse.Namespace], None]
+KINDS: dict[str, type] = {"int": int, "float": float}
+PLACEHOLDERS = {"seeds": "LIST", "methods": "LIST", "data": "DIR", "out": "DIR", "target": "COLUMN"}
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises what is wrong instead of printing the usage, and knows the nearest name to a mistyped one."""
+
+    def __init__(self, **options: Any) -> None:
+        layout = argparse.RawDescriptionHelpFormatter
+        super().__init__(allow_abbrev=False, formatter_class=layout, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise FedekdError(f"{message}; see {self.prog} --help")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise unknown("command", str(value), action.choices)
+
+    def refuse(self, rest: Sequence[str]) -> NoReturn:
+        """For arguments that nothing has taken."""
+        name = rest[0].partition("=")[0]
+        if name.startswith("-"):
+            options = [option for action in self._actions for option in action.option_strings]
+            raise unknown("option", name, options)
+        self.error(f"unexpected argument {name!r}")
+
+
+def command(commands: Any, name: str, act: Act | None, text: str, settings: Iterable[str] = ()) -> Parser:
+    """A command with options for these fields of Settings, in their types, defaults and words."""
+    parser: Parser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    parser.set_defaults(act=act, parser=parser)
+    for field in fields(Settings):
+        if field.name in settings and "help" in field.metadata:
+            words, default = field.metadata["help"], field.default
+            if isinstance(default, tuple):
+                default = ",".join(map(str, default))
+            if default is not None or field.name in PAPER:
+                words += f" (default: {'as suits the dataset' if default is None else default})"
+            add_setting(parser, field.name, KINDS.get(str(field.type).removesuffix(" | None"), str), words)
+    return parser
+
+
+def add_setting(parser: Any, name: str, kind: type, text: str) -> None:
+    placeholder = PLACEHOLDERS.get(name, {int: "N", float: "X"}.get(kind, "NAME"))
+    flag = "--" + name.replace("_", "-")
+    parser.add_argument(flag, dest=name, type=kind, metavar=placeholder, help=text.replace("%", "%%"))
+
+
+def console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False, emoji=False)

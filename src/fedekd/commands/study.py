@@ -1,0 +1,37 @@
+"""fedekd study: run a grid of datasets, alphas, seeds and methods."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from fedekd.commands.parser import command
+from fedekd.errors import FedekdError
+
+STUDY = ("data", "out", "seeds", "rounds", "epochs", "device", "precision", "engine")
+
+
+def add(commands: Any) -> None:
+    study = command(commands, "study", run_study, "run a grid of datasets, alphas, seeds and methods", STUDY)
+    study.add_argument("study", metavar="NAME", help="`paper`, or a TOML file")
+    study.add_argument("--only", default="", metavar="FILTER", help="such as dataset=cifar10,alpha=0.5,method=fedekd")
+    study.add_argument("--dry-run", action="store_true", help="only count runs, samples and bytes")
+    study.add_argument("--workers", type=int, metavar="N", help="processes on a CPU (default: as many as cores)")
+    study.add_argument("--ray", metavar="ADDRESS", help="spread the runs over a Ray cluster (or: local)")
+
+
+def run_study(given: argparse.Namespace) -> None:
+    overrides = {name: getattr(given, name) for name in STUDY}
+    from fedekd import studies
+
+    study = studies.load_study(given.study, overrides, given.only)
+    if given.dry_run:
+        print(studies.describe(study).text())
+        return
+    try:
+        outcome = studies.run_study(study, workers=given.workers, ray=given.ray)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("the same command continues where it stopped") from None
+    print(outcome.text())
+    if outcome.failed:
+        raise FedekdError(f"{len(outcome.failed)} runs failed, see failures.jsonl; the same command tries them again")

@@ -1,0 +1,28 @@
+"""fedekd table: the paper's tables from a folder of results."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from fedekd.commands.parser import command
+
+
+def add(commands: Any) -> None:
+    table = command(commands, "table", print_tables, "the paper's tables from a folder of results")
+    table.add_argument("folder", metavar="DIR", help="where a study has left its results")
+    table.add_argument("--format", default="markdown", choices=["markdown", "latex", "csv"], help="(default: markdown)")
+    table.add_argument("--against", choices=["paper"], help="the paper's number beside each cell")
+    table.add_argument("--only", default="", metavar="TABLE", help="one table by a part of its title")
+
+
+def print_tables(given: argparse.Namespace) -> None:
+    from fedekd.report.paper_tables import make_tables
+    from fedekd.report.table_formats import render, select
+    from fedekd.results import load
+    from fedekd.store import read_records
+
+    records, failures = load(given.folder).records, read_records(Path(given.folder) / "failures.jsonl")
+    tables = make_tables(records, failures, against_paper=given.against == "paper")
+    print(render(select(tables, given.only) if given.only else tables, given.format))
