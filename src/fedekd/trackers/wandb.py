@@ -1,0 +1,109 @@
+"""Weights & Biases: a run per method and seed; offline unless the user has logged in."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import wandb
+from requests.utils import get_netrc_auth
+
+from fedekd.observers import Trust
+from fedekd.trackers.group import Group
+
+
+def connect(group: Group, folder: Path) -> WandB:
+    return WandB(group, folder.resolve())
+
+
+def logged_in() -> bool:
+    home = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+    return bool(os.environ.get("WANDB_API_KEY") or get_netrc_auth(home))
+
+
+class WandB:
+    def __init__(self, group: Group, folder: Path) -> None:
+        self.group, self.folder = group, folder
+        (folder / "wandb").mkdir(parents=True, exist_ok=True)
+        self.mode = os.environ.get("WANDB_MODE") or ("online" if logged_in() else "offline")
+        sync = f"; wandb sync {folder / 'wandb' / 'offline-run-*'} uploads it" if self.mode == "offline" else ""
+        self.where = f"{self.mode}, in {folder / 'wandb'}{sync}"
+
+    def open(self, label: str, seed: int, round: int) -> Sent:
+        name = f"{self.folder}\n{self.group.name}\n{label}\n{seed}"
+        ledger = Ledger(self.folder / "wandb" / "fedekd-logged.json", hashlib.sha256(name.encode()).hexdigest()[:12])
+        if round == 1:
+            ledger.restart()
+        run = wandb.init(
+            project="fedekd",
+            group=self.group.name,
+            name=f"{label} seed {seed}",
+            id=ledger.id,
+            resume="allow" if self.mode == "online" else None,
+            mode=self.mode,
+            dir=str(self.folder),
+            config={**self.group.params, "method": label, "seed": seed},
+            reinit="create_new",  # a stack trains several at once
+            settings=wandb.Settings(silent=True, console="off", init_timeout=30, finish_timeout=60),
+        )
+        return Sent(run, ledger)
+
+
+class Ledger:
+    """Which rounds were logged, since what lies in an offline run cannot be asked."""
+
+    def __init__(self, file: Path, run: str) -> None:
+        self.file, self.run = file, run
+        self.content = json.loads(file.read_text()) if file.exists() else {}
+
+    @property
+    def id(self) -> str:
+        """A run that starts anew is another run, whatever was there before."""
+        attempt = self.content.get(self.run, {}).get("attempt", 1)
+        return f"{self.run}-{attempt}"
+
+    @property
+    def last(self) -> int:
+        return int(self.content.get(self.run, {}).get("last", 0))
+
+    def restart(self) -> None:
+        if self.run in self.content:
+            self._write({"attempt": self.content[self.run]["attempt"] + 1, "last": 0})
+
+    def reach(self, round: int) -> None:
+        attempt = self.content.get(self.run, {}).get("attempt", 1)
+        self._write({"attempt": attempt, "last": round})
+
+    def _write(self, entry: dict[str, int]) -> None:
+        self.content = json.loads(self.file.read_text()) if self.file.exists() else {}
+        self.content[self.run] = entry
+        partial = self.file.with_suffix(f".{os.getpid()}.part")
+        partial.write_text(json.dumps(self.content))
+        os.replace(partial, self.file)
+
+
+class Sent:
+    def __init__(self, run: Any, ledger: Ledger) -> None:
+        self.run, self.ledger = run, ledger
+
+    def log(self, scalars: dict[str, float], histograms: dict[str, Trust], round: int) -> None:
+        if round <= self.ledger.last:
+            return
+        self.ledger.reach(round)
+        pictures = {name: wandb.Histogram(np_histogram=_edges(w["histogram"])) for name, w in histograms.items()}
+        self.run.log({**scalars, **pictures}, step=round)
+
+    def end(self, params: dict[str, Any], scalars: dict[str, float], round: int) -> None:
+        self.run.config.update(params, allow_val_change=True)
+        self.run.summary.update(scalars)
+        self.run.finish()
+
+    def abandon(self) -> None:
+        self.run.finish(exit_code=1)
+
+
+def _edges(counts: list[int]) -> tuple[list[int], list[float]]:
+    return counts, [place / len(counts) for place in range(len(counts) + 1)]
