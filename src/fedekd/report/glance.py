@@ -38,7 +38,8 @@ def headline(progress: dict[str, Any]) -> str:
         parts.append(f"{run['label']}, seed {run['seed']}, round {run['round']}/{run['rounds']}")
     if len(progress["now"]) > 1:
         parts.append(f"and {len(progress['now']) - 1} more at the same time")
-    parts.append(f"{duration(progress['updated'] - progress['started'])} so far")
+    took = duration(progress["updated"] - progress["started"])
+    parts.append(f"{took} so far" if progress["state"] == "running" else f"in {took}")
     if progress["left"] is not None:
         parts.append(f"about {duration(progress['left'])} left")
     return ", ".join(parts)
@@ -86,9 +87,13 @@ def _finished(runs: list[dict[str, Any]]) -> RenderableType:
         unit = Unit(run["metric"], 1 if run["metric"] == "accuracy" else 3)
         alpha = "" if run["alpha"] is None else f" α={run['alpha']:g}"
         name = f"{run['dataset']}{alpha} {run['label']}" if several else run["label"]
-        deltas = ["", ""] if run["method"] == "local" else [_delta(run[key], unit) for key in ("avg_delta", "worst_delta")]
+        deltas = (
+            ["", ""] if run["method"] == "local" else [_delta(run[key], unit) for key in ("avg_delta", "worst_delta")]
+        )
         mean = "" if run["mean"] is None else unit.value(run["mean"])
-        table.add_row(Text(name), str(run["seed"]), mean, *deltas, "kept" if run["cached"] else duration(run["seconds"]))
+        table.add_row(
+            Text(name), str(run["seed"]), mean, *deltas, "kept" if run["cached"] else duration(run["seconds"])
+        )
     return table
 
 

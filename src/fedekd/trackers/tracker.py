@@ -69,9 +69,7 @@ class Tracker(Nobody):
         if not cached:
             self._try(self._finish, record)
 
-    def _measured(
-        self, label: str, seed: int, round: int, clients: dict[str, float], trust: dict[str, Trust]
-    ) -> None:
+    def _measured(self, label: str, seed: int, round: int, clients: dict[str, float], trust: dict[str, Trust]) -> None:
         names = tags(clients)
         scalars = {f"metric/{names[client]}": value for client, value in clients.items()}
         for client, weights in trust.items():
