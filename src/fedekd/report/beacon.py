@@ -13,6 +13,7 @@ import re
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ class Beacon(Nobody):
                 return
 
     @contextlib.contextmanager
-    def _change(self):  # type: ignore[no-untyped-def]
+    def _change(self) -> Iterator[dict[str, Any]]:
         with self.lock:
             self.changed = True
             yield self.state
@@ -167,14 +168,21 @@ def read(folder: str | Path) -> dict[str, Any] | None:
         raise FedekdError(f"cannot read {file}: {error.strerror}") from None
     except ValueError:
         content = None
-    wanted = {"pid": int, "host": str, "state": str, "updated": (int, float), "now": list, "finished": list}
+    wanted: dict[str, Any] = {
+        "pid": int,
+        "host": str,
+        "state": str,
+        "updated": (int, float),
+        "now": list,
+        "finished": list,
+    }
     if not isinstance(content, dict) or not all(isinstance(content.get(k), kind) for k, kind in wanted.items()):
         raise FedekdError(f"{file} is not a progress file of fedekd; remove it")
     return content
 
 
 def condition(progress: dict[str, Any]) -> str:
-    """``running``, or how it ended: ``done``, ``interrupted``, ``failed``; ``gone`` and ``silent`` if it did not say."""
+    """``running``, or how it ended: ``done``, ``interrupted``, ``failed``; ``gone`` or ``silent`` if it did not say."""
     if progress["state"] != "running":
         return str(progress["state"])
     if progress["host"] == socket.gethostname() and not _alive(progress["pid"]):

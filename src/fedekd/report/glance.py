@@ -87,18 +87,15 @@ def _finished(runs: list[dict[str, Any]]) -> RenderableType:
         unit = Unit(run["metric"], 1 if run["metric"] == "accuracy" else 3)
         alpha = "" if run["alpha"] is None else f" α={run['alpha']:g}"
         name = f"{run['dataset']}{alpha} {run['label']}" if several else run["label"]
-        deltas = (
-            ["", ""] if run["method"] == "local" else [_delta(run[key], unit) for key in ("avg_delta", "worst_delta")]
-        )
         mean = "" if run["mean"] is None else unit.value(run["mean"])
-        table.add_row(
-            Text(name), str(run["seed"]), mean, *deltas, "kept" if run["cached"] else duration(run["seconds"])
-        )
+        deltas = [_delta(run[key], run["method"], unit) for key in ("avg_delta", "worst_delta")]
+        took = "kept" if run["cached"] else duration(run["seconds"])
+        table.add_row(Text(name), str(run["seed"]), mean, *deltas, took)
     return table
 
 
-def _delta(value: float | None, unit: Unit) -> Text:
-    return Text() if value is None else unit.coloured(value)
+def _delta(value: float | None, method: str, unit: Unit) -> Text:
+    return Text() if value is None or method == "local" else unit.coloured(value)
 
 
 def _table(first: str) -> Table:

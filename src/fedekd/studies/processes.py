@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fedekd.runs import Nobody, Observer
+from fedekd.observers import Nobody, Observer
 from fedekd.store import Store
 from fedekd.studies.carry import Busy, Failure, Item, Started, Task, carry_out, in_words
 
@@ -125,6 +125,9 @@ class Teller(Nobody):
 
     def advance(self, *arguments: Any) -> None:
         self.pipe.send(("seen", ("advance", arguments)))
+
+    def measured(self, *arguments: Any) -> None:
+        self.pipe.send(("seen", ("measured", arguments)))
 
     def note(self, line: str) -> None:
         self.pipe.send(("seen", ("note", (line,))))

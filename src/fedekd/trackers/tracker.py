@@ -63,7 +63,8 @@ class Tracker(Nobody):
     def measured(
         self, label: str, seed: int, round: int, clients: dict[str, float], trust: dict[str, Trust] | None
     ) -> None:
-        self._try(self._measured, label, seed, round, clients, trust or {})
+        seen = {client: weights for client, weights in (trust or {}).items() if weights}
+        self._try(self._measured, label, seed, round, clients, seen)
 
     def finish(self, record: dict[str, Any], cached: bool) -> None:
         if not cached:

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import wandb
 from requests.utils import get_netrc_auth
 
@@ -43,7 +44,7 @@ class WandB:
             name=f"{label} seed {seed}",
             id=ledger.id,
             resume="allow" if self.mode == "online" else None,
-            mode=self.mode,
+            mode=self.mode,  # type: ignore[arg-type,unused-ignore]
             dir=str(self.folder),
             config={**self.group.params, "method": label, "seed": seed},
             reinit="create_new",  # a stack trains several at once
@@ -105,5 +106,5 @@ class Sent:
         self.run.finish(exit_code=1)
 
 
-def _edges(counts: list[int]) -> tuple[list[int], list[float]]:
-    return counts, [place / len(counts) for place in range(len(counts) + 1)]
+def _edges(counts: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    return np.asarray(counts), np.linspace(0, 1, len(counts) + 1)
