@@ -20,11 +20,18 @@ from typing import Any
 from fedekd import __version__
 from fedekd.errors import FedekdError
 from fedekd.observers import Nobody, Trust
+from fedekd.store import write_whole
 
 EVERY = 1.0  # seconds at least between two writings
 STILL = 15.0  # seconds after which the file is written with nothing new in it: a sign of life
 SILENT = 60.0  # without a sign of life for so long, a process counts as dead
 RECENT = 50  # finished runs that are listed
+KINDS = {
+    **dict.fromkeys(("pid", "runs", "ended", "kept", "failed", "done", "total"), int),
+    **dict.fromkeys(("started", "updated"), float),
+    **dict.fromkeys(("host", "state"), str),
+    **dict.fromkeys(("now", "finished"), list),
+}
 OUTCOME = ("dataset", "alpha", "label", "method", "seed", "metric", "mean", "avg_delta", "worst_delta", "seconds")
 
 
@@ -134,12 +141,9 @@ class Beacon(Nobody):
             self.changed = False
             self.state |= {"updated": time.time(), "left": self._left()}
             text = json.dumps(self.state, allow_nan=False)
-        partial = self.file.with_suffix(f".{os.getpid()}.part")
-        with contextlib.suppress(OSError):  # a full disk stops the training where it matters, not here
-            if _of_another(self.file):
-                return
-            partial.write_text(text)
-            os.replace(partial, self.file)
+        with contextlib.suppress(FedekdError, OSError):  # a full disk stops the training where it matters, not here
+            if not _of_another(self.file):
+                write_whole(self.file, text.encode())
 
     def _left(self) -> float | None:
         rest = self.state["total"] - self.state["done"]
@@ -168,15 +172,7 @@ def read(folder: str | Path) -> dict[str, Any] | None:
         raise FedekdError(f"cannot read {file}: {error.strerror}") from None
     except ValueError:
         content = None
-    wanted: dict[str, Any] = {
-        "pid": int,
-        "host": str,
-        "state": str,
-        "updated": (int, float),
-        "now": list,
-        "finished": list,
-    }
-    if not isinstance(content, dict) or not all(isinstance(content.get(k), kind) for k, kind in wanted.items()):
+    if not isinstance(content, dict) or not all(isinstance(content.get(k), kind) for k, kind in KINDS.items()):
         raise FedekdError(f"{file} is not a progress file of fedekd; remove it")
     return content
 
