@@ -54,16 +54,18 @@ class Beacon(Nobody):
     def __enter__(self) -> Beacon:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if self.thread is None:  # nothing was even planned
             return
         self.over.set()
         self.thread.join()
         with self.lock:
-            stopped = isinstance(error, (KeyboardInterrupt, GeneratorExit))
-            self.state["state"] = "done" if error is None else "interrupted" if stopped else "failed"
-            self.state["error"] = None if error is None or stopped else " ".join(f"{kind.__name__}: {error}".split())  # type: ignore[union-attr]
-            self.state["now"] = []
+            self.state |= {"state": "done", "now": []}
+            if isinstance(error, KeyboardInterrupt):
+                self.state["state"] = "interrupted"
+            elif error is not None:
+                text = str(error) if isinstance(error, FedekdError) else f"{type(error).__name__}: {error}"
+                self.state |= {"state": "failed", "error": " ".join(text.split())}
         self._write()
 
     def plan(self, jobs: list[tuple[str, int, int]]) -> None:

@@ -46,18 +46,26 @@ class MLflow:
             else self.client.create_experiment(f"fedekd {group.name}", artifact_location=artifacts)
         )
 
+    def has(self, label: str, seed: int) -> bool:
+        return bool(self._runs(label, seed, "="))
+
     def open(self, label: str, seed: int, round: int) -> Logged:
         """A run that was interrupted in this results folder goes on; one that starts anew takes its place."""
-        identity = hashlib.sha256(f"{self.folder}\n{self.group.name}\n{label}\n{seed}".encode()).hexdigest()[:16]
-        same = f"tags.`{IDENTITY}` = '{identity}' and attributes.status != 'FINISHED'"
-        for run in self.client.search_runs([self.experiment], same, max_results=1):
+        for run in self._runs(label, seed, "!="):
             if round > 1:
                 self.client.update_run(run.info.run_id, status=RunStatus.to_string(RunStatus.RUNNING))
                 return Logged(self.client, run.info.run_id, self._steps(run))
             self.client.delete_run(run.info.run_id)
-        marks = {IDENTITY: identity, "method": label, "seed": str(seed), "folder": str(self.folder)}
+        marks = {IDENTITY: self._identity(label, seed), "method": label, "seed": str(seed), "folder": str(self.folder)}
         run = self.client.create_run(self.experiment, run_name=f"{label} seed {seed}", tags=marks)
         return Logged(self.client, run.info.run_id, set())
+
+    def _runs(self, label: str, seed: int, compared: str) -> list[Any]:
+        same = f"tags.`{IDENTITY}` = '{self._identity(label, seed)}' and attributes.status {compared} 'FINISHED'"
+        return list(self.client.search_runs([self.experiment], same, max_results=1))
+
+    def _identity(self, label: str, seed: int) -> str:
+        return hashlib.sha256(f"{self.folder}\n{self.group.name}\n{label}\n{seed}".encode()).hexdigest()[:16]
 
     def _steps(self, run: Any) -> set[tuple[str, int]]:
         history = self.client.get_metric_history

@@ -12,6 +12,7 @@ from torch.utils.tensorboard.summary import hparams
 from fedekd.observers import Trust
 from fedekd.trackers.group import Group, tag
 
+COMPLETE = "complete"  # an empty file beside the events
 OUTCOME = ("final/avg_delta", "final/worst_delta", "final/tail_delta", "final/mean")
 
 
@@ -25,12 +26,20 @@ class TensorBoard:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.where = f"tensorboard --logdir {folder}"
 
+    def has(self, label: str, seed: int) -> bool:
+        return (self._home(label, seed) / COMPLETE).exists()
+
     def open(self, label: str, seed: int, round: int) -> Events:
-        return Events(self.folder / f"{tag(label)}-seed{seed}", round)
+        return Events(self._home(label, seed), round)
+
+    def _home(self, label: str, seed: int) -> Path:
+        return self.folder / f"{tag(label)}-seed{seed}"
 
 
 class Events:
     def __init__(self, folder: Path, round: int) -> None:
+        self.complete = folder / COMPLETE
+        self.complete.unlink(missing_ok=True)
         # TensorBoard leaves out what an earlier process wrote of this step and later ones
         self.writer = SummaryWriter(str(folder), purge_step=round)
 
@@ -66,6 +75,7 @@ class Events:
         for summary in hparams(simple, {name: scalars[name] for name in OUTCOME if name in scalars}):
             self.writer._get_file_writer().add_summary(summary)
         self.writer.close()
+        self.complete.touch()
 
     def abandon(self) -> None:
         self.writer.close()

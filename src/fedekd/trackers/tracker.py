@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Callable
@@ -27,6 +28,9 @@ class Backend(Protocol):
     where: str
     """How to look at what is logged."""
 
+    def has(self, label: str, seed: int) -> bool:
+        """Whether a run was logged to its end."""
+
     def open(self, label: str, seed: int, round: int) -> Sink:
         """A run that goes on in ``round``: what an interrupted process logged of this and later rounds is void."""
 
@@ -39,6 +43,7 @@ class Tracker(Nobody):
     ) -> None:
         self.name, self.group, self.folder, self.connect, self.quiet = name, group, folder, connect, quiet
         self.backend: Backend | None = None
+        self.planned: set[tuple[str, int]] = set()
         self.sinks: dict[tuple[str, int], Sink] = {}
 
     def __enter__(self) -> Tracker:
@@ -51,8 +56,7 @@ class Tracker(Nobody):
 
     def plan(self, jobs: list[tuple[str, int, int]]) -> None:
         """Connect before anything is trained: what is wrong now, the user can mend."""
-        if not jobs:
-            return
+        self.planned = {(label, seed) for label, seed, _ in jobs}
         try:
             self.backend = self.connect(self.group, self.folder)
         except Exception as error:
@@ -60,22 +64,25 @@ class Tracker(Nobody):
         if not self.quiet:
             print(f"{self.name}: {self.backend.where}", file=sys.stderr)
 
+    def begin(self, label: str, seed: int, work: int, rounds: int, resumed: int) -> None:
+        """Open the run while its clock stands still; one of a stack, which has another label, when it is measured."""
+        if (label, seed) in self.planned:
+            self._try(self._sink, label, seed, resumed + 1)
+
     def measured(
         self, label: str, seed: int, round: int, clients: dict[str, float], trust: dict[str, Trust] | None
     ) -> None:
-        seen = {client: weights for client, weights in (trust or {}).items() if weights}
-        self._try(self._measured, label, seed, round, clients, seen)
+        self._try(self._measured, label, seed, round, clients, trust or {})
 
     def finish(self, record: dict[str, Any], cached: bool) -> None:
-        if not cached:
-            self._try(self._finish, record)
+        self._try(self._catch_up if cached else self._finish, record)
 
     def _measured(self, label: str, seed: int, round: int, clients: dict[str, float], trust: dict[str, Trust]) -> None:
         names = tags(clients)
+        gated = {names[client]: weights for client, weights in trust.items() if weights}
         scalars = {f"metric/{names[client]}": value for client, value in clients.items()}
-        for client, weights in trust.items():
-            scalars[f"trust_mean/{names[client]}"] = weights["mean"]
-        histograms = {f"trust/{names[client]}": weights for client, weights in trust.items()}
+        scalars |= {f"trust_mean/{name}": weights["mean"] for name, weights in gated.items()}
+        histograms = {f"trust/{name}": weights for name, weights in gated.items()}
         self._sink(label, seed, round).log(finite(scalars), histograms, round)
 
     def _finish(self, record: dict[str, Any]) -> None:
@@ -91,13 +98,29 @@ class Tracker(Nobody):
         own = {"label": record["label"], "seed": record["seed"], "key": record["key"]}
         sink.end({**self.group.params, **record["params"], **own}, finite(scalars), rounds)
 
+    def _catch_up(self, record: dict[str, Any]) -> None:
+        """A run that ended before the tracker was asked for is logged from what it left."""
+        label, seed = record["label"], record["seed"]
+        assert self.backend is not None
+        if self.backend.has(label, seed):
+            return
+        file = self.folder / "details" / f"{record['key']}.json"
+        details = json.loads(file.read_bytes()) if file.exists() else {"curve": [], "trust": []}
+        names = [client["id"] for client in record["clients"]]
+        trust = {entry["round"]: entry["clients"] for entry in details["trust"]}
+        self._sink(label, seed, 1)
+        for round, values in enumerate(details["curve"], 1):
+            seen = dict(zip(names, trust.get(round, []), strict=False))
+            self._measured(label, seed, round, dict(zip(names, values, strict=True)), seen)
+        self._finish(record)
+
     def _sink(self, label: str, seed: int, round: int) -> Sink:
         assert self.backend is not None
         if (label, seed) not in self.sinks:
             self.sinks[label, seed] = self.backend.open(label, seed, round)
         return self.sinks[label, seed]
 
-    def _try(self, act: Callable[..., None], *arguments: Any) -> None:
+    def _try(self, act: Callable[..., object], *arguments: Any) -> None:
         if self.backend is None:
             return
         try:

@@ -13,6 +13,7 @@ import wandb
 from requests.utils import get_netrc_auth
 
 from fedekd.observers import Trust
+from fedekd.store import write_whole
 from fedekd.trackers.group import Group
 
 
@@ -33,16 +34,18 @@ class WandB:
         sync = f"; wandb sync {folder / 'wandb' / 'offline-run-*'} uploads it" if self.mode == "offline" else ""
         self.where = f"{self.mode}, in {folder / 'wandb'}{sync}"
 
+    def has(self, label: str, seed: int) -> bool:
+        return self._ledger(label, seed).entry["complete"]
+
     def open(self, label: str, seed: int, round: int) -> Sent:
-        name = f"{self.folder}\n{self.group.name}\n{label}\n{seed}"
-        ledger = Ledger(self.folder / "wandb" / "fedekd-logged.json", hashlib.sha256(name.encode()).hexdigest()[:12])
+        ledger = self._ledger(label, seed)
         if round == 1:
-            ledger.restart()
+            ledger.write(attempt=ledger.entry["attempt"] + 1, last=0, complete=False)
         run = wandb.init(
             project="fedekd",
             group=self.group.name,
             name=f"{label} seed {seed}",
-            id=ledger.id,
+            id=f"{ledger.run}-{ledger.entry['attempt']}",
             resume="allow" if self.mode == "online" else None,
             mode=self.mode,  # type: ignore[arg-type,unused-ignore]
             dir=str(self.folder),
@@ -52,38 +55,24 @@ class WandB:
         )
         return Sent(run, ledger)
 
+    def _ledger(self, label: str, seed: int) -> Ledger:
+        name = f"{self.folder}\n{self.group.name}\n{label}\n{seed}"
+        return Ledger(self.folder / "wandb" / "fedekd-logged.json", hashlib.sha256(name.encode()).hexdigest()[:12])
+
 
 class Ledger:
-    """Which rounds were logged, since what lies in an offline run cannot be asked."""
+    """Which rounds of a run were logged, since an offline run cannot be asked. What starts anew is another attempt."""
 
     def __init__(self, file: Path, run: str) -> None:
         self.file, self.run = file, run
-        self.content = json.loads(file.read_text()) if file.exists() else {}
+        self.entry: dict[str, Any] = {"attempt": 0, "last": 0, "complete": False, **self._all().get(run, {})}
 
-    @property
-    def id(self) -> str:
-        """A run that starts anew is another run, whatever was there before."""
-        attempt = self.content.get(self.run, {}).get("attempt", 1)
-        return f"{self.run}-{attempt}"
+    def _all(self) -> dict[str, Any]:
+        return json.loads(self.file.read_text()) if self.file.exists() else {}
 
-    @property
-    def last(self) -> int:
-        return int(self.content.get(self.run, {}).get("last", 0))
-
-    def restart(self) -> None:
-        if self.run in self.content:
-            self._write({"attempt": self.content[self.run]["attempt"] + 1, "last": 0})
-
-    def reach(self, round: int) -> None:
-        attempt = self.content.get(self.run, {}).get("attempt", 1)
-        self._write({"attempt": attempt, "last": round})
-
-    def _write(self, entry: dict[str, int]) -> None:
-        self.content = json.loads(self.file.read_text()) if self.file.exists() else {}
-        self.content[self.run] = entry
-        partial = self.file.with_suffix(f".{os.getpid()}.part")
-        partial.write_text(json.dumps(self.content))
-        os.replace(partial, self.file)
+    def write(self, **changes: Any) -> None:
+        self.entry |= changes
+        write_whole(self.file, json.dumps({**self._all(), self.run: self.entry}).encode())
 
 
 class Sent:
@@ -91,9 +80,9 @@ class Sent:
         self.run, self.ledger = run, ledger
 
     def log(self, scalars: dict[str, float], histograms: dict[str, Trust], round: int) -> None:
-        if round <= self.ledger.last:
+        if round <= self.ledger.entry["last"]:
             return
-        self.ledger.reach(round)
+        self.ledger.write(last=round)
         pictures = {name: wandb.Histogram(np_histogram=_edges(w["histogram"])) for name, w in histograms.items()}
         self.run.log({**scalars, **pictures}, step=round)
 
@@ -101,6 +90,7 @@ class Sent:
         self.run.config.update(params, allow_val_change=True)
         self.run.summary.update(scalars)
         self.run.finish()
+        self.ledger.write(complete=True)
 
     def abandon(self) -> None:
         self.run.finish(exit_code=1)
