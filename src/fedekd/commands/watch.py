@@ -52,7 +52,7 @@ def _wait(folder: Path, timeout: float, screen: Console) -> None:
         if time.monotonic() > deadline:
             raise FedekdError(f"nothing has started in {folder} within {timeout:g} s")
         if not said:
-            screen.print(f"waiting for a run to start in {folder}")
+            screen.print(f"waiting for a run to start in {folder}", soft_wrap=True)
             said = True
         time.sleep(LOOK)
 
