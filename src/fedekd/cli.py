@@ -20,6 +20,7 @@ EXAMPLES = """examples:
   fedekd run --methods all --alpha 0.5 --seeds 0-9
   fedekd run --dataset patients.csv --target outcome --clients-from hospital
   fedekd run --methods fedekd,fedprox --set fedprox.mu=0.1 --beta 2
+  fedekd watch fedekd-results                   in another terminal, while it runs
   fedekd data show digits --alpha 0.1"""
 
 

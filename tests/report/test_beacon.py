@@ -113,6 +113,9 @@ def test_a_process_that_says_nothing_more(tmp_path: Path) -> None:
     assert condition({**now, "updated": now["updated"] - 100}) == "silent"
     assert condition({**now, "updated": now["updated"] - 100, "host": "elsewhere"}) == "silent"
     dead = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
+    if sys.platform == "linux":
+        assert condition({**now, "pid": dead.pid}) == "gone", "although nobody has taken note"
     dead.wait()
     assert condition({**now, "pid": dead.pid}) == "gone"
     assert condition({**now, "pid": dead.pid, "host": "elsewhere"}) == "running"

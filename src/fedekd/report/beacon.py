@@ -195,4 +195,6 @@ def _alive(pid: int) -> bool:
         return False
     except (PermissionError, OverflowError):
         return True
+    with contextlib.suppress(OSError):  # killed, and its parent has not looked yet
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     return True

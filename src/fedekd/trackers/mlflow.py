@@ -13,11 +13,14 @@ from typing import Any
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
 
+from mlflow import MlflowException
 from mlflow.entities import Metric, Param, RunStatus
 from mlflow.tracking import MlflowClient
 
+from fedekd.errors import FedekdError
 from fedekd.observers import Trust
 from fedekd.trackers.group import Group
+from fedekd.trackers.tracker import in_a_line
 
 IDENTITY = "fedekd.run"
 
@@ -39,12 +42,15 @@ class MLflow:
             uri, artifacts = f"sqlite:///{home / 'mlflow.db'}", (home / "artifacts").as_uri()
             self.where = f"mlflow ui --backend-store-uri {uri}"
         self.client = MlflowClient(uri)
-        experiment = self.client.get_experiment_by_name(f"fedekd {group.name}")
-        self.experiment = (
-            experiment.experiment_id
-            if experiment
-            else self.client.create_experiment(f"fedekd {group.name}", artifact_location=artifacts)
-        )
+        try:
+            self.experiment = self._experiment(f"fedekd {group.name}", artifacts)
+        except MlflowException as error:
+            remedy = "start it, or unset MLFLOW_TRACKING_URI" if artifacts is None else "remove it, or mend it"
+            raise FedekdError(f"--log-to mlflow: cannot use {uri}: {in_a_line(error)}; {remedy}") from None
+
+    def _experiment(self, name: str, artifacts: str | None) -> str:
+        known = self.client.get_experiment_by_name(name)
+        return known.experiment_id if known else self.client.create_experiment(name, artifacts)
 
     def has(self, label: str, seed: int) -> bool:
         return bool(self._runs(label, seed, "="))

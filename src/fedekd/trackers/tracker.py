@@ -59,6 +59,8 @@ class Tracker(Nobody):
         self.planned = {(label, seed) for label, seed, _ in jobs}
         try:
             self.backend = self.connect(self.group, self.folder)
+        except FedekdError:
+            raise
         except Exception as error:
             raise FedekdError(f"--log-to {self.name}: {in_a_line(error)}") from None
         if not self.quiet:
