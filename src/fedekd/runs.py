@@ -16,7 +16,8 @@ from fedekd import __version__, details, metrics, model_files
 from fedekd.data import Dataset
 from fedekd.engines.job import has_bf16, pick_device
 from fedekd.engines.serial import Serial
-from fedekd.engines.stacked import NotStackable, Stacked, signature
+from fedekd.engines.stackable import NotStackable, signature
+from fedekd.engines.stacked import Stacked
 from fedekd.observers import Nobody, Observer
 from fedekd.plan import Run, plan
 from fedekd.results import Result
