@@ -9,17 +9,18 @@ import sys
 from collections.abc import Sequence
 
 from fedekd import __version__
-from fedekd.commands import data, methods, run, study, table
+from fedekd.commands import data, methods, run, study, table, watch
 from fedekd.commands.parser import Parser
 from fedekd.errors import FedekdError
 
-COMMANDS = (run, study, table, methods, data)
+COMMANDS = (run, study, watch, table, methods, data)
 ABOUT = "Federated learning that shows every site whether joining the federation helped or harmed it."
 EXAMPLES = """examples:
   fedekd run                                    FedeKD against Local and FedAvg on digits
   fedekd run --methods all --alpha 0.5 --seeds 0-9
   fedekd run --dataset patients.csv --target outcome --clients-from hospital
   fedekd run --methods fedekd,fedprox --set fedprox.mu=0.1 --beta 2
+  fedekd watch fedekd-results                   in another terminal, while it runs
   fedekd data show digits --alpha 0.1"""
 
 

@@ -37,6 +37,12 @@ class Result:
 
         return pandas.DataFrame(self.clients)
 
+    def _repr_html_(self) -> str:
+        """The summary, as a notebook shows it."""
+        from fedekd.report.html_table import result_as_html
+
+        return result_as_html(self)
+
 
 def load(folder: str | Path) -> Result:
     """The results that an earlier run left in a folder."""

@@ -57,18 +57,20 @@ class Story:
 NOTHING = Keep()
 
 
-def run(dataset: str | Dataset = "digits", *, progress: bool = True, **given: Any) -> Result:
+def run(dataset: str | Dataset = "digits", *, progress: bool = True, log_to: str = "none", **given: Any) -> Result:
     """Train the methods on every seed and compare each client with training alone.
 
     Takes every setting of ``fedekd run`` by its name (``methods``, ``alpha``, ``seeds``, ``rounds``, ...). Also takes
     objects where the command line takes names: a ``Dataset``, ``Method`` instances among ``methods``, and functions
-    as ``private`` and ``proxy``.
+    as ``private`` and ``proxy``. ``log_to`` names trackers, as ``--log-to`` does.
     """
+    from fedekd import trackers
+    from fedekd.report.beacon import Beacon
     from fedekd.report.progress import watch
 
     name = dataset.name if isinstance(dataset, Dataset) else dataset
     settings = make_settings({"dataset": name, **given})
-    with watch(progress) as observer:
+    with watch(progress, [Beacon(settings.out), *trackers.choose(log_to, settings, not progress)]) as observer:
         return execute(settings, observer, dataset if isinstance(dataset, Dataset) else None)
 
 

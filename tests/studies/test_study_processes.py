@@ -12,6 +12,7 @@ from small_study import RUNS, make_home, same, start
 
 from fedekd.errors import FedekdError
 from fedekd.observers import Nobody
+from fedekd.report.beacon import condition, read
 from fedekd.report.paper_tables import make_tables, render
 from fedekd.store import Store, read_records
 from fedekd.studies import load_study, run_study
@@ -47,6 +48,9 @@ def test_processes_give_the_same_records_and_outlive_one_that_dies(home):
     assert failure.label == "studyparts:Deadly"
     assert "ended with status 7" in failure.error
     assert len(outcome.records) == RUNS // 2
+    seen = read(home / "out")
+    assert (condition(seen), seen["ended"], seen["failed"], seen["now"]) == ("done", RUNS // 2 + 1, 1, [])
+    assert len(seen["finished"]) == RUNS // 2
     (home / "study.toml").write_text(text)
     run_study(load_study("study.toml", only="seed=0"), "alone", Nobody(), workers=1)
     assert same(home / "out") == same(home / "alone")

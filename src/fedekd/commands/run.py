@@ -31,16 +31,23 @@ def add(commands: Any) -> None:
         help="a method's own parameter; may be repeated; `fedekd methods` lists them",
     )  # fmt: skip
     more.add_argument("--config", metavar="FILE", help="TOML file with the same settings; options given here win")
+    more.add_argument(
+        "--log-to", default="none", metavar="LIST",
+        help="send scalars and histograms of every round to tensorboard, mlflow or wandb (default: none)",
+    )  # fmt: skip
     more.add_argument("--show-clients", action="store_true", help="the table of clients for each of several seeds")
     more.add_argument("--quiet", action="store_true", help="no progress, only the results")
 
 
 def run_methods(given: argparse.Namespace) -> None:
     settings = make_settings(_merged(given))
+    from fedekd import trackers
+    from fedekd.report.beacon import Beacon
     from fedekd.report.progress import watch
 
+    also = [Beacon(settings.out), *trackers.choose(given.log_to, settings, given.quiet)]
     try:
-        with watch(not given.quiet) as observer:  # which is there while torch takes its seconds to import
+        with watch(not given.quiet, also) as observer:  # which is there while torch takes its seconds to import
             from fedekd.runs import execute
 
             result = execute(settings, observer)

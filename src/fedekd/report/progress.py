@@ -1,18 +1,18 @@
-"""Who watches a run: a live display on a terminal, plain lines elsewhere, both on the standard error."""
+"""Who watches a run: a live display on a terminal or in a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from fedekd.observers import Observer, Together
+from fedekd.observers import Nobody, Observer, Together
 from fedekd.report.numbers import Unit, count, duration
 
 QUIET_SECONDS = 60.0  # between plain lines about one long run
@@ -20,22 +20,33 @@ QUIET_SECONDS = 60.0  # between plain lines about one long run
 
 @contextmanager
 def watch(progress: bool | None = None, also: Sequence[Observer] = ()) -> Iterator[Observer]:
-    """An observer for ``runs.execute``; False means silence. ``also`` see and hear the same."""
-    console = Console(stderr=True, highlight=False)
+    """An observer for ``runs.execute``; False means that nothing is shown. Those in ``also`` see the same."""
+    observers = [_display(progress), *also]
+    with ExitStack() as stack:
+        for each in observers:
+            if isinstance(each, AbstractContextManager):
+                stack.enter_context(each)
+        yield Together(observers) if also else observers[0]
+
+
+def _display(progress: bool | None) -> Observer:
     if progress is False:
-        yield _joined(Watcher(), also)
-    elif console.is_terminal and not console.is_dumb_terminal:
-        with Live(console) as live:
-            yield _joined(live, also)
-    else:
-        yield _joined(Lines(), also)
+        return Watcher()
+    if in_notebook():
+        from fedekd.report.notebook import Notebook
+
+        return Notebook()
+    console = Console(stderr=True, highlight=False)
+    return Live(console) if console.is_terminal and not console.is_dumb_terminal else Lines()
 
 
-def _joined(first: Observer, also: Sequence[Observer]) -> Observer:
-    return Together([first, *also]) if also else first
+def in_notebook() -> bool:
+    """Whether a Jupyter kernel runs this code, not a terminal's IPython."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return getattr(shell, "kernel", None) is not None
 
 
-class Watcher:
+class Watcher(Nobody):
     """Keeps count of the work; what is shown is up to the subclass. Work is counted in samples trained on."""
 
     def __init__(self) -> None:
@@ -66,12 +77,6 @@ class Watcher:
         else:
             self.finished += 1
             self.done = self.goal
-
-    def measured(self, label: str, seed: int, round: int, clients: dict[str, float], trust: Any) -> None:
-        """The clients' current values are for the trackers."""
-
-    def note(self, line: str) -> None:
-        """Something worth knowing that stops nothing."""
 
     def left(self) -> str:
         """The time left at the pace of this session so far; nothing before there is a pace."""

@@ -15,6 +15,12 @@ from fedekd.report.tables import Cell, Column, print_columns
 
 def print_summary(console: Console, rows: Sequence[dict[str, Any]], unit: Unit) -> None:
     """``rows`` as ``metrics.aggregate`` makes them."""
+    methods, *columns = summary_columns(rows, unit)
+    print_columns(console, [methods], columns)
+
+
+def summary_columns(rows: Sequence[dict[str, Any]], unit: Unit) -> list[Column]:
+    """The table's columns, the methods' names first."""
     several = any(len(row["seeds"]) > 1 for row in rows)
 
     def value(key: str) -> list[Cell]:
@@ -23,7 +29,10 @@ def print_summary(console: Console, rows: Sequence[dict[str, Any]], unit: Unit) 
     def delta(key: str) -> list[Cell]:
         return [_delta(r, key, unit, several) for r in rows]
 
-    columns = [Column("Avg Δ", delta("avg_delta"), whole=True)]
+    columns = [
+        Column("method", [r["label"] for r in rows], "left"),
+        Column("Avg Δ", delta("avg_delta"), whole=True),
+    ]
     if several:
         columns.append(Column("95 % interval", [_interval(r, unit) for r in rows], whole=True))
     columns += [
@@ -35,7 +44,7 @@ def print_summary(console: Console, rows: Sequence[dict[str, Any]], unit: Unit) 
         Column("sent", [_sent(r["bytes_up"] + r["bytes_down"]) for r in rows]),
         Column("time", [duration(r["seconds"]) for r in rows]),
     ]
-    print_columns(console, [Column("method", [r["label"] for r in rows], "left")], columns)
+    return columns
 
 
 def _alone(row: dict[str, Any]) -> bool:

@@ -23,7 +23,7 @@ def print_result(
     console: Console, result: Result, folder: str | Path | None = None, show_clients: bool = False
 ) -> None:
     """Everything about a result; with several seeds the clients only on demand, since each seed splits anew."""
-    for records in _grouped(result.records, "dataset", "alpha"):
+    for records in grouped(result.records, "dataset", "alpha"):
         _print_one(console, records, show_clients)
     if folder is not None:
         where = Path(folder) / "results.jsonl"
@@ -32,9 +32,9 @@ def print_result(
 
 def _print_one(console: Console, records: Records, show_clients: bool) -> None:
     unit = Unit.of(records)
-    seeds = _grouped(records, "seed")
+    seeds = grouped(records, "seed")
     console.print()
-    _say(console, _title(records, unit))
+    _say(console, title(records, unit))
     console.print()
     if len(seeds) == 1 or show_clients:
         for on_seed in seeds:
@@ -43,17 +43,17 @@ def _print_one(console: Console, records: Records, show_clients: bool) -> None:
             print_clients(console, on_seed, unit)
     rows = metrics.aggregate(records)
     print_summary(console, rows, unit)
-    by_label = {group[0]["label"]: group for group in _grouped(records, "label")}
+    by_label = {group[0]["label"]: group for group in grouped(records, "label")}
     compared = [row for row in rows if row["method"] != "local"]
     lines = [verdict(by_label[row["label"]], row, unit) for row in compared]
     lines += [line for row in compared if (line := trust(by_label[row["label"]]))]
     for line in lines:
         _say(console, line)
-    _say(console, Text(_legend(unit, len(seeds) > 1), "dim"))
+    _say(console, Text(legend(unit, len(seeds) > 1), "dim"))
     console.print()
 
 
-def _title(records: Records, unit: Unit) -> Text:
+def title(records: Records, unit: Unit) -> Text:
     first, params = records[0], records[0]["params"]
     seeds = list(dict.fromkeys(r["seed"] for r in records))
     clients = len(first["clients"])
@@ -67,7 +67,7 @@ def _title(records: Records, unit: Unit) -> Text:
     return Text.assemble((first["dataset"], "bold"), ", ", ", ".join(parts))
 
 
-def _legend(unit: Unit, several: bool) -> str:
+def legend(unit: Unit, several: bool) -> str:
     sign = "in points, negative is harm" if unit.higher_is_better else "positive is harm"
     spread = "; ± is the deviation over seeds, the interval is paired" if several else ""
     return f"Δ: with the method minus alone, {sign}{spread}; sent: by all, up and down"
@@ -78,7 +78,7 @@ def _say(console: Console, line: Text) -> None:
     console.print(line, soft_wrap=not console.is_terminal)
 
 
-def _grouped(records: Records, *keys: str) -> list[Records]:
+def grouped(records: Records, *keys: str) -> list[Records]:
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for record in records:
         groups.setdefault(tuple(record[key] for key in keys), []).append(record)

@@ -126,5 +126,8 @@ class Teller(Nobody):
     def advance(self, *arguments: Any) -> None:
         self.pipe.send(("seen", ("advance", arguments)))
 
+    def measured(self, *arguments: Any) -> None:
+        self.pipe.send(("seen", ("measured", arguments)))
+
     def note(self, line: str) -> None:
         self.pipe.send(("seen", ("note", (line,))))

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from fedekd.engines.job import pick_device
 from fedekd.errors import FedekdError
-from fedekd.observers import Observer
+from fedekd.observers import Observer, Together
+from fedekd.report.beacon import Beacon
 from fedekd.store import Record, Store
 from fedekd.studies.carry import Failure, Item, Started, Task, here
 from fedekd.studies.grid import Study
@@ -78,25 +79,28 @@ def run_study(
     cost = {run.key: run.cost for run in view.runs}
     earlier = {record["key"]: record for record in store.records() if record["key"] in cost}
     tasks = view.tasks(earlier)
-    observer.plan([(run.label, run.seed, run.cost) for task in tasks for run in task.runs])
-    for key, record in earlier.items():
-        store.discard(key)  # a process killed at its very end may have left a checkpoint
-        observer.finish(record, cached=True)
     failed, fresh = list(view.failed), set[str]()
     absent = [Failure("", "every run", name, None, None, reason) for name, reason in view.absent.items()]
     for failure in (*absent, *failed):
         failures.add(asdict(failure))
-    with closing(_spread(tasks, store, observer, workers or cores(), ray)) as items:
-        for item in items:
-            if isinstance(item, Failure):
-                failures.add(asdict(item))
-                failed.append(item)
-                _tell(observer, item, cost[item.key])
-            elif not isinstance(item, Started) and item["key"] not in fresh:
-                fresh.add(item["key"])
-                if ray:  # which tells of nothing in between
-                    observer.advance(0, "", cost[item["key"]])
-                observer.finish(item, cached=False)
+    with Beacon(store.folder) as beacon:
+        both = Together([observer, beacon])
+        both.plan([(run.label, run.seed, run.cost) for task in tasks for run in task.runs])
+        for key, record in earlier.items():
+            store.discard(key)  # a process killed at its very end may have left a checkpoint
+            both.finish(record, cached=True)
+        with closing(_spread(tasks, store, both, workers or cores(), ray)) as items:
+            for item in items:
+                if isinstance(item, Failure):
+                    failures.add(asdict(item))
+                    failed.append(item)
+                    _tell(observer, item, cost[item.key])
+                    beacon.fail(item.label, item.seed, cost[item.key])
+                elif not isinstance(item, Started) and item["key"] not in fresh:
+                    fresh.add(item["key"])
+                    if ray:  # which tells of nothing in between
+                        both.advance(0, "", cost[item["key"]])
+                    both.finish(item, cached=False)
     records = {record["key"]: record for record in store.records() if record["key"] in cost}
     return StudyOutcome(store.folder, len(cost), list(records.values()), len(fresh), failed, view.absent)
 

@@ -1,0 +1,102 @@
+"""fedekd watch: look at a run or a study that another process is at."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedekd.commands.parser import command, console
+from fedekd.errors import FedekdError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+LOOK = 0.5  # seconds between two looks at the file
+
+
+def add(commands: Any) -> None:
+    watch = command(commands, "watch", watch_folder, "look at a run or a study that another process is at")
+    watch.add_argument("folder", metavar="DIR", help="results folder of the run or the study")
+    watch.add_argument("--once", action="store_true", help="print how it stands now, and end")
+    watch.add_argument(
+        "--timeout", type=float, default=3600.0, metavar="SECONDS",
+        help="how long to wait for something to start (default: 3600)",
+    )  # fmt: skip
+
+
+def watch_folder(given: argparse.Namespace) -> None:
+    """Ends as the run did: with status 0 if it is done, or still running after --once."""
+    from fedekd.report.beacon import read
+    from fedekd.report.glance import glance
+
+    folder, screen = Path(given.folder), console()
+    if given.once:
+        progress = read(folder)
+        if progress is None:
+            raise FedekdError(f"nothing has started in {folder} yet: it has no progress.json")
+        screen.print(glance(progress))
+        _judge(folder, progress, screen)
+        return
+    _wait(folder, given.timeout, screen)
+    _judge(folder, _follow(folder, screen), screen)
+
+
+def _wait(folder: Path, timeout: float, screen: Console) -> None:
+    """Until there is something to see."""
+    from fedekd.report.beacon import read
+
+    deadline, said = time.monotonic() + timeout, False
+    while read(folder) is None:
+        if time.monotonic() > deadline:
+            raise FedekdError(f"nothing has started in {folder} within {timeout:g} s")
+        if not said:
+            screen.print(f"waiting for a run to start in {folder}", soft_wrap=True)
+            said = True
+        time.sleep(LOOK)
+
+
+def _follow(folder: Path, screen: Console) -> dict[str, Any]:
+    """Show what happens until nothing does any more: in place on a terminal, elsewhere a line for each run's end."""
+    from rich.live import Live
+
+    from fedekd.report.beacon import condition, read
+    from fedekd.report.glance import glance, headline
+
+    progress = read(folder) or {}
+    if not screen.is_terminal:
+        told = None
+        while progress and condition(progress) == "running":
+            if told != (told := (progress["ended"], progress["pid"])):
+                screen.print(headline(progress), soft_wrap=True)
+            time.sleep(LOOK)
+            progress = read(folder) or progress
+        screen.print(glance(progress))
+        return progress
+    with Live(glance(progress), console=screen, auto_refresh=False, vertical_overflow="crop") as live:
+        while condition(progress) == "running":
+            time.sleep(LOOK)
+            progress = read(folder) or progress
+            live.update(glance(progress), refresh=True)
+    return progress
+
+
+def _judge(folder: Path, progress: dict[str, Any], screen: Console) -> None:
+    from fedekd.report.beacon import condition
+    from fedekd.report.glance import age
+
+    process = f"process {progress['pid']} on {progress['host']}"
+    again = "the same command continues where it stopped"
+    match condition(progress):
+        case "done":
+            failed = progress["failed"]
+            screen.print(f"ended {age(progress)} ago" + (f", {failed} failed: see failures.jsonl" if failed else ""))
+        case "interrupted":
+            raise FedekdError(f"{folder}: interrupted {age(progress)} ago; {again}")
+        case "failed":
+            raise FedekdError(f"{folder}: ended {age(progress)} ago by an error: {progress['error']}")
+        case "gone":
+            raise FedekdError(f"{folder}: {process} died, last heard of {age(progress)} ago; {again}")
+        case "silent":
+            raise FedekdError(f"{folder}: {process} has not been heard of for {age(progress)}; it is dead or suspended")

@@ -1,0 +1,200 @@
+"""What is running now, in a file that another terminal can read: ``progress.json`` in the results folder.
+
+Imports neither torch nor rich: a study runs without the latter, and who watches needs neither to read the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fedekd import __version__
+from fedekd.errors import FedekdError
+from fedekd.observers import Nobody, Trust
+from fedekd.store import write_whole
+
+EVERY = 1.0  # seconds at least between two writings
+STILL = 15.0  # seconds after which the file is written with nothing new in it: a sign of life
+SILENT = 60.0  # without a sign of life for so long, a process counts as dead
+RECENT = 50  # finished runs that are listed
+KINDS = {
+    **dict.fromkeys(("pid", "runs", "ended", "kept", "failed", "done", "total"), int),
+    **dict.fromkeys(("started", "updated"), float),
+    **dict.fromkeys(("host", "state"), str),
+    **dict.fromkeys(("now", "finished"), list),
+}
+OUTCOME = ("dataset", "alpha", "label", "method", "seed", "metric", "mean", "avg_delta", "worst_delta", "seconds")
+
+
+class Beacon(Nobody):
+    """An observer of runs, also of several at the same time. A thread writes, so that the training never waits."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.file = Path(folder) / "progress.json"
+        self.lock, self.over = threading.Lock(), threading.Event()
+        self.thread: threading.Thread | None = None
+        self.changed = True
+        self.began: float | None = None
+        self.fresh = 0
+        self.state: dict[str, Any] = {
+            "fedekd": __version__, "pid": os.getpid(), "host": socket.gethostname(), "state": "running", "error": None,
+            "started": time.time(), "updated": 0.0, "runs": 0, "ended": 0, "kept": 0, "failed": 0,
+            "done": 0, "total": 0, "left": None, "now": [], "finished": [],
+        }  # fmt: skip
+
+    def __enter__(self) -> Beacon:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if self.thread is None:  # nothing was even planned
+            return
+        self.over.set()
+        self.thread.join()
+        with self.lock:
+            self.state |= {"state": "done", "now": []}
+            if isinstance(error, KeyboardInterrupt):
+                self.state["state"] = "interrupted"
+            elif error is not None:
+                text = str(error) if isinstance(error, FedekdError) else f"{type(error).__name__}: {error}"
+                self.state |= {"state": "failed", "error": " ".join(text.split())}
+        self._write()
+
+    def plan(self, jobs: list[tuple[str, int, int]]) -> None:
+        with self.lock:
+            self.state["runs"], self.state["total"] = len(jobs), sum(work for *_, work in jobs)
+        self._write()
+        self.thread = threading.Thread(target=self._keep_writing, name="fedekd-beacon", daemon=True)
+        self.thread.start()
+
+    def begin(self, label: str, seed: int, work: int, rounds: int, resumed: int) -> None:
+        with self._change() as state:
+            state["done"] += work * resumed // max(rounds, 1)
+            state["now"].append({"label": label, "seed": seed, "round": resumed, "rounds": rounds, "clients": {}})
+
+    def advance(self, round: int, client: str, samples: int) -> None:
+        with self._change() as state:
+            state["done"] += samples
+            if self.began is None:
+                self.began = time.monotonic()
+            else:
+                self.fresh += samples
+            if len(state["now"]) == 1:  # of several, who knows whose round it is
+                state["now"][0]["round"] = round + 1
+
+    def measured(
+        self, label: str, seed: int, round: int, clients: dict[str, float], trust: dict[str, Trust] | None
+    ) -> None:
+        with self._change() as state:
+            known = {name: value if math.isfinite(value) else None for name, value in clients.items()}
+            for run in state["now"]:
+                if (run["label"], run["seed"]) == (label, seed):
+                    run |= {"round": round, "clients": known}
+                    return
+            rounds = max((run["rounds"] for run in state["now"]), default=round)  # one of a stack
+            state["now"].append({"label": label, "seed": seed, "round": round, "rounds": rounds, "clients": known})
+
+    def finish(self, record: dict[str, Any], cached: bool) -> None:
+        with self._change() as state:
+            state["kept" if cached else "ended"] += 1
+            self._forget(record["label"], record["seed"])
+            outcome = {name: record[name] for name in OUTCOME}
+            bad = [name for name, value in outcome.items() if isinstance(value, float) and not math.isfinite(value)]
+            outcome |= dict.fromkeys(bad) | {"cached": cached}
+            state["finished"] = [*state["finished"], outcome][-RECENT:]
+
+    def fail(self, label: str, seed: int | None, work: int) -> None:
+        with self._change() as state:
+            state["failed"] += 1
+            state["ended"] += 1
+            state["total"] -= work
+            self._forget(label, seed)
+
+    def _forget(self, label: str, seed: int | None) -> None:
+        """A stack is known by its first run: "fedekd and 5 more"."""
+        for run in self.state["now"]:
+            if (re.sub(r" and \d+ more$", "", run["label"]), run["seed"]) == (label, seed):
+                self.state["now"].remove(run)
+                return
+
+    @contextlib.contextmanager
+    def _change(self) -> Iterator[dict[str, Any]]:
+        with self.lock:
+            self.changed = True
+            yield self.state
+
+    def _keep_writing(self) -> None:
+        wrote = time.monotonic()
+        while not self.over.wait(EVERY):
+            if self.changed or time.monotonic() - wrote > STILL:
+                self._write()
+                wrote = time.monotonic()
+
+    def _write(self) -> None:
+        with self.lock:
+            self.changed = False
+            self.state |= {"updated": time.time(), "left": self._left()}
+            text = json.dumps(self.state, allow_nan=False)
+        with contextlib.suppress(FedekdError, OSError):  # a full disk stops the training where it matters, not here
+            if not _of_another(self.file):
+                write_whole(self.file, text.encode())
+
+    def _left(self) -> float | None:
+        rest = self.state["total"] - self.state["done"]
+        if self.began is None or not self.fresh or rest <= 0:
+            return None
+        return (time.monotonic() - self.began) / self.fresh * rest
+
+
+def _of_another(file: Path) -> bool:
+    """Whether a living process that came first shows itself there: two in turns would show neither."""
+    try:
+        other = read(file.parent)
+    except FedekdError:
+        return False
+    return other is not None and other["pid"] != os.getpid() and condition(other) == "running"
+
+
+def read(folder: str | Path) -> dict[str, Any] | None:
+    """What a process has left in ``progress.json``; None where there is none."""
+    file = Path(folder) / "progress.json"
+    try:
+        content = json.loads(file.read_text())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise FedekdError(f"cannot read {file}: {error.strerror}") from None
+    except ValueError:
+        content = None
+    if not isinstance(content, dict) or not all(isinstance(content.get(k), kind) for k, kind in KINDS.items()):
+        raise FedekdError(f"{file} is not a progress file of fedekd; remove it")
+    return content
+
+
+def condition(progress: dict[str, Any]) -> str:
+    """``running``, or how it ended: ``done``, ``interrupted``, ``failed``; ``gone`` or ``silent`` if it did not say."""
+    if progress["state"] != "running":
+        return str(progress["state"])
+    if progress["host"] == socket.gethostname() and not _alive(progress["pid"]):
+        return "gone"
+    return "silent" if time.time() - progress["updated"] > SILENT else "running"
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    with contextlib.suppress(OSError):  # killed, and its parent has not looked yet
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    return True

@@ -1,0 +1,44 @@
+"""Experiment trackers that a run can be sent to while it lasts; each is imported only when asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+from fedekd.errors import FedekdError, unknown
+from fedekd.settings import Settings
+from fedekd.trackers.group import Group
+from fedekd.trackers.tracker import Backend, Tracker
+
+NEEDS = {
+    "tensorboard": ("tensorboard",),
+    "mlflow": ("mlflow", "sqlalchemy", "alembic"),
+    "wandb": ("wandb",),
+}
+
+
+def choose(names: str, settings: Settings, quiet: bool = False) -> list[Tracker]:
+    """The trackers of a list such as ``tensorboard,mlflow``; nothing is imported, opened or written yet."""
+    wanted = dict.fromkeys(name.strip() for name in names.split(",") if name.strip())
+    if not wanted:
+        raise FedekdError(f"--log-to takes {', '.join(NEEDS)} or none, got {names!r}")
+    for name in wanted:
+        if name not in NEEDS and name != "none":
+            raise unknown("tracker", name, (*NEEDS, "none"))
+        if missing(NEEDS.get(name, ())):
+            raise FedekdError(f"--log-to {name} needs a package that is not installed; pip install 'fedekd[{name}]'")
+    group = Group.of(settings)
+    return [Tracker(name, group, Path(settings.out), _opener(name), quiet) for name in wanted if name != "none"]
+
+
+def missing(packages: Iterable[str]) -> list[str]:
+    return [package for package in packages if find_spec(package) is None]
+
+
+def _opener(name: str) -> Callable[[Group, Path], Backend]:
+    def connect(group: Group, folder: Path) -> Backend:
+        return import_module(f"fedekd.trackers.{name}").connect(group, folder)
+
+    return connect

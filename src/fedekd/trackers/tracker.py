@@ -1,0 +1,142 @@
+"""What every tracker is told: a run becomes scalars and histograms by round, whatever the package that stores them."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedekd.errors import FedekdError
+from fedekd.observers import Nobody, Trust
+from fedekd.trackers.group import Group, tags
+
+SUMMARY = ("avg_delta", "worst_delta", "tail_delta", "mean", "worst", "bytes_up", "bytes_down", "seconds")
+
+
+class Sink(Protocol):
+    """One run in a tracker. Rounds count from 1."""
+
+    def log(self, scalars: dict[str, float], histograms: dict[str, Trust], round: int) -> None: ...
+    def end(self, params: dict[str, Any], scalars: dict[str, float], round: int) -> None: ...
+    def abandon(self) -> None: ...  # the run stops here, and may go on later
+
+
+class Backend(Protocol):
+    where: str
+    """How to look at what is logged."""
+
+    def has(self, label: str, seed: int) -> bool:
+        """Whether a run was logged to its end."""
+
+    def open(self, label: str, seed: int, round: int) -> Sink:
+        """A run that goes on in ``round``: what an interrupted process logged of this and later rounds is void."""
+
+
+class Tracker(Nobody):
+    """An observer that passes on to a tracker. What fails there costs a line and the log, never the training."""
+
+    def __init__(
+        self, name: str, group: Group, folder: Path, connect: Callable[[Group, Path], Backend], quiet: bool = False
+    ) -> None:
+        self.name, self.group, self.folder, self.connect, self.quiet = name, group, folder, connect, quiet
+        self.backend: Backend | None = None
+        self.planned: set[tuple[str, int]] = set()
+        self.sinks: dict[tuple[str, int], Sink] = {}
+
+    def __enter__(self) -> Tracker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for sink in self.sinks.values():
+            self._try(sink.abandon)
+        self.sinks.clear()
+
+    def plan(self, jobs: list[tuple[str, int, int]]) -> None:
+        """Connect before anything is trained: what is wrong now, the user can mend."""
+        self.planned = {(label, seed) for label, seed, _ in jobs}
+        try:
+            self.backend = self.connect(self.group, self.folder)
+        except FedekdError:
+            raise
+        except Exception as error:
+            raise FedekdError(f"--log-to {self.name}: {in_a_line(error)}") from None
+        if not self.quiet:
+            print(f"{self.name}: {self.backend.where}", file=sys.stderr)
+
+    def begin(self, label: str, seed: int, work: int, rounds: int, resumed: int) -> None:
+        """Open the run while its clock stands still; one of a stack, which has another label, when it is measured."""
+        if (label, seed) in self.planned:
+            self._try(self._sink, label, seed, resumed + 1)
+
+    def measured(
+        self, label: str, seed: int, round: int, clients: dict[str, float], trust: dict[str, Trust] | None
+    ) -> None:
+        self._try(self._measured, label, seed, round, clients, trust or {})
+
+    def finish(self, record: dict[str, Any], cached: bool) -> None:
+        self._try(self._catch_up if cached else self._finish, record)
+
+    def _measured(self, label: str, seed: int, round: int, clients: dict[str, float], trust: dict[str, Trust]) -> None:
+        names = tags(clients)
+        gated = {names[client]: weights for client, weights in trust.items() if weights}
+        scalars = {f"metric/{names[client]}": value for client, value in clients.items()}
+        scalars |= {f"trust_mean/{name}": weights["mean"] for name, weights in gated.items()}
+        histograms = {f"trust/{name}": weights for name, weights in gated.items()}
+        self._sink(label, seed, round).log(finite(scalars), histograms, round)
+
+    def _finish(self, record: dict[str, Any]) -> None:
+        names = tags(client["id"] for client in record["clients"])
+        scalars = {
+            f"final_{what}/{names[client['id']]}": client[what]
+            for what in ("value", "local", "delta")
+            for client in record["clients"]
+        } | {f"final/{what}": record[what] for what in SUMMARY}
+        rounds = record["params"]["rounds"]
+        sink = self._sink(record["label"], record["seed"], rounds)
+        del self.sinks[record["label"], record["seed"]]
+        own = {"label": record["label"], "seed": record["seed"], "key": record["key"]}
+        sink.end({**self.group.params, **record["params"], **own}, finite(scalars), rounds)
+
+    def _catch_up(self, record: dict[str, Any]) -> None:
+        """A run that ended before the tracker was asked for is logged from what it left."""
+        label, seed = record["label"], record["seed"]
+        assert self.backend is not None
+        if self.backend.has(label, seed):
+            return
+        file = self.folder / "details" / f"{record['key']}.json"
+        details = json.loads(file.read_bytes()) if file.exists() else {"curve": [], "trust": []}
+        names = [client["id"] for client in record["clients"]]
+        trust = {entry["round"]: entry["clients"] for entry in details["trust"]}
+        self._sink(label, seed, 1)
+        for round, values in enumerate(details["curve"], 1):
+            seen = dict(zip(names, trust.get(round, []), strict=False))
+            self._measured(label, seed, round, dict(zip(names, values, strict=True)), seen)
+        self._finish(record)
+
+    def _sink(self, label: str, seed: int, round: int) -> Sink:
+        assert self.backend is not None
+        if (label, seed) not in self.sinks:
+            self.sinks[label, seed] = self.backend.open(label, seed, round)
+        return self.sinks[label, seed]
+
+    def _try(self, act: Callable[..., object], *arguments: Any) -> None:
+        if self.backend is None:
+            return
+        try:
+            act(*arguments)
+        except Exception as error:
+            self.backend = None
+            print(f"{self.name}: {in_a_line(error)}; nothing more is logged, the training goes on", file=sys.stderr)
+
+
+def finite(scalars: dict[str, float]) -> dict[str, float]:
+    """Without what no chart can show, and some stores refuse."""
+    return {name: float(value) for name, value in scalars.items() if math.isfinite(value)}
+
+
+def in_a_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__

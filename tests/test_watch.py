@@ -1,0 +1,102 @@
+"""Watching from another process: real runs, alive, ended and killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fedekd import cli
+from fedekd.report.beacon import read
+
+RUN = """
+import sys, torch
+torch.set_num_threads(1)
+import fedekd
+from tiny import tiny_private, tiny_proxy
+fedekd.run("digits", out=sys.argv[1], rounds=int(sys.argv[2]), epochs=1, clients=3, alpha=0.5, methods="fedavg",
+           private=tiny_private, proxy=tiny_proxy, models="none", progress=False)
+"""
+Start = Callable[..., subprocess.Popen]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """A run in a process of its own, which is there no longer than the test."""
+    begun: list[subprocess.Popen] = []
+
+    def go(out: Path, rounds: int) -> subprocess.Popen:
+        given = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+        given |= {"OMP_NUM_THREADS": "1"}
+        begun.append(subprocess.Popen([sys.executable, "-c", RUN, str(out), str(rounds)], env=given))
+        return begun[-1]
+
+    yield go
+    for process in begun:
+        process.kill()
+        process.wait()
+
+
+def until(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 120
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_run_is_followed_to_its_end(tmp_path: Path, start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    start(tmp_path, 3)
+    assert cli.main(["watch", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"waiting for a run to start in {tmp_path}\n")
+    assert "2/2 runs" in out
+    assert out.splitlines()[-1].startswith("ended ")
+    local, fedavg = [line.split() for line in out.splitlines() if line.startswith(("local", "fedavg"))]
+    records = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert local[:3] == ["local", "0", f"{100 * records[0]['mean']:.1f}"]
+    assert fedavg[2] == f"{100 * records[1]['mean']:.1f}"
+    assert float(fedavg[3]) == pytest.approx(100 * records[1]["avg_delta"], abs=0.06)
+
+
+def test_a_run_that_is_killed(tmp_path: Path, start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    process = start(tmp_path, 100_000)
+    until(lambda: (now := read(tmp_path)) and now["now"] and now["now"][0]["clients"])
+    assert cli.main(["watch", str(tmp_path), "--once"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("0/2 runs, local, seed 0, round ")
+    assert "/100000" in out
+    assert "local s0" in out
+    process.kill()
+    process.wait()
+    for more in ([], ["--once"]):
+        assert cli.main(["watch", str(tmp_path), *more]) == 2
+        err = capsys.readouterr().err
+        assert f"process {process.pid} on " in err
+        assert "died" in err
+        assert len(err.splitlines()) == 1
+
+
+def test_on_a_terminal(tmp_path: Path, start: Start, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    start(tmp_path, 3)
+    assert cli.main(["watch", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b[?25l" in out, "drawn in place"
+    assert "100%" in out
+
+
+def test_nothing_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["watch", str(tmp_path / "no"), "--once"]) == 2
+    assert "nothing has started in" in capsys.readouterr().err
+    assert cli.main(["watch", str(tmp_path / "no"), "--timeout", "0"]) == 2
+    assert capsys.readouterr().err.strip().endswith("within 0 s")
+    assert not (tmp_path / "no").exists()
+    (tmp_path / "progress.json").write_text("nonsense")
+    assert cli.main(["watch", str(tmp_path)]) == 2
+    assert "not a progress file" in capsys.readouterr().err
