@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedekd.report.book import shared_settings
 from fedekd.results import load
-from fedekd.store import read_records, writing
+from fedekd.store import read_records, write_whole
 
 Record = dict[str, Any]
 
@@ -27,14 +26,7 @@ def write_page(folder: str | Path, out: Path | None = None, keys: Collection[str
     records = [r for r in load(folder).records if keys is None or r["key"] in keys]
     failures = read_records(folder / "failures.jsonl")
     text = render(_page(records, failures, folder))
-    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            partial.write_text(text, encoding="utf-8")
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+    write_whole(path, text.encode())
     return path
 
 

@@ -21,8 +21,9 @@ LIGHT = {
     "accent": "#0068a5",
     "other": "#008a66",
     "third": "#a3527f",
-    "low": "#f2f1ed",
-    "high": "#08457a",
+    "bar": "#b9bec5",
+    "low": "#edf3f8",
+    "high": "#0a4a7f",
 }
 DARK = {
     "page": "#14171b",
@@ -39,7 +40,8 @@ DARK = {
     "accent": "#62b8ea",
     "other": "#3fc39b",
     "third": "#d99bc0",
-    "low": "#242931",
+    "bar": "#4a525d",
+    "low": "#222d38",
     "high": "#9bd4f5",
 }
 SERIES = ("accent", "harm", "other", "third", "muted")  # lines that stand side by side

@@ -108,11 +108,26 @@ def effect_shape(legend: bool = False) -> Spec:
 
 
 def zero_line(channel: str = "x") -> Spec:
+    other = "y" if channel == "x" else "x"
     return {
         "data": {"values": [{}]},
         "mark": {"type": "rule", "color": "$ink", "strokeWidth": 1, "tooltip": None, "aria": False},
-        "encoding": {channel: {"datum": 0}},
+        "encoding": {channel: {"datum": 0}, other: None},
     }
+
+
+def lines_of(field: str, step: int) -> Spec:
+    """As high as the field has values; the page's script works it out, for Vega-Lite warns of what it does itself."""
+    return {"usermeta": {"step": step, "rows": field}}
+
+
+def names(field: str, **axis: Any) -> Spec:
+    """A vertical axis of names in the order of the rows."""
+    plain = {"title": None, "ticks": False, "domain": False, "labelLimit": 150}
+    return {"field": field, "type": "nominal", "sort": None, "axis": {**plain, **axis}}
+
+
+SIZES = "datum.value ? format(datum.value, '~s') + 'B' : '0'"  # labels of an axis of bytes
 
 
 def shades(field: str, title: str, format: str) -> Spec:

@@ -16,6 +16,8 @@ from fedekd.report.html.chart import (
     Spec,
     effect_colour,
     effect_shape,
+    lines_of,
+    names,
     tooltip,
     variant,
     zero_line,
@@ -46,12 +48,10 @@ def _row(name: str, group: Sequence[dict[str, Any]], scale: Scale) -> dict[str, 
     local, value, delta = (f * fmean(c[key] for c in group) for key in ("local", "value", "delta"))
     interval = metrics.paired_interval([f * c["delta"] for c in group])
     low, high = interval or (delta, delta)
-    far = max(local, value, local + high)
-    sign = {"helped": "▲", "same": "=", "harmed": "▼"}[scale.effect(delta)]
     return {
         "client": name, "n": group[0]["n_train"], "local": local, "value": value, "delta": delta,
-        "low": low, "high": high, "from": local + low, "to": local + high, "far": far,
-        "effect": scale.effect(delta), "sign": sign,
+        "low": low, "high": high, "from": local + low, "to": local + high,
+        "effect": scale.effect(delta),
     }  # fmt: skip
 
 
@@ -71,7 +71,7 @@ def dumbbells(material: Material) -> Chart:
     better = "right" if scale.unit.higher_is_better else "left"
     about = (
         f"Each line leads from what a client reaches alone (ring) to what it reaches with the method; further {better} "
-        "is better. ▲ gained, ▼ lost by joining. The most harmed stand on top."
+        "is better. ▲ gained, ▼ lost by joining. Δ stands on the right; the most harmed are on top."
     )
     if over_seeds:
         about += " Bands are 95 % intervals of Δ over the seeds."
@@ -81,66 +81,50 @@ def dumbbells(material: Material) -> Chart:
     shown = max((len(group) for group in rows.values()), default=0)
     about += fewer(count, shown, "most harmed and most helped")
     follows = ("method",) if material.same_sites else ("method", "seed")
-    return Chart("clients", "Client by client", about, _spec(rows, scale, columns, over_seeds), columns, rows, follows)
+    return Chart("clients", "Client by client", about, _spec(scale, columns, over_seeds), columns, rows, follows)
 
 
 def _ends(rows: list[Row]) -> list[Row]:
     return rows if len(rows) <= MANY else rows[: MANY // 2] + rows[-MANY // 2 :]
 
 
-def _spec(rows: dict[str, list[Row]], scale: Scale, columns: Sequence[Column], band: bool) -> Spec:
-    name: Spec = {
-        "field": "client", "type": "nominal", "sort": None,
-        "axis": {"title": None, "labelLimit": 130, "grid": True, "ticks": False, "domain": False},
-    }  # fmt: skip
+def _spec(scale: Scale, columns: Sequence[Column], band: bool) -> Spec:
     x = {
         "field": "local", "type": "quantitative", "title": scale.value_title,
-        "scale": {"zero": False, "nice": True, "padding": 12}, "axis": {"orient": "top"},
+        "scale": {"zero": False, "nice": True, "padding": 10}, "axis": {"orient": "top", "tickCount": 6},
     }  # fmt: skip
-    label = {"calculate": f"datum.sign + ' ' + format(datum.delta, '{scale.delta}')", "as": "words"}
-    reach = {"mark": {"type": "rule", "opacity": 0}, "encoding": {"x": {"field": "room", "type": "quantitative"}}}
     layers: list[Spec] = [
-        reach,
         {
             "mark": {"type": "rule", "strokeWidth": 2.5, "opacity": 0.55, "aria": False},
             "encoding": {"x": x, "x2": {"field": "value"}, "color": effect_colour()},
         },
         {
-            "mark": {"type": "point", "filled": True, "fill": "$surface", "stroke": "$soft", "size": 70, "opacity": 1},
+            "mark": {"type": "point", "filled": True, "fill": "$surface", "stroke": "$soft", "size": 75, "opacity": 1},
             "encoding": {"x": x},
         },
         {
-            "mark": {"type": "point", "filled": True, "size": 110, "opacity": 1},
+            "mark": {"type": "point", "filled": True, "size": 125, "opacity": 1},
             "encoding": {"x": {**x, "field": "value"}, "color": effect_colour(), "shape": effect_shape()},
         },
         {
-            "mark": {"type": "text", "align": "left", "dx": 10, "fontWeight": 600, "aria": False},
+            "mark": {"type": "text", "align": "left", "dx": 12, "fontWeight": 600, "aria": False},
             "encoding": {
-                "x": {"field": "far", "type": "quantitative"},
-                "text": {"field": "words"},
+                "x": {"value": "width"},
+                "text": {"condition": {"test": "datum.effect === 'same'", "value": "±0"}, "field": "delta", "format": scale.delta},
                 "color": effect_colour(),
             },
         },
     ]
     if band:
         layers.insert(
-            1,
+            0,
             {
                 "mark": {"type": "rule", "strokeWidth": 9, "opacity": 0.2, "aria": False},
                 "encoding": {"x": {**x, "field": "from"}, "x2": {"field": "to"}, "color": effect_colour()},
             },
         )
-    # room for the words right of the rightmost point
-    room = [
-        {"joinaggregate": [{"op": "max", "field": "far", "as": "right"}, {"op": "min", "field": "local", "as": "left"}]},
-        {"calculate": "datum.right + 0.14 * max(datum.right - datum.left, 0.001 * abs(datum.right))", "as": "room"},
-    ]
-    return {
-        "height": {"step": 28},
-        "transform": [label, *room],
-        "encoding": {"y": name, "tooltip": tooltip(columns)},
-        "layer": layers,
-    }
+    encoding = {"y": names("client", grid=True), "tooltip": tooltip(columns)}
+    return {**lines_of("client", 30), "encoding": encoding, "layer": layers}
 
 
 def ranks(material: Material) -> Chart | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from fedekd.report.html.chart import Chart, Column, Row, Spec, tooltip
+from fedekd.report.html.chart import SIZES, Chart, Column, Row, Spec, lines_of, names, tooltip
 from fedekd.report.html.material import Material
 from fedekd.report.numbers import volume
 
@@ -52,18 +52,16 @@ def traffic(material: Material) -> Chart:
     rows = [row for row in method_rows(material) if row["up"] or row["down"]]
     columns = [Column("method", "method"), Column("up", "bytes up", BYTES), Column("down", "bytes down", BYTES),
                Column("whole", "sending private models", BYTES)]  # fmt: skip
-    y: Spec = {"field": "method", "type": "nominal", "sort": None,
-               "axis": {"title": None, "ticks": False, "domain": False, "labelLimit": 150}}  # fmt: skip
     spec: Spec = {
-        "height": {"step": 26},
-        "encoding": {"y": y, "tooltip": tooltip(columns)},
+        **lines_of("method", 28),
+        "encoding": {"y": names("method"), "tooltip": tooltip(columns)},
         "layer": [
             {
                 "transform": [{"fold": ["up", "down"], "as": ["way", "bytes"]}],
                 "mark": {"type": "bar", "height": {"band": 0.62}},
                 "encoding": {
                     "x": {"field": "bytes", "type": "quantitative", "title": "bytes, all clients and rounds",
-                          "axis": {"format": "~s", "tickCount": 5}},
+                          "axis": {"labelExpr": SIZES, "tickCount": 4}},
                     "color": _ways(),
                 },
             },
@@ -94,7 +92,7 @@ def per_round(material: Material) -> Chart:
                 "encoding": {
                     "xOffset": {"field": "way", "sort": ["up", "down"]},
                     "y": {"field": "bytes", "type": "quantitative", "title": "bytes, all clients",
-                          "axis": {"format": "~s", "tickCount": 5}},
+                          "axis": {"labelExpr": SIZES, "tickCount": 4}},
                     "color": _ways(),
                 },
             },
@@ -106,7 +104,7 @@ def per_round(material: Material) -> Chart:
     }  # fmt: skip
     about = "The chosen method's bytes in each round; the dashed line is what sending the private models would take one way."
     notes = {key: _saving(group) for key, group in rows.items()}
-    return Chart("per-round", "Round by round", about, spec, columns, rows, ("method", "seed"), notes=notes, half=True,
+    return Chart("per-round", "Round by round", about, spec, columns, rows, ("method", "seed"), notes=notes,
                  empty="This method sends nothing, or its run left no count of bytes.")  # fmt: skip
 
 
@@ -126,12 +124,10 @@ def _ways() -> Spec:
 def time(material: Material) -> Chart:
     columns = [Column("method", "method"), Column("seconds", "seconds per run", ".1f")]
     rows = [{"method": row["method"], "seconds": row["seconds"]} for row in method_rows(material)]
-    y: Spec = {"field": "method", "type": "nominal", "sort": None,
-               "axis": {"title": None, "ticks": False, "domain": False, "labelLimit": 150}}  # fmt: skip
     x: Spec = {"field": "seconds", "type": "quantitative", "title": "seconds"}
     spec: Spec = {
-        "height": {"step": 26},
-        "encoding": {"y": y, "x": x, "tooltip": tooltip(columns)},
+        **lines_of("method", 28),
+        "encoding": {"y": names("method"), "x": x, "tooltip": tooltip(columns)},
         "layer": [
             {"mark": {"type": "bar", "color": "$accent", "opacity": 0.8, "height": {"band": 0.62}}},
             {"mark": {"type": "text", "align": "left", "dx": 5, "color": "$soft", "aria": False},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedekd.report.html.chart import MANY, Chart, Column, Row, Spec, shades, variant
+from fedekd.report.html.chart import MANY, Chart, Column, Row, Spec, lines_of, names, shades, variant
 from fedekd.report.html.material import Material, fewer
 
 
@@ -43,19 +43,18 @@ def holdings(material: Material) -> Chart:
     about = f"How many samples of the {what} each client holds; the darker, the more, and blank is none."
     about += fewer(len(material.names), MANY, "largest")
     spec: Spec = {
-        "height": {"step": 26},
+        **lines_of("client", 28),
         "transform": [{"flatten": ["counts", "labels"], "as": ["count", "label"]}],
         "encoding": {
             "x": {"field": "label", "type": "nominal", "sort": None, "title": "target" if regression else "class",
-                  "axis": {"orient": "top", "labelAngle": -35 if _long(labels) else 0, "labelLimit": 90,
+                  "scale": {"domain": labels}, "axis": {"orient": "top", "labelAngle": -35 if _long(labels) else 0, "labelLimit": 90,
                            "ticks": False, "domain": False}},
-            "y": {"field": "client", "type": "nominal", "sort": None,
-                  "axis": {"title": None, "ticks": False, "domain": False, "labelLimit": 130}},
+            "y": names("client"),
             "tooltip": [{"field": "client", "title": "client"}, {"field": "label", "title": "label"},
                         {"field": "count", "title": "samples", "format": ","}],
         },
         "layer": [
-            {"transform": [{"filter": "datum.count > 0"}], "mark": {"type": "rect", "cornerRadius": 2},
+            {"transform": [{"filter": "datum.count > 0"}], "mark": {"type": "rect", "stroke": "$surface", "strokeWidth": 1.5},
              "encoding": {"color": shades("count", "samples", "~s")}},
             *([_numbers()] if len(labels) <= 12 else []),
         ],

@@ -57,16 +57,6 @@ def method_curves(material: Material) -> Chart:
         "tooltip": tooltip(columns),
     }
     chosen, quiet = "datum.method === method", "datum.method !== method && !datum.alone"
-    last = {"joinaggregate": [{"op": "max", "field": "round", "as": "end"}]}
-    label: Spec = {"type": "text", "align": "left", "dx": 7, "fontWeight": 600, "aria": False}
-
-    def ends(test: str, colour: str) -> Spec:
-        return {
-            "transform": [{"filter": test}, last, {"filter": "datum.round === datum.end"}],
-            "mark": {**label, "color": colour},
-            "encoding": {"text": {"field": "method"}},
-        }
-
     def line(test: str, **mark: Any) -> Spec:
         return {"transform": [{"filter": test}], "mark": {"type": "line", "point": {"size": 36, **mark}, **mark}}
 
@@ -77,8 +67,6 @@ def method_curves(material: Material) -> Chart:
             line(quiet, color="$muted", strokeWidth=1.3, opacity=0.55),
             line("datum.alone", color="$ink", strokeWidth=2, strokeDash=[5, 4]),
             line(chosen, color="$accent", strokeWidth=3),
-            ends("datum.alone", "$ink"),
-            ends(chosen, "$accent"),
         ],
     }
     about = (

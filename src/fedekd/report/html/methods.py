@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedekd.report.html.chart import Chart, Column, Row, Spec, effect_colour, effect_shape, tooltip, zero_line
+from fedekd.report.html.chart import Chart, Column, Row, Spec, effect_colour, effect_shape, lines_of, names, tooltip, zero_line
 from fedekd.report.html.material import Material
 
 POINTS = 1500  # more than that are summed up instead of drawn one by one
@@ -53,7 +53,8 @@ def strip(material: Material) -> Chart:
         else f"One mark for every client{' and seed' if several else ''}: ▲ left of the line gained, ▼ right of it lost."
     )
     about += " The tall bar is the mean"
-    about += ", with its 95 % interval over seeds; the number is the worst client's." if several else "."
+    about += ", with its 95 % interval over seeds" if several else ""
+    about += "; the ring is round the worst."
     if "type" in axis:
         about += " The axis is stretched near zero, so that small differences can be seen beside large ones."
     many = sum(len(row["clients"]) for row in rows) > POINTS
@@ -67,12 +68,12 @@ def _flat(rows: list[dict[str, Any]], scale: Any, many: bool) -> list[Row]:
     """Client rows carry their method's figures, so that one table of rows feeds every layer."""
     whole = [{k: v for k, v in row.items() if k != "clients"} for row in rows]
     if many:
-        return [{**row, "delta": row["mean"], "effect": scale.effect(row["mean"])} for row in whole]
+        return [{**row, "delta": row["mean"], "effect": scale.effect(row["mean"]), "shift": 0.5} for row in whole]
     return [
         {**(head if i == 0 else dict.fromkeys(head) | {"method": head["method"]}),
          "delta": delta, "client": client, "seed": seed, "effect": scale.effect(delta), "shift": (i * 7919 % 101) / 100}
         for head, row in zip(whole, rows, strict=True)
-        for i, (delta, client, seed) in enumerate(row["clients"])
+        for i, (delta, client, seed) in enumerate(sorted(row["clients"], key=lambda c: -scale.unit.harm(c[0])))
     ]  # fmt: skip
 
 
@@ -80,14 +81,12 @@ def _spec(material: Material, axis: Spec, columns: list[Column], many: bool) -> 
     scale = material.scale
     title = scale.delta_title + (" (harm ← → help)" if scale.unit.higher_is_better else " (help ← → harm)")
     x: Spec = {"field": "delta", "type": "quantitative", "title": title, "scale": axis, "axis": {"tickCount": 7}}
-    y: Spec = {
-        "field": "method", "type": "nominal", "sort": None,
-        "axis": {"title": None, "labelLimit": 150, "grid": True, "ticks": False, "domain": False,
-                 "labelFontWeight": {"condition": {"test": "datum.label === method", "value": 700}, "value": 400}},
-    }  # fmt: skip
+    strong = {"condition": {"test": "datum.label === method", "value": 700}, "value": 400}
+    y = names("method", grid=True, labelFontWeight=strong)
     known = {"filter": "isValid(datum.mean)"}
     client = [Column("method", "method"), Column("client", "client"), Column("seed", "seed"),
               Column("delta", scale.delta_title, scale.delta)]  # fmt: skip
+    offset: Spec = {"type": "quantitative", "scale": {"domain": [-0.4, 1.4]}}
     if many:
         cloud: list[Spec] = [
             {"mark": {"type": "rule", "color": "$muted"}, "encoding": {"x": {**x, "field": "p10"}, "x2": {"field": "p90"}}},
@@ -99,10 +98,10 @@ def _spec(material: Material, axis: Spec, columns: list[Column], many: bool) -> 
     else:
         cloud = [
             {
-                "mark": {"type": "point", "filled": True, "size": 46, "opacity": 0.62},
+                "mark": {"type": "point", "filled": True, "size": 52, "opacity": 0.8},
                 "encoding": {
                     "x": x,
-                    "yOffset": {"field": "shift", "type": "quantitative", "scale": {"domain": [-0.4, 1.4]}},
+                    "yOffset": {"field": "shift", **offset},
                     "color": effect_colour(legend=True),
                     "shape": effect_shape(legend=True),
                     "tooltip": tooltip(client),
@@ -112,7 +111,7 @@ def _spec(material: Material, axis: Spec, columns: list[Column], many: bool) -> 
     bars: list[Spec] = [
         {
             "transform": [known],
-            "mark": {"type": "rule", "strokeWidth": 2, "color": "$ink", "aria": False},
+            "mark": {"type": "rule", "strokeWidth": 1.5, "color": "$ink", "aria": False},
             "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}},
         },
         {
@@ -122,9 +121,8 @@ def _spec(material: Material, axis: Spec, columns: list[Column], many: bool) -> 
         },
         {
             "transform": [known],
-            "mark": {"type": "text", "align": "right" if scale.unit.higher_is_better else "left", "aria": False,
-                     "dx": -9 if scale.unit.higher_is_better else 9, "color": "$soft", "fontSize": 11},
-            "encoding": {"x": {**x, "field": "worst"}, "text": {"field": "worst", "format": scale.delta}},
+            "mark": {"type": "point", "filled": False, "size": 170, "color": "$ink", "strokeWidth": 1.5},
+            "encoding": {"x": {**x, "field": "worst"}, "yOffset": {"field": "shift", **offset}, "tooltip": tooltip(columns)},
         },
-    ]  # fmt: skip
-    return {"height": {"step": 34}, "encoding": {"y": y}, "layer": [zero_line(), *cloud, *bars]}
+    ]
+    return {**lines_of("method", 36), "encoding": {"y": y}, "layer": [zero_line(), *cloud, *bars]}

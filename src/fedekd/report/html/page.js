@@ -4,7 +4,6 @@
   const root = document.documentElement;
   const { choices, charts } = JSON.parse(document.getElementById("material").textContent);
   const state = Object.fromEntries(Object.values(choices).map((choice) => [choice.name, choice.first]));
-  const format = vega.defaultLocale().format;
 
   const key = (follows) => follows.map((name) => state[name] ?? 0).join("|");
   const rowsOf = (chart) =>
@@ -53,33 +52,41 @@
 
   // --- charts ----------------------------------------------------------------------------------------------
 
-  const draw = (id) => {
+  // ast: expressions are interpreted, so that the page's policy can forbid eval
+  const options = { mode: "vega-lite", renderer: "svg", actions: false, defaultStyle: false, ast: true, tooltip: tell,
+    logLevel: 1 };
+
+  const draw = async (id) => {
     const chart = charts[id], figure = document.getElementById(id), canvas = figure.querySelector(".canvas");
     const rows = rowsOf(chart), note = figure.querySelector(".note");
     note.textContent = chart.notes[key(chart.follows)] ?? "";
     note.hidden = !note.textContent;
     figure.querySelector(".empty").hidden = rows.length > 0;
     figure.querySelector(".data").hidden = !rows.length;
-    chart.view?.finalize();
-    chart.view = null;
+    chart.drawing = (chart.drawing ?? 0) + 1;
+    chart.drawn?.finalize();
+    chart.drawn = null;
     canvas.replaceChildren();
-    fillTable(id);
-    if (!rows.length) return;
+    if (!rows.length) return fillTable(id);
     const params = Object.values(choices).map((choice) => ({ name: choice.name, value: choice.options[state[choice.name]] }));
-    const least = chart.spec.usermeta?.least ?? 0;
+    const { step, rows: by, least } = chart.spec.usermeta ?? {};
     const spec = {
       autosize: { type: "fit-x", contains: "padding" }, ...paint(chart.spec), params,
-      width: Math.max(Math.floor(canvas.clientWidth), least), data: { values: rows }, config: config(),
+      width: Math.max(Math.floor(canvas.clientWidth), least ?? 0), ...(step ? { height: step * new Set(rows.map((row) => row[by])).size } : {}), data: { values: rows }, config: config(),
     };
-    const compiled = vegaLite.compile(spec, { logger: vega.logger(vega.Error) }).spec;
-    chart.view = new vega.View(vega.parse(compiled), { renderer: "svg", container: canvas, hover: true }).tooltip(tell);
-    chart.view.run();
+    const turn = chart.drawing;
+    const drawn = await vegaEmbed(canvas, spec, options);
+    if (turn !== chart.drawing) return drawn.finalize(); // overtaken by a later choice
+    chart.drawn = drawn;
+    fillTable(id);
   };
 
   const fillTable = (id) => {
     const chart = charts[id], details = document.getElementById(id).querySelector(".data");
     const holder = details.querySelector(".scroll");
-    if (!details.open) return holder.replaceChildren();
+    holder.replaceChildren();
+    if (!details.open || !chart.drawn) return;
+    const { format } = chart.drawn.view.locale();
     const value = (row, column) => (column.index === null ? row[column.field] : row[column.field]?.[column.index]) ?? null;
     const table = document.createElement("table"), head = table.createTHead().insertRow(), body = table.createTBody();
     for (const column of chart.columns) {
@@ -101,7 +108,7 @@
   };
 
   const uses = (chart, name) => !name || chart.follows.includes(name) || chart.marks.includes(name);
-  const drawAll = (name) => Object.keys(charts).forEach((id) => { if (uses(charts[id], name)) draw(id); });
+  const drawAll = (name) => Promise.all(Object.keys(charts).filter((id) => uses(charts[id], name)).map(draw));
   const showBlocks = () => {
     for (const block of document.querySelectorAll("[data-follows]")) {
       const now = key(block.dataset.follows.split(" "));
@@ -143,17 +150,17 @@
     if (innerWidth === width) return; // a phone's address bar changes the height alone
     width = innerWidth;
     clearTimeout(waiting);
-    waiting = setTimeout(drawAll, 120);
+    waiting = setTimeout(() => drawAll(), 120);
   });
 
   showBlocks();
   button.setAttribute("aria-pressed", String(dark()));
-  const queue = Object.keys(charts);
-  const next = () => {
-    const id = queue.shift();
-    if (id === undefined) { root.dataset.drawn = "yes"; return; }
-    draw(id);
-    setTimeout(next); // the page answers between two charts
+  const start = async () => {
+    for (const id of Object.keys(charts)) {
+      await draw(id);
+      await new Promise((resume) => setTimeout(resume)); // the page answers between two charts
+    }
+    root.dataset.drawn = "yes";
   };
-  next();
+  start();
 })();

@@ -39,7 +39,7 @@ def reliability(material: Material) -> Chart:
         Column("trust", "mean trust", ".2f"), Column("count", "samples", ","),
     ]  # fmt: skip
     domain = ["proxy", "private model"]
-    who: Spec = {"field": "who", "type": "nominal", "legend": {"title": None, "orient": "top"}}
+    who: Spec = {"field": "who", "type": "nominal", "legend": {"title": None, "orient": "top", "symbolDash": [1, 0], "symbolStrokeWidth": 0}}
     spec: Spec = {
         "height": 250,
         "transform": [
@@ -54,7 +54,7 @@ def reliability(material: Material) -> Chart:
         },
         "layer": [
             {"mark": {"type": "line", "strokeWidth": 2.5}, "encoding": {
-                "strokeDash": {**who, "legend": None, "scale": {"domain": domain, "range": [[1, 0], [5, 4]]}}}},
+                "strokeDash": {**who, "scale": {"domain": domain, "range": [[1, 0], [5, 4]]}}}},
             {"mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
              "encoding": {"shape": {**who, "scale": {"domain": domain, "range": ["circle", "square"]}}}},
         ],
@@ -73,11 +73,8 @@ def _verdict(rows: list[Row], higher: bool) -> str:
     known = [row["proxy"] for row in rows if row["proxy"] is not None]
     if len(known) < 2:
         return ""
-    low, high = known[0], known[-1]
-    better = low > high if higher else low < high
-    show = (lambda x: f"{x:.1f} % right") if higher else (lambda x: f"RMSE {x:.4g}")
-    answer = "Here it is" if better else "Here it is not"
-    return f"{answer}: the proxy is at {show(low)} in the lowest tenth and at {show(high)} in the highest."
+    low, high = (f"{x:.1f} % right" if higher else f"at an RMSE of {x:.4g}" for x in (known[0], known[-1]))
+    return f"The proxy is {low} in the lowest tenth and {high} in the highest."
 
 
 def weights(material: Material) -> Chart:

@@ -40,7 +40,7 @@ def run_page(material: Material, notes: Sequence[str] = ()) -> Page:
                 "A gated method weighs each sample: how far may the shared proxy teach the private model here?",
             ),
             Section("energy", "Reliability", [reliability.reliability(material), reliability.weights(material)]),
-            Section("cost", "Cost", [cost.traffic(material), cost.per_round(material), cost.time(material)]),
+            Section("cost", "Cost", [cost.traffic(material), cost.time(material), cost.per_round(material)]),
         ]  # fmt: skip
     else:
         notes = [*notes, NO_DETAILS]

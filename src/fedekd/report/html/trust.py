@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedekd.report.html.chart import MANY, Chart, Column, Row, Spec, shades, tooltip
+from fedekd.report.html.chart import MANY, Chart, Column, Row, Spec, lines_of, names, shades, tooltip
 from fedekd.report.html.material import Material, fewer
 
 BINS = 20
@@ -68,10 +68,10 @@ def _figures(clients: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:
     }
 
 
-def _distribution(x: Spec, y: Spec, first: Column, height: Any) -> Spec:
+def _distribution(x: Spec, y: Spec, first: Column, height: Spec) -> Spec:
     """Shares of the twentieths as lightness, and the mean as a line or ticks over it."""
     return {
-        "height": height,
+        **height,
         "transform": [
             {"calculate": "sequence(0, 0.999, 0.05)", "as": "from"},
             {"flatten": ["shares", "from"], "as": ["share", "low"]},
@@ -83,7 +83,7 @@ def _distribution(x: Spec, y: Spec, first: Column, height: Any) -> Spec:
             {"field": "share", "title": "share of samples", "format": ".1%"}, *tooltip(COLUMNS),
         ]},
         "layer": [
-            {"mark": {"type": "rect", "aria": False}, "encoding": {
+            {"mark": {"type": "rect", "aria": False, "stroke": "$surface", "strokeWidth": 0.5}, "encoding": {
                 "x": x, "y": y, "color": shades("share", "share of samples", ".0%"),
                 **({"y2": {"field": "high"}} if y["field"] == "low" else {"x2": {"field": "high"}}),
             }},
@@ -100,7 +100,7 @@ TRUST: Spec = {
 def rounds(material: Material) -> Chart:
     rows = round_rows(material)
     x = {"field": "round", "type": "ordinal", "title": "round", "axis": {"labelAngle": 0, "labelOverlap": True}}
-    spec = _distribution(x, TRUST, Column("round", "round"), 240)
+    spec = _distribution(x, TRUST, Column("round", "round"), {"height": 240})
     spec["layer"].append({
         "mark": {"type": "line", "color": "$harm", "strokeWidth": 2.5, "point": {"filled": True, "color": "$harm"},
                  "tooltip": None},
@@ -157,9 +157,8 @@ def _two(field: str, shape: bool = False) -> Spec:
 
 def by_client(material: Material) -> Chart:
     rows = client_rows(material)
-    y = {"field": "client", "type": "nominal", "sort": None,
-         "axis": {"title": None, "ticks": False, "domain": False, "labelLimit": 130}}  # fmt: skip
-    spec = _distribution(TRUST, y, Column("client", "client"), {"step": 26})
+    y = names("client")
+    spec = _distribution(TRUST, y, Column("client", "client"), lines_of("client", 28))
     spec["layer"].append({
         "mark": {"type": "tick", "thickness": 3, "size": 18, "color": "$harm", "tooltip": None},
         "encoding": {"x": {**TRUST, "field": "mean", "aggregate": "max"}, "y": y},
