@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from fedekd.report.html.chart import Chart, Choice, Column, Row, Spec, tooltip, variant
+from fedekd.report.html.chart import Chart, Choice, Column, Row, Spec, lines_of, names, tooltip, variant
 from fedekd.report.palette import SHAPES
 from fedekd.report.table_formats import Table
 
@@ -41,9 +42,9 @@ def agreement(tables: list[Table]) -> Chart | None:
         Column("method", "method"), Column("dataset", "dataset"), Column("alpha", "α"), Column("ours", "ours", ".4f"),
         Column("paper", "the paper's", ".4f"), Column("difference", "difference", "+.4f"), Column("std", "its ±", ".4f"),
     ]  # fmt: skip
-    names = list(dict.fromkeys(row["dataset"] for group in rows.values() for row in group))
+    datasets = list(dict.fromkeys(row["dataset"] for group in rows.values() for row in group))
     shape: Spec = {"field": "dataset", "type": "nominal", "legend": {"title": None, "orient": "top", "columns": 3},
-                   "scale": {"domain": names, "range": [SHAPES[i % len(SHAPES)] for i in range(len(names))]}}  # fmt: skip
+                   "scale": {"domain": datasets, "range": [SHAPES[i % len(SHAPES)] for i in range(len(datasets))]}}  # fmt: skip
     x: Spec = {"field": "paper", "type": "quantitative", "title": "the paper's", "scale": {"zero": False, "padding": 10}}
     y: Spec = {"field": "ours", "type": "quantitative", "title": "ours", "scale": {"zero": False, "padding": 10}}
     spec: Spec = {
@@ -71,6 +72,44 @@ def agreement(tables: list[Table]) -> Chart | None:
     about = "A mark for each cell of the table: on the dashed line both agree, above it ours is higher. Blue: the chosen method."
     notes = {key: _words(group) for key, group in rows.items()}
     return Chart("agreement", "Ours against the paper", about, spec, columns, rows, ("quantity",), ("method",), notes)
+
+
+def by_cell(tables: list[Table], methods: Sequence[str]) -> Chart | None:
+    """The chosen method's cells one under another, since in the cloud the good ones lie on one spot."""
+    usable = compared(tables)
+    if not usable:
+        return None
+    rows: dict[str, list[Row]] = {}
+    for q, table in enumerate(usable):
+        for m, method in enumerate(methods):
+            for row in agreement_rows(table):
+                if row["method"] == method:
+                    ends = {"low": row["paper"] - row["std"], "high": row["paper"] + row["std"]}
+                    own = {**row, "cell": f"{row['dataset']} {row['alpha']}", **ends}
+                    rows.setdefault(variant(q, m), []).append(own)
+    columns = [
+        Column("cell", "cell"), Column("ours", "ours", ".4f"), Column("paper", "the paper's", ".4f"),
+        Column("std", "its ±", ".4f"), Column("difference", "difference", "+.4f"),
+    ]  # fmt: skip
+    x: Spec = {"field": "paper", "type": "quantitative", "title": None, "scale": {"zero": False, "padding": 10},
+               "axis": {"orient": "top", "tickCount": 6}}  # fmt: skip
+    spec: Spec = {
+        **lines_of("cell", 28),
+        "encoding": {"y": names("cell", grid=True), "tooltip": tooltip(columns)},
+        "layer": [
+            {"mark": {"type": "rule", "strokeWidth": 7, "color": "$muted", "opacity": 0.3, "aria": False},
+             "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}}},
+            {"mark": {"type": "point", "shape": "diamond", "filled": True, "fill": "$surface", "stroke": "$ink",
+                      "size": 80, "opacity": 1, "strokeWidth": 1.5}, "encoding": {"x": x}},
+            {"mark": {"type": "point", "filled": True, "color": "$accent", "size": 90, "opacity": 1},
+             "encoding": {"x": {**x, "field": "ours"}}},
+            {"mark": {"type": "text", "align": "left", "dx": 12, "color": "$soft", "aria": False},
+             "encoding": {"x": {"value": "width"}, "text": {"field": "difference", "format": "+.4f"}}},
+        ],
+    }  # fmt: skip
+    about = "◇ the paper's figure with its deviation over seeds, ● ours; the difference stands on the right."
+    return Chart("agreement-cells", "The chosen method, cell by cell", about, spec, columns, rows,
+                 ("quantity", "method"), empty="The paper has no figures of this method.")  # fmt: skip
 
 
 def _words(rows: list[Any]) -> str:

@@ -33,7 +33,7 @@ def datasets(material: StudyMaterial, task: str) -> list[str]:
     return list(dict.fromkeys(dataset for dataset, _ in material.columns(task)))
 
 
-def bars(material: StudyMaterial, task: str, dataset: str) -> Chart:
+def bars(material: StudyMaterial, task: str, dataset: str, number: int) -> Chart:
     scale = material.scales[task]
     rows = {variant(a): bar_rows(material, dataset, alpha) for a, alpha in enumerate(material.alphas)}
     columns = [
@@ -58,7 +58,7 @@ def bars(material: StudyMaterial, task: str, dataset: str) -> Chart:
     }  # fmt: skip
     better = "longer" if scale.unit.higher_is_better else "shorter"
     about = f"Mean over clients and seeds, {better} is better; lines: ± deviation over seeds; ◇: the paper's figure."
-    return Chart(f"bars-{dataset}", dataset_title(dataset), about, spec, columns, rows, ("alpha",), half=True,
+    return Chart(f"bars-{number}", dataset_title(dataset), about, spec, columns, rows, ("alpha",), half=True,
                  empty="No runs with this α.")  # fmt: skip
 
 

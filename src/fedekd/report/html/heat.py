@@ -41,7 +41,7 @@ def _cell(scale: Scale, size: int = 12) -> list[Spec]:
         "field": "shade", "type": "quantitative", "legend": None,
         "scale": {"domain": [-1, 0, 1], "range": ["$harm", "$low", "$help"], "interpolate": "rgb"},
     }  # fmt: skip
-    ink = {"condition": {"test": "abs(datum.shade) > 0.62", "value": "$surface"}, "value": "$ink"}
+    ink = {"condition": {"test": "abs(datum.shade) > (dark ? 0.65 : 0.85)", "value": "$surface"}, "value": "$ink"}
     words = {"type": "text", "fontSize": size, "aria": False, "tooltip": None}
     return [
         {"mark": {"type": "rect", "stroke": "$surface", "strokeWidth": 2}, "encoding": {"color": colour}},
@@ -108,6 +108,7 @@ def all_methods(material: StudyMaterial, task: str) -> Chart:
         "layer": _cell(scale),
     }  # fmt: skip
     spec["usermeta"]["least"] = 150 + 58 * len(cells)
+    spec["padding"] = {"left": 5, "top": 5, "bottom": 5, "right": 60}  # for the slanted labels
     about = f"Every method's mean Δ ({_unit(scale)}) in every cell of the study. {WORDS}"
     return Chart(f"grid-{task}", f"All methods, {task}", about, spec, columns, {"": rows}, marks=("method",))
 

@@ -76,6 +76,6 @@ def _numbers() -> Spec:
         "mark": {"type": "text", "aria": False, "fontSize": 11, "tooltip": None},
         "encoding": {
             "text": {"field": "count", "format": ","},
-            "color": {"condition": {"test": "datum.count > datum.top * 0.45", "value": "$surface"}, "value": "$ink"},
+            "color": {"condition": {"test": "datum.count > datum.top * (dark ? 0.45 : 0.68)", "value": "$surface"}, "value": "$ink"},
         },
     }

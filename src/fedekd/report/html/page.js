@@ -69,6 +69,7 @@
     canvas.replaceChildren();
     if (!rows.length) return fillTable(id);
     const params = Object.values(choices).map((choice) => ({ name: choice.name, value: choice.options[state[choice.name]] }));
+    params.push({ name: "dark", value: dark() });
     const { step, rows: by, least } = chart.spec.usermeta ?? {};
     const spec = {
       autosize: { type: "fit-x", contains: "padding" }, ...paint(chart.spec), params,

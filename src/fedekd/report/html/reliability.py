@@ -93,7 +93,7 @@ def weights(material: Material) -> Chart:
         },
         "layer": [
             {"mark": {"type": "bar", "color": "$accent", "opacity": 0.8, "cornerRadiusEnd": 2, "width": {"band": 0.7}}},
-            {"mark": {"type": "text", "dy": -8, "color": "$soft", "aria": False}, "encoding": {"text": {"field": "trust", "format": ".2f"}}},
+            {"mark": {"type": "text", "dy": -7, "color": "$soft", "fontSize": 10, "aria": False}, "encoding": {"text": {"field": "trust", "format": ".2f"}}},
         ],
     }  # fmt: skip
     about = "The weight that the gate gives to the same ten groups: it should fall from left to right."

@@ -24,6 +24,7 @@ def study_page(records: Sequence[Record], failures: Sequence[Record] = ()) -> Pa
     heads = heads or {"": {"title": "Nothing to compare yet", "tone": "", "lines": [], "sure": "", "figures": []}}
     hero = Variants(("method",), heads, str(material.favourite) if material.compared else "")
     near = agreement.agreement(tables)
+    cells = agreement.by_cell(tables, material.compared)
     choices = material.choices()
     if len(material.alphas) > 1:
         choices.append(Choice("alpha", "α", tuple(map(alpha_title, material.alphas))))
@@ -31,13 +32,14 @@ def study_page(records: Sequence[Record], failures: Sequence[Record] = ()) -> Pa
         choices.append(agreement.quantity_choice(tables))
     maps = [heat.one_method(material, task) for task in material.tasks if material.compared]
     grids = [heat.all_methods(material, task) for task in material.tasks if material.compared]
-    figures = [bars.bars(material, task, d) for task in material.tasks for d in bars.datasets(material, task)]
+    pairs = [(task, dataset) for task in material.tasks for dataset in bars.datasets(material, task)]
+    figures = [bars.bars(material, *pair, number=i) for i, pair in enumerate(pairs)]
     sections = [
         Section("where", "Where does it help?", maps),
         Section("methods", "All methods", grids),
-        Section("results", "Results", figures, "Choose an α above; the paper's Figure 2 shows 0.1."),
+        Section("results", "Results", figures, "Choose an α above." if len(material.alphas) > 1 else ""),
         Section("sweeps", "Sensitivity", sweep.sweeps(material)),
-        Section("agreement", "Agreement with the paper", [near] if near else []),
+        Section("agreement", "Agreement with the paper", [chart for chart in (near, cells) if chart]),
         Section("tables", "Tables", [_table(table, i == 0) for i, table in enumerate(tables)]),
     ]
     notes = _notes(material, failures)
@@ -76,7 +78,7 @@ def _headline(material: StudyMaterial, label: str) -> dict[str, Any]:
     span = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     return {
         "title": title,
-        "tone": "harm" if harms > helps else "help" if helps > harms else "",
+        "tone": "" if bool(harms) == bool(helps) else "harm" if harms else "help",
         "lines": [f"Of {runs:,} client-runs {harmed:,} ended worse than alone ({harmed / runs:.0%})."],
         "sure": f"A cell is one dataset and split. It counts as helped or harmed when the 95 % interval of its mean Δ "
         f"over {span} seeds, paired by seed, lies wholly on one side of zero.",

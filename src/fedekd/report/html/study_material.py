@@ -22,7 +22,7 @@ class StudyMaterial:
         self.records = self.book.records
         self.tasks = [task for task in TASKS if self.book.columns(task)]
         self.scales = {task: Scale(Unit.of([r for r in self.records if r["task"] == task])) for task in self.tasks}
-        known = dict.fromkeys((*OURS, *METHODS.values()))
+        known = dict.fromkeys(("local", FAVOURITE, *METHODS.values(), *OURS))
         plain = self.book.plain_labels()
         self.labels = [m for m in known if m in plain] + [m for m in plain if m not in known]
         self.compared = [m for m in self.labels if m != "local"]

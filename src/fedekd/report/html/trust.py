@@ -93,7 +93,7 @@ def _distribution(x: Spec, y: Spec, first: Column, height: Spec) -> Spec:
 
 TRUST: Spec = {
     "field": "low", "type": "quantitative", "title": "trust weight",
-    "scale": {"domain": [0, 1]}, "axis": {"grid": False, "values": [0, 0.1, 0.5, 0.9, 1]},
+    "scale": {"domain": [0, 1]}, "axis": {"grid": False, "values": [0, 0.1, 0.5, 0.9, 1], "format": "~g", "labelOverlap": False},
 }  # fmt: skip
 
 
