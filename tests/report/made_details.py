@@ -12,7 +12,9 @@ from PIL import Image
 GATED = ("fedekd",)
 
 
-def make_details(record: dict[str, Any], classes: tuple[str, ...] = ("cat", "dog", "owl"), rounds: int = 3) -> dict[str, Any]:
+def make_details(
+    record: dict[str, Any], classes: tuple[str, ...] = ("cat", "dog", "owl"), rounds: int = 3
+) -> dict[str, Any]:
     draw = np.random.default_rng(len(record["key"]) + record["seed"])
     clients, regression = record["clients"], record["task"] == "regression"
     gated = record["method"] in GATED
@@ -26,15 +28,18 @@ def make_details(record: dict[str, Any], classes: tuple[str, ...] = ("cat", "dog
         "classes": [] if regression else list(classes),
         "task": record["task"],
         "curve": curve,
-        "trust": [{"round": r + 1, "clients": [trust_of(draw) for _ in clients]} for r in range(rounds)] if gated else [],
+        "trust": [{"round": r + 1, "clients": [trust_of(draw) for _ in clients]} for r in range(rounds * gated)],
         "exchange": [{"up": sent, "down": sent} for _ in range(rounds)],
         "private_bytes": 20_000,
         "shared_bytes": 5_000 if sent else 0,
         "partition": [
-            {"client": c["id"], "counts": draw.integers(0, 90, 10 if regression else len(classes)).tolist()} for c in clients
+            {"client": c["id"], "counts": draw.integers(0, 90, 10 if regression else len(classes)).tolist()}
+            for c in clients
         ],
         "edges": np.linspace(20.0, 350.0, 11).tolist() if regression else None,
-        "distrusted": [sample(draw, clients[i % len(clients)]["id"], i, classes, regression) for i in range(6)] if gated else [],
+        "distrusted": [
+            sample(draw, clients[i % len(clients)]["id"], i, classes, regression) for i in range(6 * gated)
+        ],
         "reliability": reliability(regression) if gated else None,
     }  # fmt: skip
 
@@ -45,10 +50,16 @@ def trust_of(draw: np.random.Generator) -> dict[str, Any]:
     return {"mean": float(weights.mean()), "std": float(weights.std()), "histogram": counts.tolist()}
 
 
-def sample(draw: np.random.Generator, client: str, row: int, classes: tuple[str, ...], regression: bool) -> dict[str, Any]:
+def sample(
+    draw: np.random.Generator, client: str, row: int, classes: tuple[str, ...], regression: bool
+) -> dict[str, Any]:
     file = io.BytesIO()
     Image.fromarray(draw.integers(0, 255, (8, 8), dtype=np.uint8)).save(file, "PNG")
-    picked = [float(x) for x in draw.normal(150, 40, 3)] if regression else [classes[i] for i in draw.integers(0, len(classes), 3)]
+    picked = (
+        [float(x) for x in draw.normal(150, 40, 3)]
+        if regression
+        else [classes[i] for i in draw.integers(0, len(classes), 3)]
+    )
     return {
         "client": client, "row": row, "split": "train", "label": picked[0], "private": picked[1], "proxy": picked[2],
         "energy": 40.0 - row, "trust": 0.01 * row,

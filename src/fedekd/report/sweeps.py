@@ -26,8 +26,7 @@ def sweep_tables(book: Book) -> list[Table]:
 def _table(book: Book, method: str, column: Column, labels: list[str]) -> Table:
     dataset, alpha = book.heads([column])[0]
     rows = [
-        Row(heads, label, _cells(book, method, label, column))
-        for heads, label in ordered(book, method, column, labels)
+        Row(heads, label, _cells(book, method, label, column)) for heads, label in ordered(book, method, column, labels)
     ]
     columns = ("Avg Δ", f"minus {method} as it is", "minus Local", "mean trust, last round")
     name = f"sweep_{column[0]}" + (f"_{column[1]:g}" if column[1] is not None else "") + f"_{method}"

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from fedekd.report.html.chart import Chart, Choice, Column, Row, Spec, lines_of, names, tooltip, variant
-from fedekd.report.palette import SHAPES
+from fedekd.report.html.chart import Chart, Choice, Column, Row, Spec, lines_of, names, shapes, tooltip, variant
 from fedekd.report.table_formats import Table
 
 
@@ -40,12 +39,18 @@ def agreement(tables: list[Table]) -> Chart | None:
     rows = {variant(i): agreement_rows(table) for i, table in enumerate(usable)}
     columns = [
         Column("method", "method"), Column("dataset", "dataset"), Column("alpha", "α"), Column("ours", "ours", ".4f"),
-        Column("paper", "the paper's", ".4f"), Column("difference", "difference", "+.4f"), Column("std", "its ±", ".4f"),
+        Column("paper", "the paper's", ".4f"), Column("difference", "difference", "+.4f"),
+        Column("std", "its ±", ".4f"),
     ]  # fmt: skip
     datasets = list(dict.fromkeys(row["dataset"] for group in rows.values() for row in group))
-    shape: Spec = {"field": "dataset", "type": "nominal", "legend": {"title": None, "orient": "top", "columns": 3},
-                   "scale": {"domain": datasets, "range": [SHAPES[i % len(SHAPES)] for i in range(len(datasets))]}}  # fmt: skip
-    x: Spec = {"field": "paper", "type": "quantitative", "title": "the paper's", "scale": {"zero": False, "padding": 10}}
+    shape: Spec = {"field": "dataset", "type": "nominal", "scale": shapes(datasets),
+                   "legend": {"title": None, "orient": "top", "columns": 3}}  # fmt: skip
+    x: Spec = {
+        "field": "paper",
+        "type": "quantitative",
+        "title": "the paper's",
+        "scale": {"zero": False, "padding": 10},
+    }
     y: Spec = {"field": "ours", "type": "quantitative", "title": "ours", "scale": {"zero": False, "padding": 10}}
     spec: Spec = {
         "height": 380,
@@ -69,7 +74,10 @@ def agreement(tables: list[Table]) -> Chart | None:
             },
         ],
     }  # fmt: skip
-    about = "A mark for each cell of the table: on the dashed line both agree, above it ours is higher. Blue: the chosen method."
+    about = (
+        "A mark for each cell of the table: on the dashed line both agree, above it ours is higher. Blue: the chosen "
+        "method."
+    )
     notes = {key: _words(group) for key, group in rows.items()}
     return Chart("agreement", "Ours against the paper", about, spec, columns, rows, ("quantity",), ("method",), notes)
 

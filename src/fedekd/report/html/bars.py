@@ -6,6 +6,7 @@ from fedekd.report.html.chart import Chart, Column, Row, Spec, lines_of, names, 
 from fedekd.report.html.study_material import StudyMaterial, dataset_title
 from fedekd.report.paper_tables import paper_means
 
+
 def bar_rows(material: StudyMaterial, dataset: str, alpha: float | None) -> list[Row]:
     """One row per method: mean and deviation over seeds, and the paper's mean where it has one."""
     task = material.book.task.get((dataset, alpha))
@@ -37,7 +38,8 @@ def bars(material: StudyMaterial, task: str, dataset: str, number: int) -> Chart
     scale = material.scales[task]
     rows = {variant(a): bar_rows(material, dataset, alpha) for a, alpha in enumerate(material.alphas)}
     columns = [
-        Column("method", "method"), Column("mean", scale.value_title, scale.value), Column("std", "± over seeds", scale.value),
+        Column("method", "method"), Column("mean", scale.value_title, scale.value),
+        Column("std", "± over seeds", scale.value),
         Column("paper", "the paper's", scale.value), Column("seeds", "seeds"),
     ]  # fmt: skip
     x: Spec = {"field": "mean", "type": "quantitative", "title": scale.value_title, "axis": {"tickCount": 5}}

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedekd.report.numbers import Unit
+from fedekd.report.palette import SERIES, SHAPES
 
-Row = Mapping[str, Any]
+Row = dict[str, Any]
 Spec = dict[str, Any]
 MANY = 40  # clients that a chart shows one by one
 
@@ -128,6 +129,19 @@ def names(field: str, **axis: Any) -> Spec:
 
 
 SIZES = "datum.value ? format(datum.value, '~s') + 'B' : '0'"  # labels of an axis of bytes
+
+
+def shapes(names: Sequence[str]) -> Spec:
+    return {"domain": names, "range": [SHAPES[i % len(SHAPES)] for i in range(len(names))]}
+
+
+def colours(names: Sequence[str]) -> Spec:
+    return {"domain": names, "range": [f"${SERIES[i % len(SERIES)]}" for i in range(len(names))]}
+
+
+ROUNDS: Spec = {
+    "field": "round", "type": "ordinal", "title": "round", "axis": {"labelAngle": 0, "labelOverlap": True},
+}  # fmt: skip
 
 
 def shades(field: str, title: str, format: str) -> Spec:

@@ -110,7 +110,11 @@ def _spec(scale: Scale, columns: Sequence[Column], band: bool) -> Spec:
             "mark": {"type": "text", "align": "left", "dx": 12, "fontWeight": 600, "aria": False},
             "encoding": {
                 "x": {"value": "width"},
-                "text": {"condition": {"test": "datum.effect === 'same'", "value": "±0"}, "field": "delta", "format": scale.delta},
+                "text": {
+                    "condition": {"test": "datum.effect === 'same'", "value": "±0"},
+                    "field": "delta",
+                    "format": scale.delta,
+                },
                 "color": effect_colour(),
             },
         },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from fedekd.report.html.chart import SIZES, Chart, Column, Row, Spec, lines_of, names, tooltip
+from fedekd.report.html.chart import ROUNDS, SIZES, Chart, Column, Row, Spec, lines_of, names, tooltip
 from fedekd.report.html.material import Material
 from fedekd.report.numbers import volume
 
@@ -18,7 +18,8 @@ def method_rows(material: Material) -> list[Row]:
     for label in material.labels:
         records = material.of(label)
         rows.append({
-            "method": label, "up": fmean(r["bytes_up"] for r in records), "down": fmean(r["bytes_down"] for r in records),
+            "method": label,
+            "up": fmean(r["bytes_up"] for r in records), "down": fmean(r["bytes_down"] for r in records),
             "seconds": fmean(r["seconds"] for r in records), "whole": _whole(material, label),
         })  # fmt: skip
     return rows
@@ -72,7 +73,10 @@ def traffic(material: Material) -> Chart:
             },
         ],
     }  # fmt: skip
-    about = "What all clients send and get over a whole run; the orange bar marks what sending their private models would take."
+    about = (
+        "What all clients send and get over a whole run; the orange bar marks what sending their private models would "
+        "take."
+    )
     return Chart("traffic", "What crosses the wire", about, spec, columns, {"": rows}, half=True,
                  empty="No method that ran sends anything.")  # fmt: skip
 
@@ -83,8 +87,7 @@ def per_round(material: Material) -> Chart:
                Column("whole", "private models, one way", BYTES)]  # fmt: skip
     spec: Spec = {
         "height": 220,
-        "encoding": {"x": {"field": "round", "type": "ordinal", "title": "round", "axis": {"labelAngle": 0, "labelOverlap": True}},
-                     "tooltip": tooltip(columns)},
+        "encoding": {"x": ROUNDS, "tooltip": tooltip(columns)},
         "layer": [
             {
                 "transform": [{"fold": ["up", "down"], "as": ["way", "bytes"]}],
@@ -102,7 +105,10 @@ def per_round(material: Material) -> Chart:
             },
         ],
     }  # fmt: skip
-    about = "The chosen method's bytes in each round; the dashed line is what sending the private models would take one way."
+    about = (
+        "The chosen method's bytes in each round; the dashed line is what sending the private models would take one "
+        "way."
+    )
     notes = {key: _saving(group) for key, group in rows.items()}
     return Chart("per-round", "Round by round", about, spec, columns, rows, ("method", "seed"), notes=notes,
                  empty="This method sends nothing, or its run left no count of bytes.")  # fmt: skip

@@ -42,31 +42,30 @@ def _cell(scale: Scale, size: int = 12) -> list[Spec]:
         "scale": {"domain": [-1, 0, 1], "range": ["$harm", "$low", "$help"], "interpolate": "rgb"},
     }  # fmt: skip
     ink = {"condition": {"test": "abs(datum.shade) > (dark ? 0.65 : 0.85)", "value": "$surface"}, "value": "$ink"}
-    words = {"type": "text", "fontSize": size, "aria": False, "tooltip": None}
-    return [
-        {"mark": {"type": "rect", "stroke": "$surface", "strokeWidth": 2}, "encoding": {"color": colour}},
-        *(
-            {
-                "transform": [{"filter": test}],
-                "mark": {**words, "fontWeight": weight},
-                "encoding": {"text": {"field": "mean", "format": scale.delta}, "color": ink},
-            }
-            for test, weight in ((f"!({SURE})", 400), (SURE, 700))
-        ),
+    words: Spec = {"type": "text", "fontSize": size, "aria": False, "tooltip": None}
+    cell: Spec = {"mark": {"type": "rect", "stroke": "$surface", "strokeWidth": 2}, "encoding": {"color": colour}}
+    figures: list[Spec] = [
+        {
+            "transform": [{"filter": test}],
+            "mark": {**words, "fontWeight": weight},
+            "encoding": {"text": {"field": "mean", "format": scale.delta}, "color": ink},
+        }
+        for test, weight in ((f"!({SURE})", 400), (SURE, 700))
     ]
+    return [cell, *figures]
 
 
 def _columns(scale: Scale, *first: Column) -> list[Column]:
     return [
         *first, Column("mean", scale.delta_title, scale.delta), Column("low", "95 % from", scale.delta),
-        Column("high", "95 % to", scale.delta), Column("verdict", "verdict"), Column("harmed", "client-runs harmed", ","),
-        Column("of", "of", ","), Column("seeds", "seeds"),
+        Column("high", "95 % to", scale.delta), Column("verdict", "verdict"),
+        Column("harmed", "client-runs harmed", ","), Column("of", "of", ","), Column("seeds", "seeds"),
     ]  # fmt: skip
 
 
 WORDS = (
-    "Blue cells gained, orange ones lost; bold figures are those whose 95 % interval over seeds leaves zero out. Shades "
-    "are stretched near zero."
+    "Blue cells gained, orange ones lost; bold figures are those whose 95 % interval over seeds leaves zero out. "
+    "Shades are stretched near zero."
 )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import Any
+
 from fedekd.report.html.chart import MANY, Chart, Column, Row, Spec, lines_of, names, shades, variant
 from fedekd.report.html.material import Material, fewer
 
@@ -23,10 +26,10 @@ def holdings_rows(material: Material) -> dict[str, list[Row]]:
     return rows
 
 
-def _labels(detail: dict) -> list[str]:
+def _labels(detail: dict[str, Any]) -> list[str]:
     edges = detail.get("edges")
     if edges:
-        return [f"{low:.4g} to {high:.4g}" for low, high in zip(edges[:-1], edges[1:], strict=True)]
+        return [f"{low:.4g} to {high:.4g}" for low, high in pairwise(edges)]
     width = len(detail["partition"][0]["counts"])
     names = [str(name) for name in detail.get("classes") or range(width)]
     return names if len(set(names)) == width else [str(i) for i in range(width)]
@@ -47,14 +50,16 @@ def holdings(material: Material) -> Chart:
         "transform": [{"flatten": ["counts", "labels"], "as": ["count", "label"]}],
         "encoding": {
             "x": {"field": "label", "type": "nominal", "sort": None, "title": "target" if regression else "class",
-                  "scale": {"domain": labels}, "axis": {"orient": "top", "labelAngle": -35 if _long(labels) else 0, "labelLimit": 90,
-                           "ticks": False, "domain": False}},
+                  "scale": {"domain": labels}, "axis": {
+                      "orient": "top", "labelAngle": -35 if _long(labels) else 0, "labelLimit": 90,
+                      "ticks": False, "domain": False}},
             "y": names("client"),
             "tooltip": [{"field": "client", "title": "client"}, {"field": "label", "title": "label"},
                         {"field": "count", "title": "samples", "format": ","}],
         },
         "layer": [
-            {"transform": [{"filter": "datum.count > 0"}], "mark": {"type": "rect", "stroke": "$surface", "strokeWidth": 1.5},
+            {"transform": [{"filter": "datum.count > 0"}],
+             "mark": {"type": "rect", "stroke": "$surface", "strokeWidth": 1.5},
              "encoding": {"color": shades("count", "samples", "~s")}},
             *([_numbers()] if len(labels) <= 12 else []),
         ],
@@ -67,6 +72,9 @@ def _long(labels: list[str]) -> bool:
     return max(map(len, labels), default=0) > 4
 
 
+DARK_CELL = "datum.count > datum.top * (dark ? 0.45 : 0.68)"  # where text must change its colour to be read
+
+
 def _numbers() -> Spec:
     return {
         "transform": [
@@ -76,6 +84,9 @@ def _numbers() -> Spec:
         "mark": {"type": "text", "aria": False, "fontSize": 11, "tooltip": None},
         "encoding": {
             "text": {"field": "count", "format": ","},
-            "color": {"condition": {"test": "datum.count > datum.top * (dark ? 0.45 : 0.68)", "value": "$surface"}, "value": "$ink"},
+            "color": {
+                "condition": {"test": DARK_CELL, "value": "$surface"},
+                "value": "$ink",
+            },
         },
     }

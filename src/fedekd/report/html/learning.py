@@ -57,6 +57,7 @@ def method_curves(material: Material) -> Chart:
         "tooltip": tooltip(columns),
     }
     chosen, quiet = "datum.method === method", "datum.method !== method && !datum.alone"
+
     def line(test: str, **mark: Any) -> Spec:
         return {"transform": [{"filter": test}], "mark": {"type": "line", "point": {"size": 36, **mark}, **mark}}
 
@@ -145,5 +146,6 @@ def _band(low: str, high: str, opacity: float, y: Spec) -> Spec:
 def _rounds() -> Spec:
     return {
         "field": "round", "type": "quantitative", "title": "round",
-        "axis": {"tickMinStep": 1, "format": "d", "grid": False}, "scale": {"zero": False, "nice": False, "padding": 14},
+        "axis": {"tickMinStep": 1, "format": "d", "grid": False},
+        "scale": {"zero": False, "nice": False, "padding": 14},
     }  # fmt: skip

@@ -6,7 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from fedekd.report.html.chart import Chart, Column, Row, Spec, effect_colour, effect_shape, lines_of, names, tooltip, zero_line
+from fedekd.report.html.chart import (
+    Chart,
+    Column,
+    Row,
+    Spec,
+    effect_colour,
+    effect_shape,
+    lines_of,
+    names,
+    tooltip,
+    zero_line,
+)
 from fedekd.report.html.material import Material
 
 POINTS = 1500  # more than that are summed up instead of drawn one by one
@@ -47,10 +58,9 @@ def strip(material: Material) -> Chart:
         Column("of", "of", ","),
     ]
     axis = scale.stretched(d for row in rows for d, *_ in row["clients"])
+    gain, loss = ("right", "left") if scale.unit.higher_is_better else ("left", "right")
     about = (
-        f"One mark for every client{' and seed' if several else ''}: ▲ right of the line gained, ▼ left of it lost."
-        if scale.unit.higher_is_better
-        else f"One mark for every client{' and seed' if several else ''}: ▲ left of the line gained, ▼ right of it lost."
+        f"One mark for every client{' and seed' if several else ''}: ▲ {gain} of the line gained, ▼ {loss} of it lost."
     )
     about += " The tall bar is the mean"
     about += ", with its 95 % interval over seeds" if several else ""
@@ -61,7 +71,9 @@ def strip(material: Material) -> Chart:
     if many:
         about = about.replace("One mark for every", "Boxes hold the middle half, thin lines 80 % of every", 1)
     spec = _spec(material, axis, columns, many)
-    return Chart("methods", "Every method, every client", about, spec, columns, {"": _flat(rows, scale, many)}, marks=("method",))
+    return Chart(
+        "methods", "Every method, every client", about, spec, columns, {"": _flat(rows, scale, many)}, marks=("method",)
+    )
 
 
 def _flat(rows: list[dict[str, Any]], scale: Any, many: bool) -> list[Row]:
@@ -89,7 +101,10 @@ def _spec(material: Material, axis: Spec, columns: list[Column], many: bool) -> 
     offset: Spec = {"type": "quantitative", "scale": {"domain": [-0.4, 1.4]}}
     if many:
         cloud: list[Spec] = [
-            {"mark": {"type": "rule", "color": "$muted"}, "encoding": {"x": {**x, "field": "p10"}, "x2": {"field": "p90"}}},
+            {
+                "mark": {"type": "rule", "color": "$muted"},
+                "encoding": {"x": {**x, "field": "p10"}, "x2": {"field": "p90"}},
+            },
             {
                 "mark": {"type": "bar", "height": 12, "color": "$muted", "opacity": 0.5},
                 "encoding": {"x": {**x, "field": "p25"}, "x2": {"field": "p75"}},
@@ -122,7 +137,11 @@ def _spec(material: Material, axis: Spec, columns: list[Column], many: bool) -> 
         {
             "transform": [known],
             "mark": {"type": "point", "filled": False, "size": 170, "color": "$ink", "strokeWidth": 1.5},
-            "encoding": {"x": {**x, "field": "worst"}, "yOffset": {"field": "shift", **offset}, "tooltip": tooltip(columns)},
+            "encoding": {
+                "x": {**x, "field": "worst"},
+                "yOffset": {"field": "shift", **offset},
+                "tooltip": tooltip(columns),
+            },
         },
     ]
     return {**lines_of("method", 36), "encoding": {"y": y}, "layer": [zero_line(), *cloud, *bars]}

@@ -8,6 +8,10 @@ from fedekd.report.html.material import Material
 NAMES = ("proxy", "private")
 EMPTY = "This method has no gate, or its run left no energies."
 
+TENTHS: Spec = {
+    "field": "decile", "type": "ordinal", "title": "energy: lowest tenth → highest tenth", "axis": {"labelAngle": 0},
+}  # fmt: skip
+
 
 def reliability_rows(material: Material) -> dict[str, list[Row]]:
     rows: dict[str, list[Row]] = {}
@@ -39,7 +43,11 @@ def reliability(material: Material) -> Chart:
         Column("trust", "mean trust", ".2f"), Column("count", "samples", ","),
     ]  # fmt: skip
     domain = ["proxy", "private model"]
-    who: Spec = {"field": "who", "type": "nominal", "legend": {"title": None, "orient": "top", "symbolDash": [1, 0], "symbolStrokeWidth": 0}}
+    who: Spec = {
+        "field": "who",
+        "type": "nominal",
+        "legend": {"title": None, "orient": "top", "symbolDash": [1, 0], "symbolStrokeWidth": 0},
+    }
     spec: Spec = {
         "height": 250,
         "transform": [
@@ -47,7 +55,7 @@ def reliability(material: Material) -> Chart:
             {"calculate": "datum.who === 'private' ? 'private model' : 'proxy'", "as": "who"},
         ],
         "encoding": {
-            "x": {"field": "decile", "type": "ordinal", "title": "energy: lowest tenth → highest tenth", "axis": {"labelAngle": 0}},
+            "x": TENTHS,
             "y": {"field": "right", "type": "quantitative", "title": right, "scale": {"zero": False, "padding": 8}},
             "color": {**who, "scale": {"domain": domain, "range": ["$accent", "$soft"]}},
             "tooltip": tooltip(columns),
@@ -87,13 +95,14 @@ def weights(material: Material) -> Chart:
     spec: Spec = {
         "height": 250,
         "encoding": {
-            "x": {"field": "decile", "type": "ordinal", "title": "energy: lowest tenth → highest tenth", "axis": {"labelAngle": 0}},
+            "x": TENTHS,
             "y": {"field": "trust", "type": "quantitative", "title": "mean trust", "scale": {"domain": [0, 1]}},
             "tooltip": tooltip(columns),
         },
         "layer": [
             {"mark": {"type": "bar", "color": "$accent", "opacity": 0.8, "cornerRadiusEnd": 2, "width": {"band": 0.7}}},
-            {"mark": {"type": "text", "dy": -7, "color": "$soft", "fontSize": 10, "aria": False}, "encoding": {"text": {"field": "trust", "format": ".2f"}}},
+            {"mark": {"type": "text", "dy": -7, "color": "$soft", "fontSize": 10, "aria": False},
+             "encoding": {"text": {"field": "trust", "format": ".2f"}}},
         ],
     }  # fmt: skip
     about = "The weight that the gate gives to the same ten groups: it should fall from left to right."

@@ -73,8 +73,8 @@ def _summary(material: Material) -> Block:
     percent = ", %" if unit.higher_is_better else ""
     heads += [f"mean {unit.name}{percent}", f"worst {unit.name}{percent}", "sent", "time"]
     about = (
-        f"Means over seeds. Δ: with the method minus alone{', in points' if percent else ''}; worst and {unit.tail} look "
-        "to the harmed side of each seed's clients."
+        f"Means over seeds. Δ: with the method minus alone{', in points' if percent else ''}; worst and {unit.tail} "
+        "look to the harmed side of each seed's clients."
     )
     return Block("summary.html", {"heads": heads, "rows": rows, "several": several}, "In figures", about)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedekd.report.html.chart import Chart, Column, Row, Scale, Spec, tooltip, zero_line
+from fedekd.report.html.chart import Chart, Column, Row, Scale, Spec, colours, shapes, tooltip, zero_line
 from fedekd.report.html.study_material import StudyMaterial
-from fedekd.report.palette import SERIES, SHAPES
 from fedekd.report.sweeps import VARIED, ordered
 
 SYMBOLS = {"beta": "β", "lambda_kd": "λ"}
@@ -52,9 +51,12 @@ def _chart(scale: Scale, task: str, method: str, parameter: str, rows: list[Row]
         Column("low", "95 % from", scale.delta), Column("high", "95 % to", scale.delta), Column("seeds", "seeds"),
     ]  # fmt: skip
     cells = list(dict.fromkeys(row["cell"] for row in rows))
-    who: Spec = {"field": "cell", "type": "nominal", "legend": {"title": None, "orient": "top", "columns": 2, "labelLimit": 220}}
-    colour = {**who, "scale": {"domain": cells, "range": [f"${SERIES[i % len(SERIES)]}" for i in range(len(cells))]}}
-    shape = {**who, "scale": {"domain": cells, "range": [SHAPES[i % len(SHAPES)] for i in range(len(cells))]}}
+    who: Spec = {
+        "field": "cell",
+        "type": "nominal",
+        "legend": {"title": None, "orient": "top", "columns": 2, "labelLimit": 220},
+    }
+    colour, shape = {**who, "scale": colours(cells)}, {**who, "scale": shapes(cells)}
     x: Spec = {"field": "value", "type": "nominal", "sort": order(rows), "title": name, "axis": {"labelAngle": 0}}
     y: Spec = {"field": "mean", "type": "quantitative", "title": scale.delta_title}
     apart: Spec = {"xOffset": {"field": "cell", "sort": cells, "scale": {"paddingOuter": 1.2}}}
@@ -62,7 +64,8 @@ def _chart(scale: Scale, task: str, method: str, parameter: str, rows: list[Row]
         "height": 280,
         "layer": [
             zero_line("y"),
-            {"mark": {"type": "line", "opacity": 0.45, "aria": False}, "encoding": {"x": x, "y": y, "color": colour, **apart}},
+            {"mark": {"type": "line", "opacity": 0.45, "aria": False},
+             "encoding": {"x": x, "y": y, "color": colour, **apart}},
             {"mark": {"type": "rule", "strokeWidth": 2, "aria": False},
              "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": colour, **apart}},
             {"mark": {"type": "point", "filled": True, "size": 95, "opacity": 1},

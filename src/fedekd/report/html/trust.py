@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedekd.report.html.chart import MANY, Chart, Column, Row, Spec, lines_of, names, shades, tooltip
+from fedekd.report.html.chart import MANY, ROUNDS, Chart, Column, Row, Spec, lines_of, names, shades, tooltip
 from fedekd.report.html.material import Material, fewer
 
 BINS = 20
@@ -93,18 +93,18 @@ def _distribution(x: Spec, y: Spec, first: Column, height: Spec) -> Spec:
 
 TRUST: Spec = {
     "field": "low", "type": "quantitative", "title": "trust weight",
-    "scale": {"domain": [0, 1]}, "axis": {"grid": False, "values": [0, 0.1, 0.5, 0.9, 1], "format": "~g", "labelOverlap": False},
+    "scale": {"domain": [0, 1]},
+    "axis": {"grid": False, "values": [0, 0.1, 0.5, 0.9, 1], "format": "~g", "labelOverlap": False},
 }  # fmt: skip
 
 
 def rounds(material: Material) -> Chart:
     rows = round_rows(material)
-    x = {"field": "round", "type": "ordinal", "title": "round", "axis": {"labelAngle": 0, "labelOverlap": True}}
-    spec = _distribution(x, TRUST, Column("round", "round"), {"height": 240})
+    spec = _distribution(ROUNDS, TRUST, Column("round", "round"), {"height": 240})
     spec["layer"].append({
         "mark": {"type": "line", "color": "$harm", "strokeWidth": 2.5, "point": {"filled": True, "color": "$harm"},
                  "tooltip": None},
-        "encoding": {"x": x, "y": {**TRUST, "field": "mean", "aggregate": "max"}},
+        "encoding": {"x": ROUNDS, "y": {**TRUST, "field": "mean", "aggregate": "max"}},
     })  # fmt: skip
     about = (
         "How the weights of all samples spread in each round: the darker, the more samples; the line is their mean. "
@@ -133,14 +133,15 @@ def ends(material: Material) -> Chart:
             {"calculate": "datum.end === 'below' ? 'below 0.1' : 'above 0.9'", "as": "end"},
         ],
         "encoding": {
-            "x": {"field": "round", "type": "ordinal", "title": "round", "axis": {"labelAngle": 0, "labelOverlap": True}},
+            "x": ROUNDS,
             "y": {"field": "part", "type": "quantitative", "title": "share of samples", "axis": {"format": "~%"}},
             "color": _two("end"),
             "tooltip": tooltip(columns),
         },
         "layer": [
             {"mark": {"type": "line", "strokeWidth": 2.5}},
-            {"mark": {"type": "point", "filled": True, "size": 70, "opacity": 1}, "encoding": {"shape": _two("end", True)}},
+            {"mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
+             "encoding": {"shape": _two("end", True)}},
         ],
     }  # fmt: skip
     about = "The share of samples whose proxy the gate nearly shuts out (below 0.1) or nearly lets in (above 0.9)."

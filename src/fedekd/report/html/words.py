@@ -79,7 +79,9 @@ def _average(unit: Unit, mean: float, clients: int, several: bool) -> str:
 def _change(unit: Unit, client: dict[str, Any]) -> str:
     percent = " %" if unit.higher_is_better else ""
     name = "accuracy" if unit.higher_is_better else unit.name
-    return f"{name} {unit.value(client['local'])}{percent} alone, {unit.value(client['value'])}{percent} with the method"
+    return (
+        f"{name} {unit.value(client['local'])}{percent} alone, {unit.value(client['value'])}{percent} with the method"
+    )
 
 
 def _sure(unit: Unit, row: dict[str, Any]) -> str:
@@ -102,4 +104,6 @@ def _grain(material: Material, label: str) -> str:
     if not material.unit.higher_is_better:
         return ""
     least = min(c["n_test"] for r in material.of(label) for c in r["clients"])
-    return f" The smallest client tests on {least:,} samples, one of which is {100 / least:.1f} points." if least else ""
+    return (
+        f" The smallest client tests on {least:,} samples, one of which is {100 / least:.1f} points." if least else ""
+    )
