@@ -11,7 +11,7 @@ LIGHT = {
     "surface": "#ffffff",
     "ink": "#1b1f24",
     "soft": "#555c66",
-    "muted": "#727983",
+    "muted": "#676e78",
     "line": "#dcdad4",
     "grid": "#ebe9e4",
     "help": "#0068a5",
