@@ -29,10 +29,10 @@ class Book:
         unique = list({record["key"]: record for record in records}.values())
         counts: dict[str, Counter[tuple[Any, ...]]] = {}
         for record in unique:
-            counts.setdefault(record["dataset"], Counter())[_settings(record)] += 1
+            counts.setdefault(record["dataset"], Counter())[shared_settings(record)] += 1
         usual = {dataset: counter.most_common(1)[0][0] for dataset, counter in counts.items()}
-        self.records = [record for record in unique if _settings(record) == usual[record["dataset"]]]
-        self.left_out = Counter(r["dataset"] for r in unique if _settings(r) != usual[r["dataset"]])
+        self.records = [record for record in unique if shared_settings(record) == usual[record["dataset"]]]
+        self.left_out = Counter(r["dataset"] for r in unique if shared_settings(r) != usual[r["dataset"]])
         self.failures = [f for f in failures if f["key"] not in {record["key"] for record in unique}]
         self.by: dict[tuple[str, Column], dict[int, Record]] = {}
         self.task = {(r["dataset"], r["alpha"]): r["task"] for r in self.records}
@@ -112,7 +112,7 @@ class Book:
         return notes
 
 
-def _settings(record: Record) -> tuple[Any, ...]:
+def shared_settings(record: Record) -> tuple[Any, ...]:
     """What runs must share to stand in one table; the device is not among it."""
     partition = record.get("partition", {})
     return (*(record["params"].get(name) for name in metrics.SHARED), partition.get("kind"), partition.get("clients"))

@@ -64,6 +64,13 @@ def _figures() -> tuple[dict[str, str], ...]:
     return tuple(csv.DictReader(text.splitlines()))
 
 
+def paper_means() -> dict[tuple[str, str, float | None], tuple[float, float]]:
+    """The paper's mean accuracy or RMSE and its deviation, by our method, dataset and alpha."""
+    return {
+        key: value for one in _layouts() if QUANTITIES[one.metric][0] == "mean" for key, value in one.figures.items()
+    }
+
+
 @dataclass(frozen=True)
 class Layout:
     """One of the paper's tables: its rows, its columns and its figures by (method, dataset, alpha)."""

@@ -67,10 +67,10 @@ def _interval(row: dict[str, Any], unit: Unit) -> Cell:
     if _alone(row) or interval is None:
         return ""
     low, high = (unit.delta(x) for x in interval)
-    return Text(f"[{low}, {high}]", {1: BAD, -1: GOOD, 0: SAME}[_direction(row, unit)])
+    return Text(f"[{low}, {high}]", {1: BAD, -1: GOOD, 0: SAME}[direction(row, unit)])
 
 
-def _direction(row: dict[str, Any], unit: Unit) -> int:
+def direction(row: dict[str, Any], unit: Unit) -> int:
     """1 where the whole interval is harm, -1 where it is all help, 0 where it holds zero."""
     low, high = sorted(unit.harm(x) for x in row["avg_delta"]["interval"])
     return int(low > 0) - int(high < 0)
@@ -97,7 +97,7 @@ def verdict(records: Sequence[dict[str, Any]], row: dict[str, Any], unit: Unit) 
         loses = " loses" if unit.higher_is_better else f": {unit.name} up by"
         text.append(f"; worst client {client['id']}{where}{loses} {unit.amount(client['delta'])}")
     if several:
-        effect = {1: "harms", -1: "helps", 0: "makes no clear difference"}[_direction(row, unit)]
+        effect = {1: "harms", -1: "helps", 0: "makes no clear difference"}[direction(row, unit)]
         text.append(f"; on average it {effect}")
     return text
 

@@ -26,8 +26,7 @@ def sweep_tables(book: Book) -> list[Table]:
 def _table(book: Book, method: str, column: Column, labels: list[str]) -> Table:
     dataset, alpha = book.heads([column])[0]
     rows = [
-        Row(heads, label, _cells(book, method, label, column))
-        for heads, label in _ordered(book, method, column, labels)
+        Row(heads, label, _cells(book, method, label, column)) for heads, label in ordered(book, method, column, labels)
     ]
     columns = ("Avg Δ", f"minus {method} as it is", "minus Local", "mean trust, last round")
     name = f"sweep_{column[0]}" + (f"_{column[1]:g}" if column[1] is not None else "") + f"_{method}"
@@ -36,7 +35,7 @@ def _table(book: Book, method: str, column: Column, labels: list[str]) -> Table:
     return Table(name, title, ("parameter", "value"), tuple(("", c) for c in columns), tuple(rows), notes)
 
 
-def _ordered(book: Book, method: str, column: Column, labels: list[str]) -> Iterator[tuple[tuple[str, str], str]]:
+def ordered(book: Book, method: str, column: Column, labels: list[str]) -> Iterator[tuple[tuple[str, str], str]]:
     """Row heads and label, parameter by parameter in order of its values, among them the one it has by itself."""
     groups: dict[tuple[str, ...], list[tuple[tuple[Any, ...], str]]] = {}
     for label in labels:

@@ -80,7 +80,7 @@ def render(tables: Sequence[Table], format: str = "markdown") -> str:
     return FORMATS[format](tables)
 
 
-def _number(value: float, sign: str = "") -> str:
+def number(value: float, sign: str = "") -> str:
     """Never a negative zero."""
     rounded = round(value, DECIMALS)
     return f"{rounded or 0.0:{sign}.{DECIMALS}f}" if rounded else f"{0:.{DECIMALS}f}"
@@ -116,13 +116,13 @@ def _markdown_cell(cell: Cell) -> str:
     elif cell.mean is None:
         text = NOTHING
     elif cell.interval:
-        text = f"{_number(cell.mean, '+')} [{_number(cell.interval[0], '+')}, {_number(cell.interval[1], '+')}]"
+        text = f"{number(cell.mean, '+')} [{number(cell.interval[0], '+')}, {number(cell.interval[1], '+')}]"
     else:
-        text = _number(cell.mean) + (f"±{_number(cell.std)}" if cell.std is not None else "")
+        text = number(cell.mean) + (f"±{number(cell.std)}" if cell.std is not None else "")
     text = {"best": f"**{text}**", "second": f"<u>{text}</u>"}.get(cell.mark, text)
     if cell.few:
         text += f" n={cell.seeds}"
-    return f"{text} ({_number(cell.paper[0])}±{_number(cell.paper[1])})" if cell.paper else text
+    return f"{text} ({number(cell.paper[0])}±{number(cell.paper[1])})" if cell.paper else text
 
 
 # --- LaTeX -----------------------------------------------------------------------------------------------
@@ -171,18 +171,18 @@ def _latex_cell(cell: Cell) -> str:
     elif cell.mean is None:
         return "--" + _latex_paper(cell)
     else:
-        text = _number(cell.mean, "+" if cell.interval else "")
+        text = number(cell.mean, "+" if cell.interval else "")
     text = rf"\mathbf{{{text}}}" if cell.mark == "best" else text
     if cell.std is not None:
-        text += rf"_{{\pm {_number(cell.std)}}}"
+        text += rf"_{{\pm {number(cell.std)}}}"
     if cell.interval:
-        text += rf"\;[{_number(cell.interval[0], '+')}, {_number(cell.interval[1], '+')}]"
+        text += rf"\;[{number(cell.interval[0], '+')}, {number(cell.interval[1], '+')}]"
     text = rf"\underline{{${text}$}}" if cell.mark == "second" else f"${text}$"
     return text + (f" $n={cell.seeds}$" if cell.few else "") + _latex_paper(cell)
 
 
 def _latex_paper(cell: Cell) -> str:
-    return rf" (${_number(cell.paper[0])}_{{\pm {_number(cell.paper[1])}}}$)" if cell.paper else ""
+    return rf" (${number(cell.paper[0])}_{{\pm {number(cell.paper[1])}}}$)" if cell.paper else ""
 
 
 # --- CSV -------------------------------------------------------------------------------------------------

@@ -1,0 +1,1 @@
+"""The report as one HTML page: charts in Vega-Lite, each in a file of its own, and the page that holds them."""

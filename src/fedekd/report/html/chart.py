@@ -1,0 +1,192 @@
+"""A chart as the page carries it: a Vega-Lite specification, its rows, and the words beside it.
+
+A specification names colours by their role (``$help``); the page puts in those of its theme. Rows come in variants,
+one for each combination of the reader's choices that the chart follows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedekd.report.numbers import Unit
+from fedekd.report.palette import SERIES, SHAPES
+
+Row = dict[str, Any]
+Spec = dict[str, Any]
+MANY = 40  # clients that a chart shows one by one
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Something the reader picks; its options are known to the charts by their number."""
+
+    name: str
+    label: str
+    options: tuple[str, ...]
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table behind a chart; ``format`` as in d3, none for text."""
+
+    field: str
+    title: str
+    format: str = ""
+    index: int | None = None  # which element, where the field is a list
+
+
+@dataclass(frozen=True)
+class Chart:
+    id: str
+    title: str
+    about: str
+    spec: Spec
+    columns: Sequence[Column]
+    rows: Mapping[str, Sequence[Row]]
+    follows: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()  # choices that change only what is drawn strongly
+    notes: Mapping[str, str] = field(default_factory=dict)
+    empty: str = "There is nothing to draw here."
+    half: bool = False  # two stand side by side where there is room
+
+    def data(self) -> dict[str, Any]:
+        """What the page's script needs; rows as lists, since names of fields would weigh more than the figures."""
+        fields = list(dict.fromkeys(name for rows in self.rows.values() for row in rows[:1] for name in row))
+        return {
+            "spec": {"description": f"{self.title}. {self.about}", **self.spec},
+            "fields": fields,
+            "rows": {key: [[_plain(row[f]) for f in fields] for row in rows] for key, rows in self.rows.items()},
+            "columns": [vars(column) for column in self.columns],
+            "follows": self.follows,
+            "marks": self.marks,
+            "notes": dict(self.notes),
+        }
+
+
+def variant(*numbers: int) -> str:
+    return "|".join(map(str, numbers))
+
+
+def _plain(value: Any) -> Any:
+    """Six digits are more than any chart or table shows; JSON knows neither NaN nor infinity."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value
+
+
+# --- parts of specifications -------------------------------------------------------------------------------
+
+
+def tooltip(columns: Iterable[Column]) -> list[Spec]:
+    return [
+        {"field": c.field, "title": c.title, **({"format": c.format} if c.format else {})}
+        for c in columns
+        if c.index is None
+    ]
+
+
+EFFECTS = ("helped", "same", "harmed")
+
+
+def effect_colour(legend: bool = False) -> Spec:
+    return {
+        "field": "effect",
+        "type": "nominal",
+        "scale": {"domain": EFFECTS, "range": ["$help", "$muted", "$harm"]},
+        "legend": {"title": None, "orient": "top"} if legend else None,
+    }
+
+
+def effect_shape(legend: bool = False) -> Spec:
+    scale = {"domain": EFFECTS, "range": ["triangle-up", "circle", "triangle-down"]}
+    return {**effect_colour(legend), "scale": scale}
+
+
+def zero_line(channel: str = "x") -> Spec:
+    other = "y" if channel == "x" else "x"
+    return {
+        "data": {"values": [{}]},
+        "mark": {"type": "rule", "color": "$ink", "strokeWidth": 1, "tooltip": None, "aria": False},
+        "encoding": {channel: {"datum": 0}, other: None},
+    }
+
+
+def lines_of(field: str, step: int) -> Spec:
+    """As high as the field has values; the page's script works it out, for Vega-Lite warns of what it does itself."""
+    return {"usermeta": {"step": step, "rows": field}}
+
+
+def names(field: str, **axis: Any) -> Spec:
+    """A vertical axis of names in the order of the rows."""
+    plain = {"title": None, "ticks": False, "domain": False, "labelLimit": 150}
+    return {"field": field, "type": "nominal", "sort": None, "axis": {**plain, **axis}}
+
+
+SIZES = "datum.value ? format(datum.value, '~s') + 'B' : '0'"  # labels of an axis of bytes
+
+
+def shapes(names: Sequence[str]) -> Spec:
+    return {"domain": names, "range": [SHAPES[i % len(SHAPES)] for i in range(len(names))]}
+
+
+def colours(names: Sequence[str]) -> Spec:
+    return {"domain": names, "range": [f"${SERIES[i % len(SERIES)]}" for i in range(len(names))]}
+
+
+ROUNDS: Spec = {
+    "field": "round", "type": "ordinal", "title": "round", "axis": {"labelAngle": 0, "labelOverlap": True},
+}  # fmt: skip
+
+
+def shades(field: str, title: str, format: str) -> Spec:
+    """A quantity from nothing to much, by lightness alone."""
+    return {
+        "field": field,
+        "type": "quantitative",
+        "scale": {"range": ["$low", "$high"], "domainMin": 0},
+        "legend": {"title": title, "format": format, "orient": "top", "gradientLength": 140, "titleOrient": "left"},
+    }
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A metric as charts show it: accuracies in percent, differences of them in points."""
+
+    unit: Unit
+
+    @property
+    def factor(self) -> float:
+        return 100.0 if self.unit.higher_is_better else 1.0
+
+    @property
+    def value(self) -> str:
+        return f".{min(self.unit.decimals, 7)}f"
+
+    @property
+    def delta(self) -> str:
+        return "+" + self.value
+
+    @property
+    def value_title(self) -> str:
+        return "accuracy, %" if self.unit.higher_is_better else self.unit.name
+
+    @property
+    def delta_title(self) -> str:
+        return "Δ, points" if self.unit.higher_is_better else f"Δ of {self.unit.name}"
+
+    def effect(self, delta: float) -> str:
+        harm = self.unit.harm(delta)
+        return "same" if abs(harm) < 1e-12 else "harmed" if not harm < 0 else "helped"
+
+    def stretched(self, deltas: Iterable[float]) -> Spec:
+        """Linear, or stretched near zero where a few differences dwarf the rest."""
+        sizes = sorted(abs(d) for d in deltas if math.isfinite(d) and d)
+        if not sizes or sizes[-1] < 12 * sizes[len(sizes) // 2]:
+            return {"nice": True}
+        return {"type": "symlog", "constant": sizes[len(sizes) // 2], "nice": True}

@@ -1,0 +1,116 @@
+"""Heat maps of Δ: one method over dataset and alpha, and all methods over every cell of the study."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fedekd.report.html.chart import Chart, Column, Scale, Spec, lines_of, names, tooltip, variant
+from fedekd.report.html.study_material import StudyMaterial, alpha_title, dataset_title
+
+
+def heat_rows(material: StudyMaterial, task: str) -> list[dict[str, Any]]:
+    """One row per method and cell; ``shade`` runs from -1 (harm) to 1 (help), stretched near zero."""
+    rows = []
+    for label in material.compared:
+        for dataset, alpha in material.columns(task):
+            figures = material.delta(label, (dataset, alpha))
+            if figures:
+                place = {"method": label, "dataset": dataset_title(dataset), "alpha": alpha_title(alpha)}
+                rows.append({**place, "cell": f"{place['dataset']} {place['alpha']}", **figures})
+    shade = _shade(material.scales[task], [row["mean"] for row in rows])
+    return [{**row, "shade": shade(row["mean"])} for row in rows]
+
+
+def _shade(scale: Scale, means: list[float]) -> Any:
+    sizes = sorted(abs(m) for m in means if m)
+    middle, top = (sizes[len(sizes) // 2], sizes[-1]) if sizes else (1.0, 1.0)
+
+    def shade(mean: float) -> float:
+        size = math.log1p(abs(mean) / middle) / math.log1p(top / middle)
+        return -math.copysign(size, scale.unit.harm(mean)) if mean else 0.0
+
+    return shade
+
+
+SURE = "datum.verdict === 'helps' || datum.verdict === 'harms'"
+
+
+def _cell(scale: Scale, size: int = 12) -> list[Spec]:
+    colour = {
+        "field": "shade", "type": "quantitative", "legend": None,
+        "scale": {"domain": [-1, 0, 1], "range": ["$harm", "$low", "$help"], "interpolate": "rgb"},
+    }  # fmt: skip
+    ink = {"condition": {"test": "abs(datum.shade) > (dark ? 0.65 : 0.85)", "value": "$surface"}, "value": "$ink"}
+    words: Spec = {"type": "text", "fontSize": size, "aria": False, "tooltip": None}
+    cell: Spec = {"mark": {"type": "rect", "stroke": "$surface", "strokeWidth": 2}, "encoding": {"color": colour}}
+    figures: list[Spec] = [
+        {
+            "transform": [{"filter": test}],
+            "mark": {**words, "fontWeight": weight},
+            "encoding": {"text": {"field": "mean", "format": scale.delta}, "color": ink},
+        }
+        for test, weight in ((f"!({SURE})", 400), (SURE, 700))
+    ]
+    return [cell, *figures]
+
+
+def _columns(scale: Scale, *first: Column) -> list[Column]:
+    return [
+        *first, Column("mean", scale.delta_title, scale.delta), Column("low", "95 % from", scale.delta),
+        Column("high", "95 % to", scale.delta), Column("verdict", "verdict"),
+        Column("harmed", "client-runs harmed", ","), Column("of", "of", ","), Column("seeds", "seeds"),
+    ]  # fmt: skip
+
+
+WORDS = (
+    "Blue cells gained, orange ones lost; bold figures are those whose 95 % interval over seeds leaves zero out. "
+    "Shades are stretched near zero."
+)
+
+
+def one_method(material: StudyMaterial, task: str) -> Chart:
+    scale, rows = material.scales[task], heat_rows(material, task)
+    columns = _columns(scale, Column("dataset", "dataset"), Column("alpha", "α"))
+    by = {
+        variant(m): [{k: v for k, v in row.items() if k != "cell"} for row in rows if row["method"] == label]
+        for m, label in enumerate(material.compared)
+    }
+    spec: Spec = {
+        **lines_of("dataset", 56),
+        "encoding": {
+            "x": {"field": "alpha", "type": "nominal", "sort": None, "title": None,
+                  "axis": {"orient": "top", "labelAngle": 0, "ticks": False, "domain": False}},
+            "y": names("dataset"),
+            "tooltip": tooltip(columns),
+        },
+        "layer": _cell(scale, 14),
+    }  # fmt: skip
+    about = f"The chosen method's mean Δ ({_unit(scale)}) over datasets and splits. {WORDS}"
+    return Chart(f"heat-{task}", f"Δ by dataset and α, {task}", about, spec, columns, by, ("method",),
+                 empty="This method has not run on such data.")  # fmt: skip
+
+
+def all_methods(material: StudyMaterial, task: str) -> Chart:
+    scale, rows = material.scales[task], heat_rows(material, task)
+    columns = _columns(scale, Column("method", "method"), Column("cell", "dataset and α"))
+    cells = list(dict.fromkeys(row["cell"] for row in rows))
+    spec: Spec = {
+        **lines_of("method", 34),
+        "encoding": {
+            "x": {"field": "cell", "type": "nominal", "scale": {"domain": cells}, "title": None,
+                  "axis": {"orient": "top", "labelAngle": -40, "labelLimit": 170, "ticks": False, "domain": False}},
+            "y": names("method", labelFontWeight={
+                "condition": {"test": "datum.label === method", "value": 700}, "value": 400}),
+            "tooltip": tooltip(columns),
+        },
+        "layer": _cell(scale),
+    }  # fmt: skip
+    spec["usermeta"]["least"] = 150 + 58 * len(cells)
+    spec["padding"] = {"left": 5, "top": 5, "bottom": 5, "right": 60}  # for the slanted labels
+    about = f"Every method's mean Δ ({_unit(scale)}) in every cell of the study. {WORDS}"
+    return Chart(f"grid-{task}", f"All methods, {task}", about, spec, columns, {"": rows}, marks=("method",))
+
+
+def _unit(scale: Scale) -> str:
+    return "points of accuracy" if scale.unit.higher_is_better else scale.unit.name

@@ -1,0 +1,151 @@
+"""Learning curves: the metric on the test data after every round, for all methods and for one method's clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedekd.report.html.chart import MANY, Chart, Column, Row, Spec, tooltip, variant
+from fedekd.report.html.material import Material
+
+MISSING = "This run left no learning curve."
+SHOWN_ONLY = "Nothing was chosen by these curves: they are measured on test data, after training."
+
+
+def mean_rows(material: Material) -> dict[str, list[Row]]:
+    """By seed: each method's mean over its clients, round by round."""
+    rows: dict[str, list[Row]] = {}
+    for s, seed in enumerate(material.seeds):
+        for label in material.labels:
+            for number, values in enumerate(_curve(material, label, seed), start=1):
+                mean = material.scale.factor * float(np.mean(values))
+                row = {"method": label, "round": number, "value": mean, "alone": label == material.alone}
+                rows.setdefault(variant(s), []).append(row)
+    return rows
+
+
+def client_curves(material: Material) -> dict[str, list[Row]]:
+    f = material.scale.factor
+    return {
+        key: [
+            {"client": name, "round": number, "value": f * value}
+            for number, values in enumerate(_curve(material, label, seed), start=1)
+            for name, value in zip(_names(record), values, strict=False)
+        ]
+        for key, label, seed, record in material.runs()
+    }
+
+
+def _names(record: dict[str, Any]) -> list[str]:
+    return [str(client["id"]) for client in record["clients"]]
+
+
+def _curve(material: Material, label: str, seed: int) -> Sequence[Sequence[float]]:
+    detail = material.detail(label, seed)
+    return detail["curve"] if detail else []
+
+
+def method_curves(material: Material) -> Chart:
+    scale = material.scale
+    columns = [Column("method", "method"), Column("round", "round"), Column("value", scale.value_title, scale.value)]
+    base: Spec = {
+        "x": _rounds(),
+        "y": {"field": "value", "type": "quantitative", "title": scale.value_title, "scale": {"zero": False}},
+        "detail": {"field": "method"},
+        "tooltip": tooltip(columns),
+    }
+    chosen, quiet = "datum.method === method", "datum.method !== method && !datum.alone"
+
+    def line(test: str, **mark: Any) -> Spec:
+        return {"transform": [{"filter": test}], "mark": {"type": "line", "point": {"size": 36, **mark}, **mark}}
+
+    spec: Spec = {
+        "height": 260,
+        "encoding": base,
+        "layer": [
+            line(quiet, color="$muted", strokeWidth=1.3, opacity=0.55),
+            line("datum.alone", color="$ink", strokeWidth=2, strokeDash=[5, 4]),
+            line(chosen, color="$accent", strokeWidth=3),
+        ],
+    }
+    about = (
+        "Mean over the clients after each round. Blue: the chosen method; dashed: training alone; grey: the other "
+        f"methods. {SHOWN_ONLY}"
+    )
+    return Chart("curves", "How the methods learn", about, spec, columns, mean_rows(material), ("seed",), ("method",),
+                 empty=MISSING, half=True)  # fmt: skip
+
+
+def clients_learning(material: Material) -> Chart:
+    scale, rows = material.scale, client_curves(material)
+    columns = [Column("client", "client"), Column("round", "round"), Column("value", scale.value_title, scale.value)]
+    y: Spec = {"field": "value", "type": "quantitative", "title": scale.value_title, "scale": {"zero": False}}
+    mean: Spec = {
+        "mark": {"type": "line", "color": "$ink", "strokeWidth": 2.5, "strokeDash": [2, 3], "aria": False},
+        "encoding": {"x": _rounds(), "y": {**y, "aggregate": "mean"}},
+    }
+    many = len(material.names) > MANY
+    if many:
+        rows, columns = _bands(rows), [
+            Column("round", "round"),
+            *(Column(name, title, scale.value) for name, title in zip(BANDS, BAND_TITLES, strict=True)),
+        ]  # fmt: skip
+        layers: list[Spec] = [
+            _band("p0", "p100", 0.12, y), _band("p10", "p90", 0.2, y), _band("p25", "p75", 0.3, y),
+            {"mark": {"type": "line", "color": "$accent", "strokeWidth": 2.5, "point": True},
+             "encoding": {"x": _rounds(), "y": {**y, "field": "p50"}, "tooltip": tooltip(columns)}},
+        ]  # fmt: skip
+        about = f"Bands hold half, 80 % and all of the {len(material.names):,} clients; the line is the median client."
+    else:
+        layers = [
+            {
+                "params": [{"name": "near", "select": {"type": "point", "on": "pointerover", "fields": ["client"]}}],
+                "mark": {"type": "line", "color": "$accent", "point": {"size": 34, "color": "$accent"}},
+                "encoding": {
+                    "x": _rounds(),
+                    "y": y,
+                    "detail": {"field": "client"},
+                    "opacity": {"condition": {"param": "near", "value": 0.95}, "value": 0.15},
+                    "tooltip": tooltip(columns),
+                },
+            },
+            mean,
+        ]
+        about = "One line per client of the chosen method, dotted: their mean. Point at a line to single it out."
+    return Chart("client-curves", "How its clients learn", about, {"height": 260, "layer": layers}, columns, rows,
+                 ("method", "seed"), empty=MISSING, half=True)  # fmt: skip
+
+
+BANDS = ("p0", "p10", "p25", "p50", "p75", "p90", "p100")
+BAND_TITLES = ("lowest", "10th percentile", "25th", "median", "75th", "90th", "highest")
+
+
+def _bands(rows: dict[str, list[Row]]) -> dict[str, list[Row]]:
+    made: dict[str, list[Row]] = {}
+    for key, group in rows.items():
+        by_round: dict[int, list[float]] = {}
+        for row in group:
+            by_round.setdefault(row["round"], []).append(row["value"])
+        levels = [int(name[1:]) for name in BANDS]
+        made[key] = [
+            {"round": number} | dict(zip(BANDS, map(float, np.percentile(values, levels)), strict=True))
+            for number, values in by_round.items()
+        ]
+    return made
+
+
+def _band(low: str, high: str, opacity: float, y: Spec) -> Spec:
+    return {
+        "mark": {"type": "area", "color": "$accent", "opacity": opacity, "aria": False},
+        "encoding": {"x": _rounds(), "y": {**y, "field": low}, "y2": {"field": high}},
+    }
+
+
+def _rounds() -> Spec:
+    return {
+        "field": "round", "type": "quantitative", "title": "round",
+        "axis": {"tickMinStep": 1, "format": "d", "grid": False},
+        "scale": {"zero": False, "nice": False, "padding": 14},
+    }  # fmt: skip

@@ -1,0 +1,79 @@
+"""One run's records and details, looked up by method and seed: what the charts of its page are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from fedekd import metrics
+from fedekd.report.html.chart import Choice, Scale, variant
+from fedekd.report.numbers import Unit
+
+Record = dict[str, Any]
+FAVOURITE = "fedekd"  # what the page opens with where it has run
+
+
+class Material:
+    """Records of one dataset, one alpha and the same settings."""
+
+    def __init__(self, records: Sequence[Record], details: Mapping[str, Record] | None = None) -> None:
+        self.records = list({record["key"]: record for record in records}.values())
+        self.details = dict(details or {})
+        self.first = self.records[0]
+        self.unit = Unit.of(self.records)
+        self.scale = Scale(self.unit)
+        self.by = {(r["label"], r["seed"]): r for r in self.records}
+        self.seeds = sorted({r["seed"] for r in self.records})
+        self.labels = list(dict.fromkeys(r["label"] for r in self.records))
+        self.alone = next((r["label"] for r in self.records if r["method"] == "local"), None)
+        self.compared = [label for label in self.labels if label != self.alone]
+
+    @property
+    def same_sites(self) -> bool:
+        """Whether a client is the same on every seed; otherwise each seed deals the data out anew."""
+        return bool(self.first.get("partition", {}).get("kind") == "sites")
+
+    @property
+    def names(self) -> list[str]:
+        return [str(client["id"]) for client in self.first["clients"]]
+
+    @cached_property
+    def summary(self) -> dict[str, Record]:
+        return {row["label"]: row for row in metrics.aggregate(self.records)}
+
+    @property
+    def favourite(self) -> int:
+        return self.compared.index(FAVOURITE) if FAVOURITE in self.compared else 0
+
+    def choices(self) -> list[Choice]:
+        choices = []
+        if len(self.compared) > 0:
+            choices.append(Choice("method", "Method", tuple(self.compared), self.favourite))
+        if self.seeds:
+            word = "Seed" if self.same_sites else "Split (seed)"
+            choices.append(Choice("seed", word, tuple(map(str, self.seeds))))
+        return choices
+
+    def runs(self) -> Iterator[tuple[str, str, int, Record]]:
+        """The runs to compare with Local: variant, label, seed, record."""
+        for m, label in enumerate(self.compared):
+            for s, seed in enumerate(self.seeds):
+                if (label, seed) in self.by:
+                    yield variant(m, s), label, seed, self.by[label, seed]
+
+    def of(self, label: str) -> list[Record]:
+        return [self.by[label, seed] for seed in self.seeds if (label, seed) in self.by]
+
+    def detail(self, label: str | None, seed: int) -> Record | None:
+        record = self.by.get((label or "", seed))
+        return self.details.get(record["key"]) if record else None
+
+    def any_detail(self, seed: int) -> Record | None:
+        """What does not depend on the method, from whichever run of the seed left details."""
+        found = (self.detail(label, seed) for label in self.labels)
+        return next((detail for detail in found if detail), None)
+
+
+def fewer(count: int, shown: int, what: str) -> str:
+    return "" if shown >= count else f" Of {count:,} clients the {shown} {what} are shown."

@@ -1,0 +1,167 @@
+"use strict";
+// Draws the charts, and draws them anew when the reader's choice, the theme or the width changes.
+(() => {
+  const root = document.documentElement;
+  const { choices, charts } = JSON.parse(document.getElementById("material").textContent);
+  const state = Object.fromEntries(Object.values(choices).map((choice) => [choice.name, choice.first]));
+
+  const key = (follows) => follows.map((name) => state[name] ?? 0).join("|");
+  const rowsOf = (chart) =>
+    (chart.rows[key(chart.follows)] ?? []).map((row) => Object.fromEntries(chart.fields.map((f, i) => [f, row[i]])));
+
+  // --- colours ---------------------------------------------------------------------------------------------
+
+  const colour = (role) => getComputedStyle(root).getPropertyValue(`--${role}`).trim();
+  const paint = (part) => {
+    if (typeof part === "string") return part.startsWith("$") ? colour(part.slice(1)) : part;
+    if (Array.isArray(part)) return part.map(paint);
+    if (part && typeof part === "object") return Object.fromEntries(Object.entries(part).map(([k, v]) => [k, paint(v)]));
+    return part;
+  };
+  const config = () => {
+    const font = getComputedStyle(document.body).fontFamily;
+    const words = { labelColor: colour("soft"), titleColor: colour("soft"), labelFontSize: 12, titleFontSize: 12 };
+    return {
+      background: null, font, view: { stroke: null },
+      axis: { ...words, gridColor: colour("grid"), domainColor: colour("line"), tickColor: colour("line"),
+        titleFontWeight: 400, titlePadding: 8, labelPadding: 5 },
+      legend: { ...words, titleFontWeight: 400, symbolSize: 90, offset: 8 },
+      text: { color: colour("ink"), fontSize: 12 },
+    };
+  };
+
+  // --- tooltips --------------------------------------------------------------------------------------------
+
+  const tip = document.getElementById("tip");
+  const tell = (_, event, item, value) => {
+    tip.hidden = value === null || value === undefined || value === "";
+    if (tip.hidden) return;
+    const entries = typeof value === "object" ? Object.entries(value) : [["", value]];
+    tip.replaceChildren(...entries.filter(([, text]) => text !== null && text !== "null").map(([name, text]) => {
+      const line = document.createElement("div");
+      line.append(Object.assign(document.createElement("span"), { textContent: name }));
+      line.append(Object.assign(document.createElement("b"), { textContent: String(text) }));
+      return line;
+    }));
+    const { width, height } = tip.getBoundingClientRect();
+    tip.style.left = `${Math.max(8, Math.min(event.clientX + 14, innerWidth - width - 8))}px`;
+    tip.style.top = `${event.clientY + 18 + height > innerHeight ? event.clientY - height - 12 : event.clientY + 18}px`;
+  };
+  addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
+  addEventListener("keydown", (event) => { if (event.key === "Escape") tip.hidden = true; });
+
+  // --- charts ----------------------------------------------------------------------------------------------
+
+  // ast: expressions are interpreted, so that the page's policy can forbid eval
+  const options = { mode: "vega-lite", renderer: "svg", actions: false, defaultStyle: false, ast: true, tooltip: tell,
+    logLevel: 1 };
+
+  const draw = async (id) => {
+    const chart = charts[id], figure = document.getElementById(id), canvas = figure.querySelector(".canvas");
+    const rows = rowsOf(chart), note = figure.querySelector(".note");
+    note.textContent = chart.notes[key(chart.follows)] ?? "";
+    note.hidden = !note.textContent;
+    figure.querySelector(".empty").hidden = rows.length > 0;
+    figure.querySelector(".data").hidden = !rows.length;
+    chart.drawing = (chart.drawing ?? 0) + 1;
+    chart.drawn?.finalize();
+    chart.drawn = null;
+    canvas.replaceChildren();
+    if (!rows.length) return fillTable(id);
+    const params = Object.values(choices).map((choice) => ({ name: choice.name, value: choice.options[state[choice.name]] }));
+    params.push({ name: "dark", value: dark() });
+    const { step, rows: by, least } = chart.spec.usermeta ?? {};
+    const spec = {
+      autosize: { type: "fit-x", contains: "padding" }, ...paint(chart.spec), params,
+      width: Math.max(Math.floor(canvas.clientWidth), least ?? 0), ...(step ? { height: step * new Set(rows.map((row) => row[by])).size } : {}), data: { values: rows }, config: config(),
+    };
+    const turn = chart.drawing;
+    const drawn = await vegaEmbed(canvas, spec, options);
+    if (turn !== chart.drawing) return drawn.finalize(); // overtaken by a later choice
+    chart.drawn = drawn;
+    fillTable(id);
+  };
+
+  const fillTable = (id) => {
+    const chart = charts[id], details = document.getElementById(id).querySelector(".data");
+    const holder = details.querySelector(".scroll");
+    holder.replaceChildren();
+    if (!details.open || !chart.drawn) return;
+    const { format } = chart.drawn.view.locale();
+    const value = (row, column) => (column.index === null ? row[column.field] : row[column.field]?.[column.index]) ?? null;
+    const table = document.createElement("table"), head = table.createTHead().insertRow(), body = table.createTBody();
+    for (const column of chart.columns) {
+      head.append(Object.assign(document.createElement("th"), { scope: "col", textContent: column.title }));
+    }
+    for (const row of rowsOf(chart)) {
+      const values = chart.columns.map((column) => value(row, column));
+      if (values.slice(1).every((v) => v === null)) continue;
+      const line = body.insertRow();
+      values.forEach((v, i) => {
+        const cell = document.createElement(i ? "td" : "th");
+        if (!i) cell.scope = "row";
+        const shape = chart.columns[i].format;
+        cell.textContent = v === null ? "–" : shape && typeof v === "number" ? format(shape)(v) : String(v);
+        line.append(cell);
+      });
+    }
+    holder.replaceChildren(table);
+  };
+
+  const uses = (chart, name) => !name || chart.follows.includes(name) || chart.marks.includes(name);
+  const drawAll = (name) => Promise.all(Object.keys(charts).filter((id) => uses(charts[id], name)).map(draw));
+  const showBlocks = () => {
+    for (const block of document.querySelectorAll("[data-follows]")) {
+      const now = key(block.dataset.follows.split(" "));
+      const { variant, except } = block.dataset;
+      block.hidden = variant !== undefined ? variant !== now && variant !== "" : except.split(" ").includes(now);
+    }
+  };
+
+  // --- what the reader does ----------------------------------------------------------------------------------
+
+  for (const select of document.querySelectorAll("[data-choice]")) {
+    const name = select.dataset.choice;
+    state[name] = Number(select.value); // a reloaded page keeps what was chosen
+    select.addEventListener("change", () => {
+      state[name] = Number(select.value);
+      showBlocks();
+      drawAll(name);
+    });
+  }
+  for (const id of Object.keys(charts)) {
+    document.getElementById(id).querySelector(".data").addEventListener("toggle", () => fillTable(id));
+  }
+
+  const prefers = matchMedia("(prefers-color-scheme: dark)"), button = document.getElementById("theme");
+  const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : prefers.matches);
+  const themed = () => {
+    button.setAttribute("aria-pressed", String(dark()));
+    drawAll();
+  };
+  button.addEventListener("click", () => { root.dataset.theme = dark() ? "light" : "dark"; themed(); });
+  prefers.addEventListener("change", themed);
+
+  let before;
+  addEventListener("beforeprint", () => { before = root.dataset.theme; root.dataset.theme = "light"; drawAll(); });
+  addEventListener("afterprint", () => { before ? (root.dataset.theme = before) : delete root.dataset.theme; drawAll(); });
+
+  let width = innerWidth, waiting;
+  addEventListener("resize", () => {
+    if (innerWidth === width) return; // a phone's address bar changes the height alone
+    width = innerWidth;
+    clearTimeout(waiting);
+    waiting = setTimeout(() => drawAll(), 120);
+  });
+
+  showBlocks();
+  button.setAttribute("aria-pressed", String(dark()));
+  const start = async () => {
+    for (const id of Object.keys(charts)) {
+      await draw(id);
+      await new Promise((resume) => setTimeout(resume)); // the page answers between two charts
+    }
+    root.dataset.drawn = "yes";
+  };
+  start();
+})();

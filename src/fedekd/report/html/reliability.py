@@ -1,0 +1,110 @@
+"""Is low energy really more reliable? How often the proxy and the private model are right, by decile of energy."""
+
+from __future__ import annotations
+
+from fedekd.report.html.chart import Chart, Column, Row, Spec, tooltip
+from fedekd.report.html.material import Material
+
+NAMES = ("proxy", "private")
+EMPTY = "This method has no gate, or its run left no energies."
+
+TENTHS: Spec = {
+    "field": "decile", "type": "ordinal", "title": "energy: lowest tenth → highest tenth", "axis": {"labelAngle": 0},
+}  # fmt: skip
+
+
+def reliability_rows(material: Material) -> dict[str, list[Row]]:
+    rows: dict[str, list[Row]] = {}
+    f = material.scale.factor
+    for key, label, seed, _ in material.runs():
+        found = (material.detail(label, seed) or {}).get("reliability")
+        if found:
+            rows[key] = [
+                {
+                    "decile": i + 1, "energy": found["energy"][i], "count": found["count"][i],
+                    "proxy": _times(f, found["proxy"][i]), "private": _times(f, found["private"][i]),
+                    "trust": found["trust"][i],
+                }
+                for i in range(len(found["energy"]))
+            ]  # fmt: skip
+    return rows
+
+
+def _times(factor: float, value: float | None) -> float | None:
+    return None if value is None else factor * value
+
+
+def reliability(material: Material) -> Chart:
+    scale, rows = material.scale, reliability_rows(material)
+    right = "right, %" if scale.unit.higher_is_better else scale.unit.name
+    columns = [
+        Column("decile", "decile of energy"), Column("energy", "mean energy", ".3~g"),
+        Column("proxy", f"proxy {right}", scale.value), Column("private", f"private model {right}", scale.value),
+        Column("trust", "mean trust", ".2f"), Column("count", "samples", ","),
+    ]  # fmt: skip
+    domain = ["proxy", "private model"]
+    who: Spec = {
+        "field": "who",
+        "type": "nominal",
+        "legend": {"title": None, "orient": "top", "symbolDash": [1, 0], "symbolStrokeWidth": 0},
+    }
+    spec: Spec = {
+        "height": 250,
+        "transform": [
+            {"fold": list(NAMES), "as": ["who", "right"]},
+            {"calculate": "datum.who === 'private' ? 'private model' : 'proxy'", "as": "who"},
+        ],
+        "encoding": {
+            "x": TENTHS,
+            "y": {"field": "right", "type": "quantitative", "title": right, "scale": {"zero": False, "padding": 8}},
+            "color": {**who, "scale": {"domain": domain, "range": ["$accent", "$soft"]}},
+            "tooltip": tooltip(columns),
+        },
+        "layer": [
+            {"mark": {"type": "line", "strokeWidth": 2.5}, "encoding": {
+                "strokeDash": {**who, "scale": {"domain": domain, "range": [[1, 0], [5, 4]]}}}},
+            {"mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
+             "encoding": {"shape": {**who, "scale": {"domain": domain, "range": ["circle", "square"]}}}},
+        ],
+    }  # fmt: skip
+    worse = "falls" if scale.unit.higher_is_better else "rises"
+    about = (
+        "All clients' test samples in ten groups, from the lowest energy to the highest. If energy tells how far the "
+        f"proxy can be trusted, the proxy's line {worse} to the right, and does so faster than the private model's."
+    )
+    notes = {key: _verdict(group, scale.unit.higher_is_better) for key, group in rows.items()}
+    return Chart("reliability", "Is low energy more reliable?", about, spec, columns, rows, ("method", "seed"),
+                 notes=notes, empty=EMPTY, half=True)  # fmt: skip
+
+
+def _verdict(rows: list[Row], higher: bool) -> str:
+    known = [row["proxy"] for row in rows if row["proxy"] is not None]
+    if len(known) < 2:
+        return ""
+    low, high = (f"{x:.1f} % right" if higher else f"at an RMSE of {x:.4g}" for x in (known[0], known[-1]))
+    return f"The proxy is {low} in the lowest tenth and {high} in the highest."
+
+
+def weights(material: Material) -> Chart:
+    columns = [Column("decile", "decile of energy"), Column("energy", "mean energy", ".3~g"),
+               Column("trust", "mean trust", ".2f"), Column("count", "samples", ",")]  # fmt: skip
+    rows = {
+        key: [{k: row[k] for k in ("decile", "energy", "trust", "count")} for row in group]
+        for key, group in reliability_rows(material).items()
+    }
+    spec: Spec = {
+        "height": 250,
+        "encoding": {
+            "x": TENTHS,
+            "y": {"field": "trust", "type": "quantitative", "title": "mean trust", "scale": {"domain": [0, 1]}},
+            "tooltip": tooltip(columns),
+        },
+        "layer": [
+            {"mark": {"type": "bar", "color": "$accent", "opacity": 0.8, "cornerRadiusEnd": 2, "width": {"band": 0.7}}},
+            {"mark": {"type": "text", "dy": -7, "color": "$soft", "fontSize": 10, "aria": False},
+             "encoding": {"text": {"field": "trust", "format": ".2f"}}},
+        ],
+    }  # fmt: skip
+    about = "The weight that the gate gives to the same ten groups: it should fall from left to right."
+    return Chart("energy-trust", "What the gate makes of it", about, spec, columns, rows, ("method", "seed"),
+                 empty=EMPTY, half=True)  # fmt: skip

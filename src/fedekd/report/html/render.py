@@ -1,0 +1,68 @@
+"""A page as one HTML file that needs nothing from outside: styles, scripts and data are inside it.
+
+Jinja escapes every text that goes in. The page's policy allows only the scripts it was made with and no connection at
+all, so that nothing in a site's name or a label could run or call home even if it slipped through.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from functools import cache
+from importlib.resources import files
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from fedekd import __version__
+from fedekd.report import palette
+from fedekd.report.html.section import Page
+
+
+def render(page: Page) -> str:
+    scripts = [vega(), _asset("page.js")]
+    style = _asset("page.css").replace("/*light*/", palette.variables(palette.LIGHT))
+    style = style.replace("/*dark*/", palette.variables(palette.DARK))
+    hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts)
+    policy = (
+        "default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
+        f"script-src {hashes}"
+    )
+    material = {
+        "choices": {choice.name: vars(choice) for choice in page.choices},
+        "charts": {chart.id: chart.data() for chart in page.charts()},
+    }
+    template = _environment().get_template("page.html")
+    return template.render(
+        page=page, policy=policy, style=Markup(style), scripts=[Markup(s) for s in scripts],
+        material=Markup(_json(material)), version=__version__,
+    )  # fmt: skip
+
+
+def _json(value: object) -> str:
+    """JSON that cannot end the script element it stands in."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+@cache
+def vega() -> str:
+    """Vega, Vega-Lite and Vega-Embed as one script. Bundling takes a second or two."""
+    import vl_convert
+
+    script = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+@cache
+def _asset(name: str) -> str:
+    return files("fedekd.report.html").joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("fedekd.report.html", "templates"), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip

@@ -1,0 +1,128 @@
+"""The page of one run: every client with and without each method, and how that came about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedekd import metrics
+from fedekd.report.html import clients, cost, holdings, learning, methods, reliability, trust
+from fedekd.report.html.material import Material
+from fedekd.report.html.section import Block, Page, Section, Variants
+from fedekd.report.html.words import headline, kicker, minus
+from fedekd.report.numbers import duration, volume
+
+NO_DETAILS = (
+    "This folder holds results but no details of rounds, trust weights and samples: `fedekd run` leaves them, studies "
+    "and older versions do not."
+)
+
+
+def run_page(material: Material, notes: Sequence[str] = ()) -> Page:
+    heads = {str(m): headline(material, label) for m, label in enumerate(material.compared)}
+    alone = {
+        "title": "Nothing to compare yet", "tone": "", "figures": [], "sure": "",
+        "lines": ["Only training alone has run; name methods with --methods."],
+    }  # fmt: skip
+    hero = Variants(("method",), heads or {"": alone}, str(material.favourite) if heads else "")
+    compared = [clients.dumbbells(material), clients.ranks(material)] if heads else []
+    sections = [
+        Section("sites", "Did joining help?", [chart for chart in compared if chart]),
+        Section("all", "All methods", [*([methods.strip(material)] if heads else []), _summary(material)]),
+    ]
+    if material.details:
+        sections += [
+            Section("learning", "Learning", [learning.method_curves(material), learning.clients_learning(material)]),
+            Section("data", "The data", [holdings.holdings(material)]),
+            Section(
+                "trust-weights", "Trust",
+                [trust.rounds(material), trust.ends(material), trust.by_client(material), _distrusted(material)],
+                "A gated method weighs each sample: how far may the shared proxy teach the private model here?",
+            ),
+            Section("energy", "Reliability", [reliability.reliability(material), reliability.weights(material)]),
+            Section("cost", "Cost", [cost.traffic(material), cost.time(material), cost.per_round(material)]),
+        ]  # fmt: skip
+    else:
+        notes = [*notes, NO_DETAILS]
+        sections.append(Section("cost", "Cost", [cost.traffic(material), cost.time(material)]))
+    sections.append(Section("settings", "Settings", [_settings(material)]))
+    title = f"{material.first['dataset']}: did joining help?"
+    return Page(title, kicker(material), hero, [s for s in sections if s.parts], material.choices(), notes)
+
+
+def _summary(material: Material) -> Block:
+    unit = material.unit
+    rows = []
+    for label, row in material.summary.items():
+        alone, interval = label == material.alone, row["avg_delta"]["interval"]
+
+        def signed(key: str, row: dict[str, Any] = row, alone: bool = alone) -> tuple[str, str]:
+            mean = row[key]["mean"]
+            return ("", "") if alone else (minus(unit.delta(mean)), material.scale.effect(mean))
+
+        between = " to ".join(minus(unit.delta(x)) for x in interval) if interval and not alone else ""
+        sent = row["bytes_up"] + row["bytes_down"]
+        rows.append({
+            "label": label, "deltas": [signed("avg_delta"), signed("worst_delta"), signed("tail_delta")],
+            "interval": between, "harmed": "" if alone else f"{row['harmed']}/{row['clients']}",
+            "figures": [unit.value(row["mean"]["mean"]), unit.value(row["worst"]["mean"]),
+                        volume(sent) if sent else "", duration(row["seconds"])],
+        })  # fmt: skip
+    several = len(material.seeds) > 1
+    heads = ["Avg Δ", *(["95 % interval"] if several else []), "Worst Δ", f"{unit.tail} Δ", "harmed"]
+    percent = ", %" if unit.higher_is_better else ""
+    heads += [f"mean {unit.name}{percent}", f"worst {unit.name}{percent}", "sent", "time"]
+    about = (
+        f"Means over seeds. Δ: with the method minus alone{', in points' if percent else ''}; worst and {unit.tail} "
+        "look to the harmed side of each seed's clients."
+    )
+    return Block("summary.html", {"heads": heads, "rows": rows, "several": several}, "In figures", about)
+
+
+def _distrusted(material: Material) -> Block:
+    by = {}
+    for key, label, seed, _ in material.runs():
+        samples = (material.detail(label, seed) or {}).get("distrusted", [])
+        if samples:
+            by[key] = {"pictures": any(s["image"] for s in samples), "samples": [_sample(s) for s in samples]}
+    first = f"{material.favourite}|0"
+    about = (
+        "The training samples with the lowest weights: what they are, what the client's private model says and what "
+        "the proxy says. Where the proxy is wrong the gate did its work; where it is right, it was too wary."
+    )
+    content = Variants(("method", "seed"), by, first, trust.EMPTY)
+    return Block("distrusted.html", content, "Most distrusted samples", about)
+
+
+def _sample(sample: dict[str, Any]) -> dict[str, Any]:
+    def text(value: Any) -> str:
+        return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+    shown = {key: text(sample[key]) for key in ("client", "row", "label", "private", "proxy", "energy")}
+    numbers = isinstance(sample["label"], float)
+    return {
+        **shown, "trust": f"{sample['trust']:.2f}", "image": sample["image"],
+        "wrong": None if numbers else shown["proxy"] != shown["label"],
+    }  # fmt: skip
+
+
+def _settings(material: Material) -> Block:
+    first = material.first
+    shared = {name: first["params"][name] for name in (*metrics.SHARED, "device") if name in first["params"]}
+    partition = first.get("partition", {})
+    groups = {
+        "Data": {
+            "dataset": first["dataset"], "task": first["task"], "metric": material.unit.name,
+            "split": partition.get("kind", ""), "alpha": "" if first["alpha"] is None else f"{first['alpha']:g}",
+            "clients": len(first["clients"]), "seeds": ", ".join(map(str, material.seeds)),
+        },
+        "Training": shared,
+        "Versions": first.get("versions", {}),
+    }  # fmt: skip
+    for label in material.compared:
+        record = material.of(label)[0]
+        own = {k: v for k, v in record["params"].items() if k not in shared}
+        groups |= {label: own} if own else {}
+    ended = max((r.get("finished", "") for r in material.records), default="")
+    groups["Versions"] = {**groups["Versions"], "finished": ended}
+    return Block("settings.html", {k: {n: v for n, v in g.items() if v not in ("", None)} for k, g in groups.items()})

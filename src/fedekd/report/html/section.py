@@ -1,0 +1,50 @@
+"""The parts of a page in their order: sections that hold charts and blocks of text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedekd.report.html.chart import Chart, Choice
+
+
+@dataclass(frozen=True)
+class Block:
+    """Something that is not a chart, written by a template of its own."""
+
+    template: str
+    content: Any
+    title: str = ""
+    about: str = ""
+
+
+@dataclass(frozen=True)
+class Variants:
+    """What a block says for each combination of the reader's choices."""
+
+    follows: tuple[str, ...]
+    by: Mapping[str, Any]
+    first: str
+    otherwise: str = ""  # where a combination has nothing of its own
+
+
+@dataclass(frozen=True)
+class Section:
+    id: str
+    title: str
+    parts: Sequence[Chart | Block]
+    intro: str = ""
+
+
+@dataclass(frozen=True)
+class Page:
+    title: str
+    kicker: str  # what was run, in one line
+    hero: Variants
+    sections: Sequence[Section]
+    choices: Sequence[Choice]
+    notes: Sequence[str] = field(default_factory=tuple)
+
+    def charts(self) -> list[Chart]:
+        return [part for section in self.sections for part in section.parts if isinstance(part, Chart)]

@@ -1,0 +1,114 @@
+"""The page of a study: where each method helps and harms, the paper's figures and tables, and how near we are to it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from fedekd.report.html import agreement, bars, heat, sweep
+from fedekd.report.html.chart import Choice
+from fedekd.report.html.section import Block, Page, Section, Variants
+from fedekd.report.html.study_material import StudyMaterial, alpha_title
+from fedekd.report.numbers import count
+from fedekd.report.paper_tables import make_tables
+from fedekd.report.table_formats import NOTHING, Cell, Table, number
+
+Record = dict[str, Any]
+
+
+def study_page(records: Sequence[Record], failures: Sequence[Record] = ()) -> Page:
+    material = StudyMaterial(records, failures)
+    tables = make_tables(records, failures, against_paper=True)
+    heads = {str(m): _headline(material, label) for m, label in enumerate(material.compared)}
+    heads = heads or {"": {"title": "Nothing to compare yet", "tone": "", "lines": [], "sure": "", "figures": []}}
+    hero = Variants(("method",), heads, str(material.favourite) if material.compared else "")
+    near = agreement.agreement(tables)
+    cells = agreement.by_cell(tables, material.compared)
+    choices = material.choices()
+    if len(material.alphas) > 1:
+        choices.append(Choice("alpha", "α", tuple(map(alpha_title, material.alphas))))
+    if near:
+        choices.append(agreement.quantity_choice(tables))
+    maps = [heat.one_method(material, task) for task in material.tasks if material.compared]
+    grids = [heat.all_methods(material, task) for task in material.tasks if material.compared]
+    pairs = [(task, dataset) for task in material.tasks for dataset in bars.datasets(material, task)]
+    figures = [bars.bars(material, *pair, number=i) for i, pair in enumerate(pairs)]
+    sections = [
+        Section("where", "Where does it help?", maps),
+        Section("methods", "All methods", grids),
+        Section("results", "Results", figures, "Choose an α above." if len(material.alphas) > 1 else ""),
+        Section("sweeps", "Sensitivity", sweep.sweeps(material)),
+        Section("agreement", "Agreement with the paper", [chart for chart in (near, cells) if chart]),
+        Section("tables", "Tables", [_table(table, i == 0) for i, table in enumerate(tables)]),
+    ]
+    notes = _notes(material, failures)
+    return Page("fedekd study", _kicker(material), hero, [s for s in sections if s.parts], choices, notes)
+
+
+def _kicker(material: StudyMaterial) -> str:
+    datasets = {r["dataset"] for r in material.records}
+    seeds = {r["seed"] for r in material.records}
+    parts = [f"{len(material.records):,} runs", count(len(datasets), "dataset"), count(len(material.alphas), "split")]
+    return " · ".join(["Study", *parts, count(len(material.labels), "method"), count(len(seeds), "seed")])
+
+
+def _notes(material: StudyMaterial, failures: Sequence[Record]) -> list[str]:
+    notes = []
+    if left := sum(material.book.left_out.values()):
+        notes.append(f"{left:,} runs with other settings are left out.")
+    if material.book.failures:
+        last = material.book.failures[-1]
+        notes.append(f"{len(material.book.failures):,} runs failed, the last with: {last['error']}")
+    return notes
+
+
+def _headline(material: StudyMaterial, label: str) -> dict[str, Any]:
+    """How many cells a method helps and harms by their paired intervals, and how many client-runs it harmed."""
+    cells = [
+        figures for task in material.tasks for column in material.columns(task)
+        if (figures := material.delta(label, column))
+    ]  # fmt: skip
+    verdicts = Counter(cell["verdict"] for cell in cells)
+    helps, harms, total = verdicts["helps"], verdicts["harms"], len(cells)
+    harmed, runs = sum(cell["harmed"] for cell in cells), sum(cell["of"] for cell in cells)
+    title = f"{label} helps in {helps} of {total} cells"
+    title += " and harms in none" if not harms else f", harms in {harms}"
+    seeds = sorted({cell["seeds"] for cell in cells})
+    span = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    return {
+        "title": title,
+        "tone": "" if bool(harms) == bool(helps) else "harm" if harms else "help",
+        "lines": [f"Of {runs:,} client-runs {harmed:,} ended worse than alone ({harmed / runs:.0%})."],
+        "sure": f"A cell is one dataset and split. It counts as helped or harmed when the 95 % interval of its mean Δ "
+        f"over {span} seeds, paired by seed, lies wholly on one side of zero.",
+        "figures": [
+            (f"{helps} of {total}", "cells helped", "help" if helps else ""),
+            (f"{verdicts['undecided'] + verdicts['one seed']} of {total}", "cells undecided", ""),
+            (f"{harms} of {total}", "cells harmed", "harm" if harms else ""),
+            (f"{harmed / runs:.0%}", "client-runs harmed", ""),
+        ],
+    }
+
+
+def _table(table: Table, first: bool) -> Block:
+    rows = [(row.heads, [_words(cell) for cell in row.cells]) for row in table.rows]
+    content = {"table": table, "rows": rows, "open": first}
+    return Block("table.html", content)
+
+
+def _words(cell: Cell) -> dict[str, str]:
+    def text(value: float, sign: str = "") -> str:
+        return number(value, sign).replace("-", "−")
+
+    if cell.share:
+        main, small = f"{cell.share[0]}/{cell.share[1]}", ""
+    elif cell.mean is None:
+        main, small = NOTHING, ""
+    elif cell.interval:
+        main, small = text(cell.mean, "+"), f"{text(cell.interval[0], '+')} to {text(cell.interval[1], '+')}"
+    else:
+        main, small = text(cell.mean), f"±{number(cell.std)}" if cell.std is not None else ""
+    seeds = f" n={cell.seeds}" if cell.few else ""
+    paper = f"({text(cell.paper[0])} ±{number(cell.paper[1])})" if cell.paper else ""
+    return {"main": main, "small": small + seeds, "paper": paper, "mark": cell.mark}

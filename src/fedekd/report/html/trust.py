@@ -1,0 +1,171 @@
+"""Trust weights: how far the gate let the proxy in, round by round and client by client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedekd.report.html.chart import MANY, ROUNDS, Chart, Column, Row, Spec, lines_of, names, shades, tooltip
+from fedekd.report.html.material import Material, fewer
+
+BINS = 20
+EDGE = 0.1  # below it a sample counts as distrusted, above 1 - EDGE as trusted
+EMPTY = "This method has no gate, or its run left no trust weights."
+COLUMNS = (
+    Column("mean", "mean trust", ".2f"),
+    Column("below", "share below 0.1", ".1%"),
+    Column("above", "share above 0.9", ".1%"),
+)
+
+
+def round_rows(material: Material) -> dict[str, list[Row]]:
+    """By variant, one row per round over all clients."""
+    return {
+        key: [{"round": entry["round"], **_figures(entry["clients"])} for entry in log]
+        for key, log in _logs(material).items()
+    }
+
+
+def client_rows(material: Material) -> dict[str, list[Row]]:
+    """By variant, one row per client in the last round, the least trusting first."""
+    records = {key: record for key, _, _, record in material.runs()}
+    made: dict[str, list[Row]] = {}
+    for key, log in _logs(material).items():
+        names = [str(client["id"]) for client in records[key]["clients"]]
+        rows = [
+            {"client": name, **_figures([entry])}
+            for name, entry in zip(names, log[-1]["clients"], strict=False)
+            if entry and sum(entry["histogram"])
+        ]
+        rows = sorted(rows, key=lambda row: row["mean"])
+        made[key] = rows if len(rows) <= MANY else rows[: MANY // 2] + rows[-MANY // 2 :]
+    return made
+
+
+def _logs(material: Material) -> dict[str, list[dict[str, Any]]]:
+    logs: dict[str, list[dict[str, Any]]] = {}
+    for key, label, seed, _ in material.runs():
+        detail = material.detail(label, seed)
+        log = [e for e in (detail or {}).get("trust", []) if any(c and sum(c["histogram"]) for c in e["clients"])]
+        if log:
+            logs[key] = log
+    return logs
+
+
+def _figures(clients: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:
+    """Over these clients' samples: the mean, the shares at both ends, and the share in each twentieth."""
+    there = [client for client in clients if client and sum(client["histogram"])]
+    counts = np.sum([client["histogram"] for client in there], axis=0).astype(float)
+    weights = [sum(client["histogram"]) for client in there]
+    share, ends = counts / counts.sum(), round(EDGE * len(counts))
+    return {
+        "mean": float(np.average([client["mean"] for client in there], weights=weights)),
+        "below": float(share[:ends].sum()),
+        "above": float(share[-ends:].sum()),
+        "shares": share.tolist(),
+    }
+
+
+def _distribution(x: Spec, y: Spec, first: Column, height: Spec) -> Spec:
+    """Shares of the twentieths as lightness, and the mean as a line or ticks over it."""
+    return {
+        **height,
+        "transform": [
+            {"calculate": "sequence(0, 0.999, 0.05)", "as": "from"},
+            {"flatten": ["shares", "from"], "as": ["share", "low"]},
+            {"calculate": "datum.low + 0.05", "as": "high"},
+        ],
+        "encoding": {"tooltip": [
+            *tooltip([first]), {"field": "low", "title": "trust from", "format": ".2f"},
+            {"field": "high", "title": "to", "format": ".2f"},
+            {"field": "share", "title": "share of samples", "format": ".1%"}, *tooltip(COLUMNS),
+        ]},
+        "layer": [
+            {"mark": {"type": "rect", "aria": False, "stroke": "$surface", "strokeWidth": 0.5}, "encoding": {
+                "x": x, "y": y, "color": shades("share", "share of samples", ".0%"),
+                **({"y2": {"field": "high"}} if y["field"] == "low" else {"x2": {"field": "high"}}),
+            }},
+        ],
+    }  # fmt: skip
+
+
+TRUST: Spec = {
+    "field": "low", "type": "quantitative", "title": "trust weight",
+    "scale": {"domain": [0, 1]},
+    "axis": {"grid": False, "values": [0, 0.1, 0.5, 0.9, 1], "format": "~g", "labelOverlap": False},
+}  # fmt: skip
+
+
+def rounds(material: Material) -> Chart:
+    rows = round_rows(material)
+    spec = _distribution(ROUNDS, TRUST, Column("round", "round"), {"height": 240})
+    spec["layer"].append({
+        "mark": {"type": "line", "color": "$harm", "strokeWidth": 2.5, "point": {"filled": True, "color": "$harm"},
+                 "tooltip": None},
+        "encoding": {"x": ROUNDS, "y": {**TRUST, "field": "mean", "aggregate": "max"}},
+    })  # fmt: skip
+    about = (
+        "How the weights of all samples spread in each round: the darker, the more samples; the line is their mean. "
+        "A weight near 1 lets the proxy teach, near 0 keeps it out."
+    )
+    notes = {key: _last(group[-1]) for key, group in rows.items()}
+    columns = (Column("round", "round"), *COLUMNS)
+    return Chart("trust", "Trust, round by round", about, spec, columns, rows, ("method", "seed"), notes=notes,
+                 empty=EMPTY, half=True)  # fmt: skip
+
+
+def _last(row: Row) -> str:
+    return (
+        f"In round {row['round']} the mean weight is {row['mean']:.2f}; {row['below']:.1%} of the samples lie below "
+        f"0.1 and {row['above']:.1%} above 0.9."
+    )
+
+
+def ends(material: Material) -> Chart:
+    """How many samples are decided on: the shares below .1 and above .9."""
+    columns = (Column("round", "round"), *COLUMNS)
+    spec: Spec = {
+        "height": 240,
+        "transform": [
+            {"fold": ["below", "above"], "as": ["end", "part"]},
+            {"calculate": "datum.end === 'below' ? 'below 0.1' : 'above 0.9'", "as": "end"},
+        ],
+        "encoding": {
+            "x": ROUNDS,
+            "y": {"field": "part", "type": "quantitative", "title": "share of samples", "axis": {"format": "~%"}},
+            "color": _two("end"),
+            "tooltip": tooltip(columns),
+        },
+        "layer": [
+            {"mark": {"type": "line", "strokeWidth": 2.5}},
+            {"mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
+             "encoding": {"shape": _two("end", True)}},
+        ],
+    }  # fmt: skip
+    about = "The share of samples whose proxy the gate nearly shuts out (below 0.1) or nearly lets in (above 0.9)."
+    return Chart("trust-ends", "How decided the gate is", about, spec, columns, round_rows(material),
+                 ("method", "seed"), empty=EMPTY, half=True)  # fmt: skip
+
+
+def _two(field: str, shape: bool = False) -> Spec:
+    names = ["above 0.9", "below 0.1"]
+    span = ["triangle-up", "triangle-down"] if shape else ["$help", "$harm"]
+    return {"field": field, "type": "nominal", "scale": {"domain": names, "range": span},
+            "legend": {"title": None, "orient": "top"}}  # fmt: skip
+
+
+def by_client(material: Material) -> Chart:
+    rows = client_rows(material)
+    y = names("client")
+    spec = _distribution(TRUST, y, Column("client", "client"), lines_of("client", 28))
+    spec["layer"].append({
+        "mark": {"type": "tick", "thickness": 3, "size": 18, "color": "$harm", "tooltip": None},
+        "encoding": {"x": {**TRUST, "field": "mean", "aggregate": "max"}, "y": y},
+    })  # fmt: skip
+    about = "The same in the last round for each client; the bar is the client's mean. The least trusting on top."
+    about += fewer(len(material.names), MANY, "least and most trusting")
+    columns = (Column("client", "client"), *COLUMNS)
+    return Chart("trust-clients", "Trust, client by client", about, spec, columns, rows, ("method", "seed"),
+                 empty=EMPTY)  # fmt: skip

@@ -1,0 +1,55 @@
+"""Write a folder's report: one HTML file about a run, or about a study of several datasets and splits."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedekd.report.book import shared_settings
+from fedekd.results import load
+from fedekd.store import read_records, write_whole
+
+Record = dict[str, Any]
+
+
+def write_page(folder: str | Path, out: Path | None = None, keys: Collection[str] | None = None) -> Path:
+    """The report of the results in ``folder``, by default as its ``report.html``.
+
+    ``keys`` names the runs to report on; without them it is all runs, or of one dataset and split those with the
+    settings of the latest.
+    """
+    from fedekd.report.html.render import render
+
+    folder = Path(folder)
+    path = Path(out) if out else folder / "report.html"
+    records = [r for r in load(folder).records if keys is None or r["key"] in keys]
+    failures = read_records(folder / "failures.jsonl")
+    text = render(_page(records, failures, folder))
+    write_whole(path, text.encode())
+    return path
+
+
+def _page(records: Sequence[Record], failures: Sequence[Record], folder: Path) -> Any:
+    if is_study(records):
+        from fedekd.report.html.study import study_page
+
+        return study_page(records, failures)
+    from fedekd import details
+    from fedekd.report.html.material import Material
+    from fedekd.report.html.run import run_page
+
+    latest, left = latest_settings(records)
+    notes = [f"{left} runs with other settings in this folder are left out."] if left else []
+    return run_page(Material(latest, details.read(folder)), notes)
+
+
+def is_study(records: Sequence[Record]) -> bool:
+    return len({(r["dataset"], r["alpha"]) for r in records}) > 1
+
+
+def latest_settings(records: Sequence[Record]) -> tuple[list[Record], int]:
+    """The runs that share the settings of the one that ended last, and how many do not."""
+    last = shared_settings(max(records, key=lambda r: r.get("finished", "")))
+    kept = [r for r in records if shared_settings(r) == last]
+    return kept, len(records) - len(kept)

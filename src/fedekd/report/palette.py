@@ -1,0 +1,53 @@
+"""The colours of reports and figures, named by what they mean.
+
+Help and harm are Okabe and Ito's blue and vermillion, which people with any of the common colour blindnesses can tell
+apart; charts give them different shapes besides. Text on ``surface`` keeps a contrast of at least 4.5.
+"""
+
+from __future__ import annotations
+
+LIGHT = {
+    "page": "#f7f6f3",
+    "surface": "#ffffff",
+    "ink": "#1b1f24",
+    "soft": "#555c66",
+    "muted": "#676e78",
+    "line": "#dcdad4",
+    "grid": "#ebe9e4",
+    "help": "#0068a5",
+    "harm": "#b84a00",
+    "help-tint": "#e3eff7",
+    "harm-tint": "#fbeadf",
+    "accent": "#0068a5",
+    "other": "#008a66",
+    "third": "#a3527f",
+    "bar": "#b9bec5",
+    "low": "#edf3f8",
+    "high": "#0a4a7f",
+}
+DARK = {
+    "page": "#14171b",
+    "surface": "#1c2026",
+    "ink": "#eceae4",
+    "soft": "#b5bac2",
+    "muted": "#8f96a1",
+    "line": "#343a43",
+    "grid": "#2a2f37",
+    "help": "#62b8ea",
+    "harm": "#f08c4e",
+    "help-tint": "#1b3446",
+    "harm-tint": "#432a1a",
+    "accent": "#62b8ea",
+    "other": "#3fc39b",
+    "third": "#d99bc0",
+    "bar": "#4a525d",
+    "low": "#222d38",
+    "high": "#9bd4f5",
+}
+SERIES = ("accent", "harm", "other", "third", "muted")  # lines that stand side by side
+SHAPES = ("circle", "square", "triangle-up", "diamond", "cross")
+
+
+def variables(theme: dict[str, str]) -> str:
+    """A theme as CSS custom properties."""
+    return "".join(f"--{name}:{colour};" for name, colour in theme.items())

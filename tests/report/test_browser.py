@@ -1,0 +1,209 @@
+"""The report in a real browser: charts draw, answer the reader, and fit a phone; nothing is fetched, nothing fails."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_page import NASTY, PAPER, save
+
+from fedekd.report.page import write_page
+
+sync_api = pytest.importorskip(
+    "playwright.sync_api", reason="browser tests need playwright: pip install 'fedekd[dev]'", exc_type=ImportError
+)
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason="browser tests need Chromium: apt-get install chromium")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Open a page; afterwards, nothing may have been fetched, and nothing said on the console."""
+    complaints: list[str] = []
+    contexts = []
+
+    def open_page(path: Path, width: int = 1280, scheme: str = "light") -> Any:
+        size = {"width": width, "height": 900}
+        context = browser.new_context(viewport=size, color_scheme=scheme, reduced_motion="reduce")
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(60_000)
+        address = path.resolve().as_uri()
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on(
+            "request",
+            lambda request: request.url.startswith(("data:", address)) or complaints.append(f"asked for {request.url}"),
+        )
+        page.goto(address)
+        page.wait_for_selector("html[data-drawn=yes]")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert not complaints
+
+
+@pytest.fixture
+def run(tmp_path: Path, result: Callable[..., Any]) -> Path:
+    return write_page(save(tmp_path, result(methods=4, seeds=2).records))
+
+
+def marks(page: Any, chart: str) -> int:
+    kinds = ("symbol", "rect", "line")
+    return page.locator(", ".join(f"#{chart} svg .role-mark.mark-{kind} path" for kind in kinds)).count()
+
+
+def wide(page: Any) -> bool:
+    return page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
+
+
+def test_every_chart_of_a_run_is_drawn(visit, run):
+    page = visit(run)
+    for figure in page.locator("figure").all():
+        assert figure.locator("svg").count() == 1, figure.get_attribute("id")
+    assert marks(page, "clients") == 12  # a ring and a mark for each of six clients
+    assert page.locator("#methods .mark-symbol path").count() >= 4 * 6 * 2
+    assert marks(page, "holdings") == 18
+    assert page.locator("#clients svg").get_attribute("aria-label").startswith("Client by client")
+    assert page.locator("#clients svg").get_attribute("role") == "graphics-document"
+
+
+def test_every_chart_of_a_study_is_drawn(visit, tmp_path):
+    page = visit(write_page(PAPER, tmp_path / "study.html"))
+    for figure in page.locator("figure").all():
+        assert figure.locator("svg").count() == 1, figure.get_attribute("id")
+    assert marks(page, "heat-classification") == 9
+    before = page.locator("#bars-0 svg").inner_html()
+    page.select_option("[data-choice=alpha]", "2")
+    page.wait_for_function("before => document.querySelector('#bars-0 svg')?.innerHTML !== before", arg=before)
+    page.select_option("[data-choice=method]", label="fedavg")
+    assert page.locator("h1:visible").inner_text().startswith("fedavg")
+    assert not wide(page)
+
+
+def test_pointing_at_a_mark_tells_its_figures(visit, run):
+    page = visit(run)
+    page.locator("#clients .mark-symbol path").last.hover()
+    tip = page.locator("#tip")
+    tip.wait_for(state="visible")
+    assert "with the method" in tip.inner_text()
+    assert "Δ, points" in tip.inner_text()
+    page.keyboard.press("Escape")
+    tip.wait_for(state="hidden")
+
+
+def test_the_method_chosen_changes_the_headline_and_the_charts(visit, run):
+    page = visit(run)
+    assert page.locator("h1:visible").inner_text().startswith("fedekd")
+    before = page.locator("#clients svg").inner_html()
+    assert page.locator("#trust svg").count() == 1
+    page.select_option("[data-choice=method]", label="fedavg")
+    page.wait_for_function("before => document.querySelector('#clients svg')?.innerHTML !== before", arg=before)
+    assert page.locator("h1:visible").inner_text().startswith("fedavg")
+    assert page.locator("h1:visible").count() == 1
+    assert page.locator("#trust svg").count() == 0  # it has no gate
+    assert page.locator("#trust .empty").is_visible()
+    before = page.locator("#clients svg").inner_html()
+    page.select_option("[data-choice=seed]", "1")
+    page.wait_for_function("before => document.querySelector('#clients svg')?.innerHTML !== before", arg=before)
+
+
+def test_behind_every_chart_is_a_table(visit, run):
+    page = visit(run)
+    for figure in page.locator("figure").all():
+        figure.locator("summary").click()
+        assert figure.locator("table tbody tr").count() > 0, figure.get_attribute("id")
+    cells = page.locator("#clients tbody tr").first.locator("th, td").all_inner_texts()
+    assert len(cells) == 6
+    assert cells[4] in ("helped", "same", "harmed")
+    page.select_option("[data-choice=method]", label="fedavg")
+    page.wait_for_function("document.querySelectorAll('#trust tbody tr').length === 0")
+
+
+def test_dark_is_dark_whether_the_system_or_the_reader_wants_it(visit, run):
+    def ground(page: Any) -> int:
+        return page.evaluate("Number(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0])")
+
+    def ink(page: Any) -> str:
+        return page.locator("#clients .role-axis-label text").first.get_attribute("fill")
+
+    dark, light = visit(run, scheme="dark"), visit(run)
+    assert ground(dark) < 60 < 200 < ground(light)
+    assert ink(dark) != ink(light)
+    wanted = ink(dark)
+    light.click("#theme")
+    light.wait_for_function(
+        "wanted => document.querySelector('#clients .role-axis-label text')?.getAttribute('fill') === wanted",
+        arg=wanted,
+    )
+    assert ground(light) < 60
+    assert light.locator("#theme").get_attribute("aria-pressed") == "true"
+
+
+@pytest.mark.parametrize("width", [390, 768, 1600])
+def test_no_width_makes_the_page_scroll_sideways(visit, run, tmp_path, width):
+    assert not wide(visit(run, width))
+    study = visit(write_page(PAPER, tmp_path / "study.html"), width)
+    assert not wide(study)
+    study.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    assert not wide(study)
+
+
+def test_charts_follow_the_width(visit, run):
+    page = visit(run)
+    before = page.locator("#clients svg").bounding_box()["width"]
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.wait_for_function(
+        "before => (document.querySelector('#clients svg')?.clientWidth ?? before) < before", arg=before
+    )
+    assert not wide(page)
+
+
+def test_the_keyboard_reaches_the_choices_and_the_tables(visit, run):
+    page = visit(run)
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.dataset.choice") == "method"
+    page.locator("#clients summary").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#clients table")
+
+
+def test_a_hostile_name_is_shown_and_never_run(visit, tmp_path, record):
+    records = [record("local"), record("fedekd")]
+    for one in records:
+        one["clients"][0]["id"] = NASTY
+    page = visit(write_page(save(tmp_path, records)))
+    page.locator("#clients summary").click()
+    assert NASTY in page.locator("#clients table").inner_text()
+    assert page.locator("#clients svg text", has_text="<script>").count() == 1
+    assert page.evaluate("document.querySelectorAll('main script').length") == 0
+
+
+def test_it_prints_in_light_and_within_the_paper(visit, run):
+    page = visit(run, scheme="dark")
+    pdf = page.pdf(format="A4")
+    assert pdf.startswith(b"%PDF")
+    page.emulate_media(media="print")
+    assert page.locator(".top").is_hidden()
+
+
+def test_six_hundred_clients_draw(visit, tmp_path, result):
+    page = visit(write_page(save(tmp_path, result(methods=3, seeds=1, clients=600).records)))
+    assert page.locator("#clients svg").bounding_box()["height"] < 1500
+    assert page.locator("#ranks .mark-rect path").count() == 600
+    assert not wide(page)

@@ -1,0 +1,237 @@
+"""The report as a file: what it says, that it needs nothing from outside, and that no name can break it."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from made_details import make_details
+
+from fedekd.cli import main
+from fedekd.errors import FedekdError
+from fedekd.report import palette
+from fedekd.report.page import write_page
+
+PAPER = Path(__file__).parents[2] / "results" / "paper"
+NASTY = '<script>alert("x")</script>'
+
+
+class Outline(HTMLParser):
+    """Tags with their attributes, headings, and the text of the page without scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.inside = tag
+
+    def handle_data(self, data):
+        if self.inside not in ("script", "style") and data.strip():
+            self.words.append(data.strip())
+
+    def count(self, tag: str) -> int:
+        return sum(name == tag for name, _ in self.tags)
+
+
+def save(folder: Path, records, details=True) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    if details:
+        (folder / "details").mkdir(exist_ok=True)
+        for record in records:
+            (folder / "details" / f"{record['key']}.json").write_text(json.dumps(make_details(record)))
+    return folder
+
+
+def material(text: str) -> dict:
+    return json.loads(re.search(r'id="material">(.*?)</script>', text, re.S)[1])
+
+
+def page(folder: Path) -> str:
+    return write_page(folder).read_text(encoding="utf-8")
+
+
+def test_a_run_has_its_headline_its_charts_and_its_settings(tmp_path, result):
+    text = page(save(tmp_path, result(methods=3, seeds=3).records))
+    outline, charts = Outline(text), material(text)["charts"]
+    words = " ".join(outline.words)
+    assert {"clients", "methods", "curves", "holdings", "trust", "reliability", "traffic", "time"} <= set(charts)
+    assert "fedekd harmed" in words
+    assert "95 % interval" in words
+    assert outline.count("main") == outline.count("nav") == outline.count("footer") == 1
+    for name, attributes in outline.tags:
+        if name == "figure":
+            assert attributes["aria-labelledby"]
+
+
+def test_headings_never_skip_a_level(tmp_path, result):
+    for folder in (save(tmp_path, result(2, 2).records), PAPER):
+        text = write_page(folder, tmp_path / "out.html").read_text(encoding="utf-8")
+        levels = [int(name[1]) for name, _ in Outline(text).tags if re.fullmatch(r"h[1-6]", name)]
+        assert levels[0] == 1
+        assert all(after <= before + 1 for before, after in pairwise(levels))
+
+
+def test_the_headline_counts_who_was_harmed_and_names_the_worst(tmp_path, record):
+    local, fedekd = record("local"), record("fedekd", deltas=(0.05, -0.04, 0.01, 0.0, 0.02, -0.11))
+    words = " ".join(Outline(page(save(tmp_path, [local, fedekd]))).words)
+    assert "fedekd harmed 2 of 6 clients" in words
+    assert "Worst off is client 5" in words
+    assert "−11.0 points" in words
+    assert "One seed says nothing about chance" in words
+
+
+def test_a_harmless_run_says_so(tmp_path, record):
+    words = " ".join(Outline(page(save(tmp_path, [record("local"), record("fedekd", deltas=(0.05, 0.0, 0.01))]))).words)
+    assert "fedekd harmed no client" in words
+
+
+def test_regression_is_worded_by_its_error(tmp_path, result):
+    text = page(save(tmp_path, result(2, 2, metric="rmse").records))
+    assert "RMSE" in " ".join(Outline(text).words)
+    rows = material(text)["charts"]["holdings"]["rows"]["0"]
+    assert rows[0][3][0] == "20 to 53"
+
+
+def test_clients_that_are_the_same_sites_get_intervals_over_seeds(tmp_path, result):
+    records = result(2, 4).records
+    dealt = material(page(save(tmp_path / "dealt", records)))["charts"]["clients"]
+    assert dealt["follows"] == ["method", "seed"]
+    for one in records:
+        one["partition"] = {"kind": "sites", "clients": 6}
+    sites = material(page(save(tmp_path / "sites", records)))["charts"]["clients"]
+    assert sites["follows"] == ["method"]
+    low, delta, high = (sites["fields"].index(name) for name in ("low", "delta", "high"))
+    assert all(row[low] < row[delta] < row[high] for row in sites["rows"]["0"])
+    assert "95 % from" in [column["title"] for column in sites["columns"]]
+
+
+def test_nothing_comes_from_outside(tmp_path, result):
+    for folder in (save(tmp_path, result(2, 2).records), PAPER):
+        text = write_page(folder, tmp_path / "out.html").read_text(encoding="utf-8")
+        outline = Outline(text)
+        for name, attributes in outline.tags:
+            assert name not in ("link", "iframe", "object", "embed", "base")
+            for key in ("src", "href"):
+                assert (attributes.get(key) or "#").startswith(("#", "data:image/png;base64,"))
+        policy = next(a["content"] for n, a in outline.tags if n == "meta" and a.get("http-equiv"))
+        assert "default-src 'none'" in policy
+        assert "unsafe-eval" not in policy
+        assert "unsafe-inline" not in policy.partition("script-src")[2]
+        assert not re.search(r"@import|url\(", text[: text.index("</style>")])
+        assert len(text.encode()) < 6e6
+
+
+def test_names_and_labels_cannot_become_markup(tmp_path, record):
+    records = [record("local"), record("fedekd", label=f"fedekd ({NASTY})")]
+    for one in records:
+        one["clients"][0]["id"] = NASTY
+        one["dataset"] = f"data{NASTY}"
+    folder = save(tmp_path, records)
+    for one in records:
+        details = make_details(one, (NASTY, "</style>", '" onerror="alert(1)'))
+        (folder / "details" / f"{one['key']}.json").write_text(json.dumps(details))
+    text = page(folder)
+    outline = Outline(text)
+    assert NASTY not in text
+    assert outline.count("script") == 3  # data, Vega, the page's own
+    assert not any(key.startswith("on") for _, attributes in outline.tags for key in attributes)
+    clients = material(text)["charts"]["clients"]
+    place = clients["fields"].index("client")
+    assert NASTY in [row[place] for row in clients["rows"]["0|0"]]
+
+
+def test_details_may_be_missing(tmp_path, result):
+    text = page(save(tmp_path, result(2, 2).records, details=False))
+    assert "no details of rounds" in " ".join(Outline(text).words)
+    assert {"clients", "methods", "time"} <= set(material(text)["charts"])
+
+
+def test_a_run_of_nothing_but_local_has_a_page(tmp_path, record):
+    assert "Nothing to compare yet" in page(save(tmp_path, [record("local")]))
+
+
+def test_a_result_that_is_not_a_number_is_shown_as_none(tmp_path, record):
+    records = [record("local"), record("fedavg", deltas=(float("nan"), 0.1, 0.0, 0.0, 0.0, 0.0))]
+    clients = material(page(save(tmp_path, records, details=False)))["charts"]["clients"]
+    place = clients["fields"].index("delta")
+    assert None in [row[place] for row in clients["rows"]["0|0"]]
+
+
+def test_very_many_clients_stay_readable_and_small(tmp_path, result):
+    folder = save(tmp_path, result(methods=8, seeds=2, clients=600).records)
+    text = page(folder)
+    charts = material(text)["charts"]
+    assert len(charts["clients"]["rows"]["0|0"]) == 40
+    assert len(charts["ranks"]["rows"]["0|0"]) == 600
+    assert len(charts["methods"]["rows"][""]) == 8
+    assert len(charts["trust-clients"]["rows"]["0|0"]) == 40
+    assert len(text.encode()) < 6e6
+
+
+def test_the_latest_settings_are_shown_and_the_others_counted(tmp_path, result):
+    old, new = result(1, 1).records, result(2, 1).records
+    for one in old:
+        one.update(key="old" + one["key"], params={"rounds": 3}, finished="2026-01-01T00:00:00Z")
+    for one in new:
+        one.update(finished="2026-02-01T00:00:00Z")
+    text = page(save(tmp_path, new + old))
+    assert "2 runs with other settings" in text
+    assert material(text)["choices"]["method"]["options"] == ["fedekd", "fedavg"]
+    only = write_page(tmp_path, tmp_path / "old.html", keys=[one["key"] for one in old]).read_text(encoding="utf-8")
+    assert material(only)["choices"]["method"]["options"] == ["fedekd"]
+
+
+def test_a_study_has_the_papers_figures_and_tables(tmp_path):
+    text = write_page(PAPER, tmp_path / "study.html").read_text(encoding="utf-8")
+    found, words = material(text), " ".join(Outline(text).words)
+    assert {"heat-classification", "grid-regression", "bars-0", "agreement", "agreement-cells"} <= set(found["charts"])
+    assert {"sweep-classification-fedekd-beta", "sweep-classification-fedekd-lambda_kd"} <= set(found["charts"])
+    assert set(found["choices"]) == {"method", "alpha", "quantity"}
+    assert "FedeKD minus each method" in words
+    beta = found["charts"]["sweep-classification-fedekd-beta"]
+    values = {row[beta["fields"].index("value")] for row in beta["rows"][""]}
+    assert values == {"0.25", "0.5", "1", "2", "4", "8"}
+
+
+def test_a_study_of_ones_own_needs_nothing_of_the_paper(tmp_path, result):
+    records = result(2, 2).records
+    other = [{**r, "alpha": 0.5, "key": r["key"] + "b"} for r in records]
+    found = material(page(save(tmp_path, records + other, details=False)))
+    assert "agreement" not in found["charts"]
+    assert "heat-classification" in found["charts"]
+
+
+def test_the_command_writes_whole_files_and_says_what_is_wrong(tmp_path, result, capsys):
+    folder = save(tmp_path / "run", result(1, 1).records)
+    assert main(["report", str(folder)]) == 0
+    assert capsys.readouterr().out.strip() == str(folder / "report.html")
+    assert main(["report", str(folder), "--out", str(tmp_path / "a" / "b.html")]) == 0
+    assert not list(tmp_path.rglob("*.part"))
+    assert main(["report", str(tmp_path / "nowhere")]) == 2
+    assert "no results.jsonl" in capsys.readouterr().err
+    with pytest.raises(FedekdError, match="cannot write"):
+        write_page(folder, tmp_path)
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("theme", [palette.LIGHT, palette.DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("ground", ["surface", "page"])
+@pytest.mark.parametrize("ink", ["ink", "soft", "muted", "help", "harm", "accent"])
+def test_text_has_the_contrast_of_wcag_aa(theme, ground, ink):
+    dark, light = sorted((luminance(theme[ink]), luminance(theme[ground])))
+    assert (light + 0.05) / (dark + 0.05) >= 4.5
