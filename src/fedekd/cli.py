@@ -38,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # where there is no Δ, a ? will do
+    if "" not in sys.path:
+        sys.path.append("")  # models.py in the folder where the command is given is models:FUNCTION
     try:
         try:
             return _answer(argv)
