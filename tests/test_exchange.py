@@ -99,7 +99,7 @@ def test_private_weights_never_pass(images, name):
     passed = watched(engine)
 
     def private_now():
-        return [{n: t.clone() for n, t in client["private"].state_dict().items()} for client in engine.clients]
+        return [{n: t.clone() for n, t in client.models["private"].state_dict().items()} for client in engine.clients]
 
     private_states = private_now()
     for _ in range(TRAINING.rounds):
@@ -107,7 +107,7 @@ def test_private_weights_never_pass(images, name):
         private_states += private_now()
     assert len(passed) == TRAINING.rounds * len(images.clients)
     signature = {n: t.shape for n, t in private_states[0].items()}
-    homes = {t.data_ptr() for client in engine.clients for t in client["private"].state_dict().values()}
+    homes = {t.data_ptr() for client in engine.clients for t in client.models["private"].state_dict().values()}
     for role, _, itself, copy in passed:
         assert role == "proxy"
         assert {n: t.shape for n, t in copy.items()} != signature
@@ -125,7 +125,7 @@ def client_0_when(federation, name, y, closed):
         engine.door.up = lambda *sent: {n: torch.zeros_like(t) for n, t in up(*sent).items()}
     engine.round()
     engine.round()
-    return [t.clone() for model in engine.clients[0].values() for t in model.state_dict().values()]
+    return [t.clone() for model in engine.clients[0].models.values() for t in model.state_dict().values()]
 
 
 @pytest.mark.parametrize("name", [n for n, m in KNOWN.items() if "classification" in m.tasks and "-" not in n])
@@ -187,13 +187,13 @@ def test_a_poisoned_client_stops_the_round_and_is_named(images):
             return (Exchange("private"),)
 
     engine = engine_of(images, Send())
-    before = {n: t.clone() for n, t in engine.clients[0]["private"].state_dict().items()}
+    before = {n: t.clone() for n, t in engine.clients[0].models["private"].state_dict().items()}
     with torch.no_grad():
-        engine.clients[1]["private"][1].bias[3] = math.nan
+        engine.clients[1].models["private"][1].bias[3] = math.nan
     with pytest.raises(FedekdError, match=f"client {images.names[1]} ") as error:
         engine.round()
     assert "1.bias" in one_line(error)
-    assert all(torch.equal(before[n], t) for n, t in engine.clients[0]["private"].state_dict().items())
+    assert all(torch.equal(before[n], t) for n, t in engine.clients[0].models["private"].state_dict().items())
 
 
 @pytest.mark.parametrize(
@@ -291,8 +291,8 @@ def test_batch_norm_travels_with_its_buffers(images):
     share = torch.tensor(counts)[:, None] / sum(counts)
     assert not torch.allclose(sent[0], sent[1])
     for client in engine.clients:
-        torch.testing.assert_close(client["private"][1].running_mean, (sent * share).sum(0))
-        assert client["private"][1].num_batches_tracked == -(-counts[0] // TRAINING.batch_size)
+        torch.testing.assert_close(client.models["private"][1].running_mean, (sent * share).sum(0))
+        assert client.models["private"][1].num_batches_tracked == -(-counts[0] // TRAINING.batch_size)
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
@@ -304,7 +304,7 @@ def test_every_client_gets_the_average(images, weighting):
     assert len(set(sizes)) > 1
     weights = [1.0] * len(sizes) if weighting == "uniform" else sizes
     for client in engine.clients:
-        for name, tensor in client["private"].state_dict().items():
+        for name, tensor in client.models["private"].state_dict().items():
             sent = np.stack([copy[name].numpy() for *_, copy in passed])
             expected = np.average(sent, axis=0, weights=weights)
             np.testing.assert_allclose(tensor.numpy(), expected, rtol=1e-4, atol=1e-6)

@@ -19,8 +19,9 @@ import fedekd
 from fedekd import methods
 from fedekd.engines.serial import Serial
 from fedekd.errors import FedekdError
+from fedekd.observers import Nobody
 from fedekd.plan import choose_methods, plan
-from fedekd.runs import Nobody, execute
+from fedekd.runs import execute
 from fedekd.settings import make_settings
 from tiny import tiny_private, tiny_proxy
 
@@ -230,6 +231,6 @@ def test_batch_norm_buffers_travel(digits, tmp_path):
     )
     engine = Serial(plan(settings, digits)[1].job)
     engine.round()
-    means = [client["private"][1].running_mean for client in engine.clients]
+    means = [client.models["private"][1].running_mean for client in engine.clients]
     assert all(torch.equal(m, means[0]) for m in means)
     assert means[0].abs().sum() > 0

@@ -5,8 +5,9 @@ A model's *message* is its full state (weights and buffers) as {name: tensor}.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from fedekd.errors import FedekdError
 from fedekd.methods.base import Exchange, Method
 
 Message = Mapping[str, Tensor]
+Tree = Mapping[str, Tensor]  # a model's trainable weights
+Mean = Callable[[Sequence[Message], Sequence[float]], dict[str, Tensor]]
 
 
 def shared_roles(method: Method, rounds: int) -> frozenset[str]:
@@ -76,6 +79,33 @@ def average(messages: Sequence[Message], weights: Sequence[float]) -> dict[str, 
             sum_.add_(message[key], alpha=weight / total)
         mean[key] = sum_
     return mean
+
+
+class Server:
+    """The server's half of an exchange: the mean, what the method makes of it, and what the server remembers."""
+
+    def __init__(self, start: Mapping[str, Tree]) -> None:
+        """``start``: by exchanged role, the trainable weights that all clients begin with."""
+        self.sent = {role: dict(tree) for role, tree in start.items()}
+        self.memory: dict[str, dict[str, Tensor]] = {role: {} for role in start}
+
+    def combine(
+        self, step: Exchange, messages: Sequence[Message], weights: Sequence[float], mean: Mean | None = None
+    ) -> dict[str, Tensor]:
+        """What every client is given; ``mean`` may stand in for the weighted mean of the messages."""
+        role, whole = step.role, (mean or average)(messages, weights)
+        trainable = {name: whole[name] for name in self.sent[role]}
+        if step.server:
+            changed, memory = step.server(trainable, self.sent[role], self.memory[role])
+            trainable, self.memory[role] = dict(changed), dict(memory)
+        self.sent[role] = trainable
+        return {**whole, **trainable}
+
+    def state(self) -> dict[str, Any]:
+        return {"sent": self.sent, "memory": self.memory}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.sent, self.memory = state["sent"], state["memory"]
 
 
 def averaging_weights(weighting: str, train_sizes: Sequence[int]) -> list[float]:

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedekd import methods
-from fedekd.engines import serial
+from fedekd.engines import client
 from fedekd.engines.job import Job, Training
 from fedekd.engines.schedule import schedule
+from fedekd.engines.serial import Serial
 from fedekd.methods.base import Train
 
 SIZES = {"n": 23, "epochs": 3, "batch_size": 5, "draws": 2}
@@ -71,13 +72,13 @@ def test_the_key_is_the_role_that_trains(images, monkeypatch, name):
         asked.append((seed, client, role, round))
         return schedule(seed, client, role, round, **sizes)
 
-    monkeypatch.setattr(serial, "schedule", watched)
+    monkeypatch.setattr(client, "schedule", watched)
 
     def linear(shape, outputs):
         return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, outputs))
 
     method = methods.get(name)
-    engine = serial.Serial(Job(images, method, 4, Training(1, 1, 256, 1e-3), linear, linear))
+    engine = Serial(Job(images, method, 4, Training(1, 1, 256, 1e-3), linear, linear))
     engine.round()
     trains = [step.roles[0] for step in method.steps(0) if isinstance(step, Train)]
     assert asked == [(4, client, role, 0) for role in trains for client in range(len(images.clients))]

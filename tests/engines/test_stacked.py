@@ -11,7 +11,8 @@ from fedekd.data import federate
 from fedekd.engines.job import Job, Training
 from fedekd.engines.serial import Serial
 from fedekd.engines.stacked import NotStackable, Stacked, signature
-from fedekd.runs import Nobody, execute
+from fedekd.observers import Nobody
+from fedekd.runs import execute
 from fedekd.settings import make_settings
 from tiny import tiny_private, tiny_proxy
 
@@ -24,8 +25,8 @@ def job(federation, method, seed=0, private=tiny_private, **training):
 
 
 def outputs_of(serial: Serial) -> torch.Tensor:
-    rows = [serial.rows[k]["test"] for k in range(len(serial.clients))]
-    return torch.cat([serial._outputs(k, "private", r)[0].flatten() for k, r in enumerate(rows)])
+
+    return torch.cat([c.outputs("private", c.rows["test"])[0].flatten() for c in serial.clients])
 
 
 def compare(jobs, bunches=None, **options):

@@ -22,7 +22,7 @@ def trained(federation, method, seed=0, **training):
 
 
 def private_weights(engine):
-    return [{n: w.detach() for n, w in client["private"].named_parameters()} for client in engine.clients]
+    return [{n: w.detach() for n, w in client.models["private"].named_parameters()} for client in engine.clients]
 
 
 def equal(a, b):

@@ -52,7 +52,7 @@ def distance(federation: Federation, method) -> float:
     engine = Serial(Job(federation, method, 0, training, make, make))
     for _ in range(training.rounds):
         engine.round()
-    weights = engine.clients[0]["private"].w.weight.detach()[0]
+    weights = engine.clients[0].models["private"].w.weight.detach()[0]
     return float((weights - optimum(federation)).norm())
 
 

@@ -43,15 +43,17 @@ def coverage(federation, name, role, level):
     method = methods.get(name, level=level)
     engine = engine_of(federation, method)
     engine.round()
-    outputs = [engine._outputs(k, role, rows["test"])[0] for k, rows in enumerate(engine.rows)]
+    outputs = [client.outputs(role, client.rows["test"])[0] for client in engine.clients]
     engine.round()  # begins with the calibration of the models that gave these outputs
     hits, sizes = [], []
     lam = method.lam_private if role == "private" else method.lam_proxy
     for k, logits in enumerate(outputs):
-        calibration = conformal.Calibration(**engine.memory[k][role])
+        calibration = conformal.Calibration(**engine.clients[k].memory[role])
         uniform = torch.from_numpy(rng.stream(5, "test", k).random(len(logits))).float()
         sets = conformal.predict_sets(logits, uniform, calibration, conformal.regularisation_rank(CLASSES), lam)
-        hits.append(sets.gather(1, engine.y[engine.rows[k]["test"]][:, None]).float().mean().item())
+        hits.append(
+            sets.gather(1, engine.clients[k].data.y[engine.clients[k].rows["test"]][:, None]).float().mean().item()
+        )
         sizes.append(sets.sum(-1).float().mean().item())
     return np.mean(hits), np.mean(sizes)
 
@@ -69,7 +71,9 @@ def test_the_calibration_is_each_clients_own_and_of_each_round(overlapping):
     thresholds = []
     for _ in range(2):
         engine.round()
-        thresholds += [float(memory[role]["threshold"]) for memory in engine.memory for role in ("private", "proxy")]
+        thresholds += [
+            float(client.memory[role]["threshold"]) for client in engine.clients for role in ("private", "proxy")
+        ]
     assert len(set(thresholds)) == len(thresholds) == 16
     assert all(np.isfinite(thresholds))
 
@@ -86,7 +90,7 @@ def test_the_calibration_reads_the_validation_split_only(overlapping):
         other = Federation(**{**vars(overlapping), "dataset": dataset})
         engine = engine_of(other, methods.get("fedtype"))
         engine.round()
-        return [float(memory["private"]["threshold"]) for memory in engine.memory]
+        return [float(client.memory["private"]["threshold"]) for client in engine.clients]
 
     assert thresholds("test") == thresholds(None)
     assert thresholds("val") != thresholds(None)

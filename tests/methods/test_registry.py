@@ -304,12 +304,12 @@ def test_a_registered_method_from_one_file_runs_in_both_engines(images, name):
     assert methods.get(name, pull="0.25").pull == 0.25
     serial, stacked = trained(images, method)
     for role in ("private", "proxy"):
-        for parameter in serial.clients[0][role].state_dict():
-            ours = torch.stack([client[role].state_dict()[parameter] for client in serial.clients])
+        for parameter in serial.clients[0].models[role].state_dict():
+            ours = torch.stack([client.models[role].state_dict()[parameter] for client in serial.clients])
             torch.testing.assert_close(ours, stacked.weights[role][parameter], rtol=1e-3, atol=1e-5)
     assert serial.door.roles == {"proxy"}
     assert serial.door.bytes_up == stacked.doors[0].bytes_up == 2 * 3 * 4 * (64 * 10 + 10)
-    seen = torch.stack([memory["seen"] for memory in serial.memory])
+    seen = torch.stack([client.memory["seen"] for client in serial.clients])
     assert (seen != 0).all()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -99,17 +100,17 @@ class Scale:
 
 
 class TrustLog:
-    """Distribution of the trust weights over a round, per job, kept on the device until the round ends."""
+    """Distribution of the trust weights over a round, per model, kept on the device until the round ends."""
 
-    def __init__(self, jobs: int, device: torch.device) -> None:
-        self.counts = torch.zeros(jobs * BINS, dtype=torch.float64, device=device)  # over (0, 1)
-        self.sums = torch.zeros(2, jobs, dtype=torch.float64, device=device)  # of w and of w^2
+    def __init__(self, models: int, device: torch.device) -> None:
+        self.counts = torch.zeros(models * BINS, dtype=torch.float64, device=device)  # over (0, 1)
+        self.sums = torch.zeros(2, models, dtype=torch.float64, device=device)  # of w and of w^2
 
-    def add(self, weights: Tensor, job: Tensor | None = None, mask: Tensor | None = None) -> None:
-        """``job`` names the job of each row of ``weights`` where there are several."""
+    def add(self, weights: Tensor, model: Tensor | None = None, mask: Tensor | None = None) -> None:
+        """``model`` names the model of each row of ``weights`` where there are several."""
         w = weights.detach().double()
         real = torch.ones_like(w) if mask is None else mask.double()
-        rows = torch.zeros_like(w, dtype=torch.long) if job is None else job.unsqueeze(-1).expand(w.shape)
+        rows = torch.zeros_like(w, dtype=torch.long) if model is None else model.unsqueeze(-1).expand(w.shape)
         bins = rows * BINS + (w * BINS).long().clamp_(0, BINS - 1)
         self.counts.index_add_(0, bins.flatten(), real.flatten())
         for total, power in zip(self.sums, (w, w.square()), strict=True):
@@ -126,22 +127,28 @@ class TrustLog:
         self.counts.copy_(copied[0])
         self.sums.copy_(copied[1])
 
-    def records(self, round: int) -> list[dict[str, object] | None]:
-        counts, (mean, square) = self.counts.cpu().view(-1, BINS), self.sums.cpu()
-        return [self._record(round, *row) for row in zip(counts, mean.tolist(), square.tolist(), strict=True)]
+    def rows(self) -> Tensor:
+        """On the CPU, for each model: the counts of all bins, the sum of w and the sum of w^2."""
+        return torch.cat([self.counts.view(-1, BINS), self.sums.T], dim=1).cpu()
 
-    @staticmethod
-    def _record(round: int, counts: Tensor, sum_: float, squares: float) -> dict[str, object] | None:
-        total = float(counts.sum())
-        if total == 0:
-            return None
-        mean = sum_ / total
-        return {
-            "round": round + 1,
-            "mean": mean,
-            "std": max(squares / total - mean * mean, 0.0) ** 0.5,
-            "histogram": [int(c) for c in counts],
-        }
+
+def trust_of_round(round: int, rows: Tensor) -> list[dict[str, Any]]:
+    """What a job's record says of its round, given the log's rows of its clients; nothing where no gate was at work."""
+    whole = _distribution(rows.sum(0))
+    return [{"round": round + 1, **whole, "clients": [_distribution(row) for row in rows]}] if whole else []
+
+
+def _distribution(row: Tensor) -> dict[str, Any] | None:
+    counts, (sum_, squares) = row[:BINS], row[BINS:].tolist()
+    total = float(counts.sum())
+    if total == 0:
+        return None
+    mean = sum_ / total
+    return {
+        "mean": mean,
+        "std": max(squares / total - mean * mean, 0.0) ** 0.5,
+        "histogram": [int(c) for c in counts],
+    }
 
 
 def pick_device(name: str) -> torch.device:

@@ -63,7 +63,7 @@ class Piece:
         self.at = torch.tensor(indices, device=device)
         where = {i: k for k, i in enumerate(group.indices)}
         self.own = torch.tensor([where[i] for i in indices], device=device)  # rows of the group's tensors
-        self.jobs, self.scale = engine.job_of[self.at], engine.scale_of(self.at)
+        self.scale = engine.scale_of(self.at)
         self.varying = {name: v[self.own] for name, v in group.varying.items()}
         self.weights, self.final, self.moment, self.square = (
             {role: {n: torch.empty_like(w[self.at]) for n, w in engine.weights[role].items()} for role in step.roles}
@@ -203,7 +203,7 @@ class Piece:
             uniform,
         )
         if "trust" in extra:
-            engine.trust_log.add(extra["trust"], self.jobs[:active], real)
+            engine.trust_log.add(extra["trust"], self.at[:active], real)
         return losses.sum()
 
     def _one(

@@ -18,17 +18,16 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedekd import models, rng
-from fedekd.engines.job import Advance, Job, Scale, TrustLog, pick_device, precision
+from fedekd.engines.client import EVALUATION_BATCH, Client, Rows, moved
+from fedekd.engines.job import Advance, Job, Scale, TrustLog, pick_device, precision, trust_of_round
 from fedekd.engines.piece import Group, Piece
 from fedekd.engines.schedule import schedule
-from fedekd.engines.serial import moved
 from fedekd.engines.stacking import graph_pool, not_finite, padded, stack_trees
 from fedekd.errors import FedekdError
 from fedekd.exchange import Door, averaging_weights, shared_roles
 from fedekd.methods.base import Batch, Beginning, Exchange, Method, Remember, Train
 from fedekd.trees import with_values
 
-EVALUATION_BATCH = 256
 BUNCHES = 12  # stack sizes that a piece goes through on a GPU
 PIECE = 96  # models trained at once: more gain little speed, and clients of like size waste less padding
 
@@ -116,9 +115,9 @@ class Stacked:
         self.received = {role: {n: w[starts] for n, w in self.weights[role].items()} for role in roles}
         self.server: dict[str, dict[str, Tensor]] = {role: {} for role in roles}
         self.pieces: dict[tuple[int, ...], tuple[Any, Piece]] = {}
-        self.trust_log = TrustLog(len(jobs), self.device)
+        self.trust_log = TrustLog(len(self.members), self.device)
         self.round_number = 0
-        self.trust: list[list[dict[str, object]]] = [[] for _ in jobs]
+        self.trust: list[list[dict[str, Any]]] = [[] for _ in jobs]
 
     # --- setting up --------------------------------------------------------------------------------------
 
@@ -206,9 +205,9 @@ class Stacked:
                     self._remember(index, step)
                 else:
                     self._exchange(step)
-        for record, history in zip(self.trust_log.records(self.round_number), self.trust, strict=True):
-            if record:
-                history.append(record)
+        rows = self.trust_log.rows()
+        for j, history in enumerate(self.trust):
+            history += trust_of_round(self.round_number, rows[self._members_of(j)])
         self.round_number += 1
 
     def _train(self, index: int, step: Train) -> None:
@@ -385,6 +384,19 @@ class Stacked:
                     )
                     values[member.job].append(job.task.score(out[at, : len(rows[at])], y))
         return values
+
+    def clients_of(self, job: int) -> list[Client]:
+        """A job's clients with their models as they are now, one by one."""
+        one, clients = self.jobs[job], []
+        rows = Rows(
+            self.x, Scale.of(one.federation, self.device).targets(self.y), Scale.of(one.federation, self.device)
+        )
+        for i in self._members_of(job):
+            client = Client(one, self.members[i].client, rows=rows)
+            for role, tree in self.weights.items():
+                client.models[role].load_state_dict({n: w[i] for n, w in tree.items()})
+            clients.append(client)
+        return clients
 
     # --- interruption ------------------------------------------------------------------------------------
 
