@@ -24,8 +24,7 @@ def make_card(facts: Facts, record: dict[str, Any], file: str) -> str:
         "Use": [f"`fedekd predict {file} FILE`: a class and its probability for each row, or a number.", *LIMITS],
     }
     title = f"# Private model of client {facts.client}: {facts.about.get('dataset', 'own data')}, {facts.method}"
-    lead = f"The file is `{file}`. The private model never left its client during the training."
-    parts = [title, lead, *(f"## {name}\n" + "\n".join(lines) for name, lines in sections.items())]
+    parts = [title, f"The file is `{file}`.", *(f"## {name}\n" + "\n".join(lines) for name, lines in sections.items())]
     return "\n\n".join(parts) + "\n"
 
 
@@ -111,7 +110,7 @@ def _training(facts: Facts, record: dict[str, Any]) -> list[str]:
     params = record.get("params", {})
     lines = [f"- method: {facts.method}, seed {facts.seed}, run {facts.about.get('key', '?')}"]
     lines += [f"- {', '.join(f'{name} {value}' for name, value in params.items())}"] if params else []
-    return [*lines, f"- architecture: `{facts.raw['model']}`", f"- made with fedekd {facts.about.get('fedekd', '?')}"]
+    return [*lines, f"- architecture: `{facts.model}`", f"- made with fedekd {facts.about.get('fedekd', '?')}"]
 
 
 def _plain(name: str) -> str:

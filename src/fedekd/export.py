@@ -95,7 +95,7 @@ def _onnx(facts: Facts, about: dict[str, str], private: str | None) -> bytes:
         raise FedekdError(f"an .onnx file needs {error.name or error}; pip install 'fedekd[onnx]'") from None
     except torch.onnx.errors.OnnxExporterError as error:
         why = str(error.__cause__ or error).strip().splitlines()[0]
-        raise FedekdError(f"torch cannot draw {facts.raw['model']} as an ONNX graph: {why}") from None
+        raise FedekdError(f"torch cannot draw {facts.model} as an ONNX graph: {why}") from None
     assert program is not None
     program.model.metadata_props.update(about)
     return program.model_proto.SerializeToString()
