@@ -40,7 +40,8 @@ def on_page_content(content: str, **_: Any) -> str:
 
 
 def _mathml(found: re.Match[str]) -> str:
-    return convert(html.unescape(found[3]).strip(), display="block" if found[2] == "[" else "inline")
+    tex = html.unescape(found[3]).strip()
+    return f'<div class="formula">{convert(tex, display="block")}</div>' if found[2] == "[" else convert(tex)
 
 
 # The command reference

@@ -38,8 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # where there is no Δ, a ? will do
-    if "" not in sys.path:
-        sys.path.append("")  # models.py in the folder where the command is given is models:FUNCTION
+    with contextlib.suppress(OSError):
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())  # so that --private models:make finds models.py here
     try:
         try:
             return _answer(argv)
