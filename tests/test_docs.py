@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from fedekd import cli
+from fedekd import cli, methods
 
 HOME = Path(__file__).resolve().parents[1]
 PAGES = [HOME / "README.md", *sorted((HOME / "docs").glob("*.md"))]
@@ -61,12 +61,24 @@ def test_every_fence_is_understood(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_that_are_not_run_are_at_least_spelt_right(page: Path) -> None:
+    for block in blocks(page):
+        if block.why_not and block.language == "sh":
+            for program, *words in commands(block):
+                assert program == "fedekd"
+                given, rest = cli.make_parser().parse_known_args(words)
+                assert given.act
+                assert not rest
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_block_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(methods, "_REGISTRY", methods.known())  # what a page registers is forgotten after it
     names: dict[str, object] = {"__name__": "__main__"}
     known = set(sys.modules)
     try:

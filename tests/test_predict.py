@@ -219,7 +219,21 @@ def test_an_onnx_file_that_is_none(ward: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"shape": "six"}, {"gain": [1, 2]}, {"labels": ["a"]}, {"columns": ["a"]}, {"target_std": "much"}]
+    "change",
+    [
+        {"shape": "six"},
+        {"shape": [0]},
+        {"shape": [2, 3]},
+        {"gain": [1, 2]},
+        {"gain": 0},
+        {"labels": ["a"]},
+        {"columns": ["a"]},
+        {"target_std": "much"},
+        {"task": "both"},
+        {"seed": "x"},
+        {"number": []},
+        {"delta": {}},
+    ],
 )
 def test_metadata_that_cannot_be_right(ward: Path, tmp_path: Path, change: dict[str, Any]) -> None:
     with safe_open(ward / "model.safetensors", "pt") as file:

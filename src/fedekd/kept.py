@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedekd import model_files
+from fedekd.data.dataset import TASKS
 from fedekd.errors import FedekdError
 
 NEEDED = ("client", "method", "model", "shape", "outputs", "task", "gain", "shift", "target_mean", "target_std")
@@ -28,10 +29,19 @@ class Facts:
             raise FedekdError(f"{path} is no model of `fedekd export`: it does not say its {lacking[0]}")
         facts = cls(path, about)
         try:
-            facts.shape, facts.outputs, facts.scale, facts.target, facts.labels, facts.columns  # noqa: B018
+            facts._check()
         except (ValueError, TypeError) as error:
             raise FedekdError(f"{path} is damaged: its metadata cannot be right ({error}); export it again") from None
         return facts
+
+    def _check(self) -> None:
+        """Read everything once, so that a damaged file is found here and not somewhere in the middle of its use."""
+        if self.about["task"] not in TASKS or len(self.shape) not in (1, 3) or min(*self.shape, self.outputs) < 1:
+            raise ValueError(f"a {self.about['task']} from {self.shape} to {self.outputs}")
+        for name in ("seed", "position", "scale", "target", "labels", "columns"):
+            getattr(self, name)
+        for name in ("value", "local", "delta"):
+            self.number(name)
 
     def number(self, name: str) -> float:
         value = self.about.get(name)
@@ -48,6 +58,11 @@ class Facts:
     @property
     def seed(self) -> int:
         return int(self.about.get("seed", 0))
+
+    @property
+    def position(self) -> int:
+        """The client's number, which a factory may be given."""
+        return int(self.about.get("number", 0))
 
     @property
     def model(self) -> str:
@@ -72,6 +87,8 @@ class Facts:
         gain, shift = (np.asarray(self.about[name], np.float32) for name in ("gain", "shift"))
         if np.broadcast_shapes(gain.shape, shift.shape, self.shape) != self.shape:
             raise ValueError(f"gain of shape {gain.shape} for inputs of shape {self.shape}")
+        if not (np.isfinite(shift).all() and np.isfinite(gain).all() and gain.all()):
+            raise ValueError("a gain or shift that is no number")
         return gain, shift
 
     @property

@@ -53,7 +53,7 @@ def _build(facts: Facts, private: str | None) -> nn.Module:
         raise FedekdError(f"{facts.path} holds a model of your own; say where its code is: --private {named}")
     make = models.factory("private", private)
     weights = read_weights(facts)
-    module = models.build("private", make, facts.shape, facts.outputs, facts.seed, int(facts.about.get("number", 0)))
+    module = models.build("private", make, facts.shape, facts.outputs, facts.seed, facts.position)
     try:
         module.load_state_dict(weights)
     except RuntimeError as error:
