@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +78,12 @@ def test_weights_and_facts_are_those_that_were_kept(wards: Trained, tmp_path: Pa
     about = read_facts(tmp_path / "m.safetensors")
     assert about.columns == ("age", "dose", "smokes", "sex=f", "sex=m", "sex=n/k")
     assert about.labels == ("ill", "well")
-    assert about.about["card"] == (tmp_path / "m.md").read_text()
+    assert about.about["card"] == (tmp_path / "m.card.md").read_text()
 
 
 def test_the_card_states_what_a_site_must_know(wards: Trained, tmp_path: Path) -> None:
     export(wards.folder, "south", tmp_path / "m.safetensors")
-    card, own = (tmp_path / "m.md").read_text(), wards.client(1)
+    card, own = (tmp_path / "m.card.md").read_text(), wards.client(1)
     assert own["id"] == "south"
     assert f"| fedekd | {100 * own['value']:.1f} % |" in card
     assert f"| trained alone (Local) | {100 * own['local']:.1f} % |" in card
@@ -93,7 +94,7 @@ def test_the_card_states_what_a_site_must_know(wards: Trained, tmp_path: Path) -
 
 def test_the_card_of_pictures_names_their_range(scans: Trained, tmp_path: Path) -> None:
     export(scans.folder, "0", tmp_path / "m.safetensors")
-    assert "pixels of 0..16 become -1..1" in (tmp_path / "m.md").read_text()
+    assert "pixels of 0..16 become -1..1" in (tmp_path / "m.card.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,16 @@ def test_onnx_takes_any_number_of_raw_rows(scans: Trained, tmp_path: Path) -> No
         assert out.shape == (count, 10)
     about = session.get_modelmeta().custom_metadata_map
     assert "pixels of 0..16" in json.loads(about["card"])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.md", "m.onnx"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.card.md", "m.onnx"]
+
+
+@pytest.mark.parametrize("lacking", ["onnx", "onnxscript"])
+def test_onnx_without_its_extra(scans: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: str) -> None:
+    pytest.importorskip("onnxscript")
+    monkeypatch.setitem(sys.modules, lacking, None)
+    with pytest.raises(FedekdError, match=r"needs onnx(script)?; pip install 'fedekd\[onnx\]'"):
+        export(scans.folder, "0", tmp_path / "m.onnx")
+    assert not list(tmp_path.iterdir())
 
 
 def test_which_method_and_seed(wards: Trained, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,13 @@ def test_an_onnx_file_that_is_none(ward: Path, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_an_onnx_file_without_a_runtime(ward: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "m.onnx").write_bytes(b"no")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(FedekdError, match="needs onnxruntime; pip install onnxruntime"):
+        predict(tmp_path / "m.onnx", ward / "patients.csv")
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -251,7 +259,7 @@ def test_the_command_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.main(["export", str(ward / "out"), "--client", "south", "--to", "m.safetensors"]) == 0
-    assert "client south, fedekd, seed 0: m.safetensors, its model card m.md" in capsys.readouterr().out
+    assert "client south, fedekd, seed 0: m.safetensors, its model card m.card.md" in capsys.readouterr().out
     assert cli.main(["predict", "m.safetensors", str(ward / "patients.csv")]) == 0
     out, err = capsys.readouterr()
     assert out.splitlines()[0] == "row,class,probability"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,17 @@ from fedekd.kept import Facts
 from fedekd.report.numbers import Unit
 
 MOST_NAMES = 60
+PARTS = {"train": "to train", "val": "to validate", "test": "to test"}
+LIMITS = (
+    "",
+    "The figures above are from this client's own held-out rows. They say nothing of patients, devices or pictures",
+    "that differ from those. The model has not been validated for any clinical use.",
+)
+
+
+def card_path(model: Path) -> Path:
+    """Beside the model: west.card.md for west.onnx."""
+    return model.with_suffix(".card.md")
 
 
 def make_card(facts: Facts, record: dict[str, Any], file: str) -> str:
@@ -26,13 +38,6 @@ def make_card(facts: Facts, record: dict[str, Any], file: str) -> str:
     title = f"# Private model of client {facts.client}: {facts.about.get('dataset', 'own data')}, {facts.method}"
     parts = [title, f"The file is `{file}`.", *(f"## {name}\n" + "\n".join(lines) for name, lines in sections.items())]
     return "\n\n".join(parts) + "\n"
-
-
-LIMITS = (
-    "",
-    "The figures above are from this client's own held-out rows. They say nothing of patients, devices or pictures",
-    "that differ from those. It has not been validated for any clinical use.",
-)
 
 
 def _comparison(facts: Facts, record: dict[str, Any]) -> list[str]:
@@ -75,9 +80,6 @@ def _data(facts: Facts, record: dict[str, Any]) -> list[str]:
     sizes = [f"{facts.about.get('n_' + part, '?')} {name}" for part, name in PARTS.items()]
     lines = [f"- dataset: {facts.about.get('dataset', '?')}", f"- rows of this client: {', '.join(sizes)}"]
     return [*lines, f"- clients: {split['clients']}, {how}"] if how else lines
-
-
-PARTS = {"train": "to train", "val": "to validate", "test": "to test"}
 
 
 def _inputs(facts: Facts) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedekd import results
-from fedekd.card import make_card
+from fedekd.card import card_path, make_card
 from fedekd.errors import FedekdError, unknown
 from fedekd.kept import Facts, kept_models
 from fedekd.store import write_whole
@@ -34,7 +34,7 @@ def export(
     content = _onnx if target.suffix.lower() == ".onnx" else _safetensors
     about = {name: json.dumps(value) for name, value in {**facts.about, "card": card}.items()}
     write_whole(target, content(facts, about, private))
-    write_whole(target.with_suffix(".md"), card.encode())
+    write_whole(card_path(target), card.encode())
     return facts
 
 

@@ -21,10 +21,10 @@ def add(commands: Any) -> None:
 def export_model(given: argparse.Namespace) -> None:
     from pathlib import Path
 
-    from fedekd.card import verdict
+    from fedekd.card import card_path, verdict
     from fedekd.export import export
 
     facts = export(given.folder, given.client, given.to, method=given.method, seed=given.seed, private=given.private)
-    card = Path(given.to).with_suffix(".md")
+    card = card_path(Path(given.to))
     print(f"client {facts.client}, {facts.method}, seed {facts.seed}: {given.to}, its model card {card}")
     print(verdict(facts))
