@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint docs bench clean
 
 demo: $(STAMP)
 	$(BIN)/fedekd run --out demo-results
@@ -13,17 +13,21 @@ test: lint
 	$(BIN)/python -m pytest
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks examples docs/hooks.py
+	$(BIN)/ruff format --check src tests benchmarks examples docs/hooks.py
 	$(BIN)/mypy
+
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/cpu.py
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --disable-pip-version-check --quiet --editable ".[dev]"
+	$(BIN)/pip install --disable-pip-version-check --quiet --editable ".[dev,docs,onnx]"
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) demo-results .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site demo-results .pytest_cache .mypy_cache .ruff_cache .hypothesis

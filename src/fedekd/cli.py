@@ -9,11 +9,11 @@ import sys
 from collections.abc import Sequence
 
 from fedekd import __version__
-from fedekd.commands import data, figures, methods, report, run, study, table, watch
+from fedekd.commands import data, export, figures, methods, predict, report, run, study, table, watch
 from fedekd.commands.parser import Parser
 from fedekd.errors import FedekdError
 
-COMMANDS = (run, study, watch, table, report, figures, methods, data)
+COMMANDS = (run, study, watch, table, report, figures, export, predict, methods, data)
 ABOUT = "Federated learning that shows every site whether joining the federation helped or harmed it."
 EXAMPLES = """examples:
   fedekd run                                    FedeKD against Local and FedAvg on digits
@@ -39,6 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # where there is no Δ, a ? will do
+    with contextlib.suppress(OSError):
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())  # so that --private models:make finds models.py here
     try:
         try:
             return _answer(argv)

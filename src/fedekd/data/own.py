@@ -30,6 +30,7 @@ class Raw:
     site: np.ndarray | None = None
     task: str = ""
     """What the file suggests, when its kind says more than the type of ``y``."""
+    columns: tuple[str, ...] = ()
 
 
 def load_own(
@@ -132,6 +133,7 @@ def _dataset(path: Path, raw: Raw, task: str | None) -> Dataset:
         site_names=tuple(str(name) for name in names),
         source=str(path),
         standardise_target=task == "regression",
+        columns=raw.columns,
     )
 
 
@@ -143,9 +145,13 @@ def _inputs(path: Path, x: np.ndarray) -> tuple[np.ndarray, float | None]:
         )
     if x.ndim == 2:
         return x, None
-    if x.ndim == 3 or x.shape[1] not in (1, 3) or x.shape[3] in (1, 3):
-        x = formats.channels_first(x)
+    x = channels(x)
     return (x, 255.0) if x.dtype == np.uint8 else (as_float32(x), None)
+
+
+def channels(x: np.ndarray) -> np.ndarray:
+    """Images as [N, C, H, W]; they are taken to be so already when C is 1 or 3 and W is not."""
+    return formats.channels_first(x) if x.ndim == 3 or x.shape[1] not in (1, 3) or x.shape[3] in (1, 3) else x
 
 
 def _classes(path: Path, y: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:

@@ -22,7 +22,7 @@ def read_folder(folder: Path) -> Raw:
             f"{folder} holds no data: put pictures in a subfolder for each class, or one .npz or .csv for each client"
         )
     paths = [path for found in files.values() for path in found]
-    images = [_read(path) for path in paths]
+    images = [read_picture(path) for path in paths]
     for path, image in zip(paths, images, strict=True):
         if image.shape[:2] != images[0].shape[:2]:
             raise FedekdError(
@@ -42,7 +42,7 @@ def _size(image: np.ndarray) -> str:
     return f"{image.shape[1]}x{image.shape[0]}"
 
 
-def _read(path: Path) -> np.ndarray:
+def read_picture(path: Path) -> np.ndarray:
     from PIL import Image
 
     try:

@@ -1,0 +1,120 @@
+"""The model card: what a site should know of its private model before it uses it, on one page of Markdown."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedekd.kept import Facts
+from fedekd.report.numbers import Unit
+
+MOST_NAMES = 60
+PARTS = {"train": "to train", "val": "to validate", "test": "to test"}
+LIMITS = (
+    "",
+    "The figures above are from this client's own held-out rows. They say nothing of patients, devices or pictures",
+    "that differ from those. The model has not been validated for any clinical use.",
+)
+
+
+def card_path(model: Path) -> Path:
+    """Beside the model: west.card.md for west.onnx."""
+    return model.with_suffix(".card.md")
+
+
+def make_card(facts: Facts, record: dict[str, Any], file: str) -> str:
+    """``record`` is the run's, or empty where it is gone; ``file`` is what the model's file is called."""
+    sections = {
+        "Did joining help?": _comparison(facts, record),
+        "Data": _data(facts, record),
+        "Inputs": _inputs(facts),
+        "Output": _output(facts),
+        "Training": _training(facts, record),
+        "Use": [f"`fedekd predict {file} FILE`: a class and its probability for each row, or a number.", *LIMITS],
+    }
+    title = f"# Private model of client {facts.client}: {facts.about.get('dataset', 'own data')}, {facts.method}"
+    parts = [title, f"The file is `{file}`.", *(f"## {name}\n" + "\n".join(lines) for name, lines in sections.items())]
+    return "\n\n".join(parts) + "\n"
+
+
+def _comparison(facts: Facts, record: dict[str, Any]) -> list[str]:
+    unit = Unit.of([record]) if record.get("clients") else Unit(facts.about.get("metric", "accuracy"), 1)
+    value, local, delta = (facts.number(name) for name in ("value", "local", "delta"))
+    percent = " %" if unit.higher_is_better else ""
+    return [
+        f"| {unit.name} on its test rows | |",
+        "| --- | --- |",
+        f"| trained alone (Local) | {unit.value(local)}{percent} |",
+        f"| {facts.method} | {unit.value(value)}{percent} |",
+        f"| **Δ** | **{unit.delta(delta)}{' points' if unit.higher_is_better else ''}** |",
+        "",
+        verdict(facts),
+    ]
+
+
+def verdict(facts: Facts) -> str:
+    """Whether the federation helped this client, in one sentence."""
+    delta = facts.number("delta")
+    unit = Unit(facts.about.get("metric", "accuracy"), 1)
+    if facts.method == "local":
+        return "This is the model the client trained alone."
+    if math.isnan(delta):
+        return "Whether joining helped is not known: the file does not say its Δ."
+    if abs(delta) < 1e-12:
+        return f"{facts.method} made no difference to this client."
+    if unit.harm(delta) < 0:
+        return f"{facts.method} helped this client."
+    return (
+        f"{facts.method} harmed this client: the model it trained alone (`--method local`) is better on its own rows."
+    )
+
+
+def _data(facts: Facts, record: dict[str, Any]) -> list[str]:
+    split = record.get("partition", {})
+    how = {"sites": "real sites", "iid": "dealt out at random"}.get(split.get("kind", ""), "")
+    if split.get("kind") == "dirichlet":
+        how = f"dealt out by a Dirichlet distribution, α = {split['alpha']}, seed {split['seed']}"
+    sizes = [f"{facts.about.get('n_' + part, '?')} {name}" for part, name in PARTS.items()]
+    lines = [f"- dataset: {facts.about.get('dataset', '?')}", f"- rows of this client: {', '.join(sizes)}"]
+    return [*lines, f"- clients: {split['clients']}, {how}"] if how else lines
+
+
+def _inputs(facts: Facts) -> list[str]:
+    kind = "a picture [channels, height, width]" if len(facts.shape) == 3 else "a row of numbers"
+    lines = [f"- raw, as in the user's files: {kind} of shape {list(facts.shape)}; the scaling is the model's own"]
+    gain, shift = facts.scale
+    if facts.top is not None:
+        lines.append(f"- scaling: pixels of 0..{facts.top:g} become -1..1")
+    else:
+        lines.append("- scaling: standardised by the federation's pooled training rows, input = raw × gain + shift")
+    if facts.columns:
+        lines += ["", "| column | gain | shift |", "| --- | --- | --- |"]
+        rows = zip(facts.columns, *(np.broadcast_to(a, facts.shape) for a in (gain, shift)), strict=True)
+        lines += [f"| {_plain(name)} | {g:.6g} | {s:.6g} |" for name, g, s in list(rows)[:MOST_NAMES]]
+        lines += [f"| and {len(facts.columns) - MOST_NAMES} more | | |"] * (len(facts.columns) > MOST_NAMES)
+    return lines
+
+
+def _output(facts: Facts) -> list[str]:
+    if not facts.classifies:
+        mean, std = facts.target
+        return [f"- a number in the target's units: model output × {std:.6g} + {mean:.6g}"]
+    more = [f"and {len(facts.labels) - MOST_NAMES} more"] * (len(facts.labels) > MOST_NAMES)
+    return [
+        f"- probabilities of {facts.outputs} classes: {', '.join([*map(_plain, facts.labels[:MOST_NAMES]), *more])}"
+    ]
+
+
+def _training(facts: Facts, record: dict[str, Any]) -> list[str]:
+    params = record.get("params", {})
+    lines = [f"- method: {facts.method}, seed {facts.seed}, run {facts.about.get('key', '?')}"]
+    lines += [f"- {', '.join(f'{name} {value}' for name, value in params.items())}"] if params else []
+    return [*lines, f"- architecture: `{facts.model}`", f"- made with fedekd {facts.about.get('fedekd', '?')}"]
+
+
+def _plain(name: str) -> str:
+    """A name that cannot break the table or the page it stands in."""
+    return " ".join(name.replace("|", "\\|").replace("<", "&lt;").split())

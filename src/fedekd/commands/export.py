@@ -1,0 +1,30 @@
+"""fedekd export: give a site its private model, with a model card."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from fedekd.commands.parser import command
+
+
+def add(commands: Any) -> None:
+    export = command(commands, "export", export_model, "give a site its private model, with a model card")
+    export.add_argument("folder", metavar="DIR", help="the --out folder of a run")
+    export.add_argument("--client", required=True, metavar="NAME", help="whose model; as the table of clients names it")
+    export.add_argument("--to", required=True, metavar="FILE", help="model.safetensors or model.onnx")
+    export.add_argument("--method", metavar="NAME", help="trained with which method (default: fedekd, or the only one)")
+    export.add_argument("--seed", type=int, metavar="N", help="of which seed's run (default: the first)")
+    export.add_argument("--private", metavar="NAME", help="own private model, package.module:function, for .onnx")
+
+
+def export_model(given: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from fedekd.card import card_path, verdict
+    from fedekd.export import export
+
+    facts = export(given.folder, given.client, given.to, method=given.method, seed=given.seed, private=given.private)
+    card = card_path(Path(given.to))
+    print(f"client {facts.client}, {facts.method}, seed {facts.seed}: {given.to}, its model card {card}")
+    print(verdict(facts))

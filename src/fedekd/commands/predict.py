@@ -1,0 +1,33 @@
+"""fedekd predict: use an exported model on new rows."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from fedekd.commands.parser import command
+
+
+def add(commands: Any) -> None:
+    predict = command(commands, "predict", predict_rows, "use an exported model on new rows")
+    predict.add_argument("model", metavar="MODEL", help="a .safetensors or .onnx file that `fedekd export` made")
+    predict.add_argument("file", metavar="FILE", help="a .csv, an .npz with x, a picture or a folder of pictures")
+    predict.add_argument("--out", metavar="FILE", help="a .csv file for the predictions (default: print them)")
+    predict.add_argument("--private", metavar="NAME", help="own private model, package.module:function")
+
+
+def predict_rows(given: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from fedekd.predict import predict
+    from fedekd.store import write_whole
+
+    found = predict(given.model, given.file, private=given.private)
+    if found.ignored:
+        print(f"not used, since the model was not trained on them: {', '.join(found.ignored)}", file=sys.stderr)
+    if given.out is None:
+        print(found.text(), end="")
+        return
+    write_whole(Path(given.out), found.text().encode())
+    print(f"{len(found.names)} predictions in {given.out}")

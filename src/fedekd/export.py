@@ -1,0 +1,101 @@
+"""A site's private model as a file for use elsewhere, .safetensors or .onnx, with its model card beside it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+from fedekd import results
+from fedekd.card import card_path, make_card
+from fedekd.errors import FedekdError, unknown
+from fedekd.kept import Facts, kept_models
+from fedekd.store import write_whole
+
+KINDS = (".safetensors", ".onnx")
+
+
+def export(
+    folder: str | Path, client: str, to: str | Path, *,
+    method: str | None = None, seed: int | None = None, private: str | None = None,
+) -> Facts:  # fmt: skip
+    """Write a client's model to ``to`` and its card beside it; returns what the card states.
+
+    Without ``method`` it is FedeKD's, or the only method's besides Local; without ``seed`` the first one's.
+    ``private`` names the factory of a model of one's own, which .onnx needs to draw the graph.
+    """
+    target = Path(to)
+    if target.suffix.lower() not in KINDS:
+        raise FedekdError(f"cannot export to {str(target)!r}; name a file that ends in {' or '.join(KINDS)}")
+    facts = choose(kept_models(Path(folder)), client, method, seed)
+    card = make_card(facts, _record(Path(folder), facts), target.name)
+    content = _onnx if target.suffix.lower() == ".onnx" else _safetensors
+    about = {name: json.dumps(value) for name, value in {**facts.about, "card": card}.items()}
+    write_whole(target, content(facts, about, private))
+    write_whole(card_path(target), card.encode())
+    return facts
+
+
+def choose(kept: list[Facts], client: str, method: str | None, seed: int | None) -> Facts:
+    """The one that is asked for; of several runs that fit, the last that was trained."""
+    methods = list(dict.fromkeys(facts.method for facts in kept))
+    if method is None:
+        joined = [name for name in methods if name != "local"] or methods
+        method = joined[0] if len(joined) == 1 else "fedekd"
+    fitting = [facts for facts in kept if facts.method == method]
+    if not fitting:
+        raise unknown("method", method, methods)
+    seeds = sorted({facts.seed for facts in fitting})
+    if seed is not None and seed not in seeds:
+        raise FedekdError(f"no model of {method} with seed {seed} is kept; kept: {', '.join(map(str, seeds))}")
+    fitting = [facts for facts in fitting if facts.seed == (seeds[0] if seed is None else seed)]
+    own = [facts for facts in fitting if facts.client == client]
+    if not own:
+        names = ", ".join(dict.fromkeys(facts.client for facts in fitting))
+        raise FedekdError(f"no client {client!r} here; the clients are: {names}")
+    return max(own, key=lambda facts: facts.path.stat().st_mtime)
+
+
+def _record(folder: Path, facts: Facts) -> dict[str, Any]:
+    """The run's line in results.jsonl, for what the card says of the training; nothing where it is gone."""
+    try:
+        records = results.load(folder).records
+    except FedekdError:
+        return {}
+    return next((record for record in records if record.get("key") == facts.about.get("key")), {})
+
+
+def _safetensors(facts: Facts, about: dict[str, str], private: str | None) -> bytes:
+    from safetensors.torch import save
+
+    from fedekd.ready import read_weights
+
+    return save(read_weights(facts), about)
+
+
+def _onnx(facts: Facts, about: dict[str, str], private: str | None) -> bytes:
+    import torch
+
+    from fedekd.ready import make_ready
+
+    model = make_ready(facts, private)
+    rows = torch.zeros(2, *facts.shape)
+    output = "probabilities" if facts.classifies else "prediction"
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it tells of every package that is not there
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                model, (rows,), input_names=["rows"], output_names=[output], dynamo=True, verbose=False,
+                dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),
+            )  # fmt: skip
+    except ImportError as error:
+        raise FedekdError(f"an .onnx file needs {error.name or error}; pip install 'fedekd[onnx]'") from None
+    except torch.onnx.errors.OnnxExporterError as error:
+        why = str(error.__cause__ or error).strip().splitlines()[0]
+        raise FedekdError(f"torch cannot draw {facts.model} as an ONNX graph: {why}") from None
+    assert program is not None
+    program.model.metadata_props.update(about)
+    return program.model_proto.SerializeToString()

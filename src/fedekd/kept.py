@@ -1,0 +1,134 @@
+"""What the file of a site's private model says of it: all that is needed to use it, in the file's metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedekd import model_files
+from fedekd.data.dataset import TASKS
+from fedekd.errors import FedekdError
+
+NEEDED = ("client", "method", "model", "shape", "outputs", "task", "gain", "shift", "target_mean", "target_std")
+
+
+@dataclass(frozen=True)
+class Facts:
+    path: Path
+    about: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, path: Path, about: Mapping[str, Any]) -> Facts:
+        lacking = [name for name in NEEDED if name not in about]
+        if lacking:
+            raise FedekdError(f"{path} is no model of `fedekd export`: it does not say its {lacking[0]}")
+        facts = cls(path, about)
+        try:
+            facts._check()
+        except (ValueError, TypeError) as error:
+            raise FedekdError(f"{path} is damaged: its metadata cannot be right ({error}); export it again") from None
+        return facts
+
+    def _check(self) -> None:
+        """Read everything once, so that a damaged file is found here and not somewhere in the middle of its use."""
+        if self.about["task"] not in TASKS or len(self.shape) not in (1, 3) or min(*self.shape, self.outputs) < 1:
+            raise ValueError(f"a {self.about['task']} from {self.shape} to {self.outputs}")
+        for name in ("seed", "position", "scale", "target", "labels", "columns"):
+            getattr(self, name)
+        for name in ("value", "local", "delta"):
+            self.number(name)
+
+    def number(self, name: str) -> float:
+        value = self.about.get(name)
+        return float("nan") if value is None else float(value)
+
+    @property
+    def client(self) -> str:
+        return str(self.about["client"])
+
+    @property
+    def method(self) -> str:
+        return str(self.about["method"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.about.get("seed", 0))
+
+    @property
+    def position(self) -> int:
+        """The client's number, which a factory may be given."""
+        return int(self.about.get("number", 0))
+
+    @property
+    def model(self) -> str:
+        """The factory that built it, module:function."""
+        return str(self.about["model"])
+
+    @property
+    def classifies(self) -> bool:
+        return bool(self.about["task"] == "classification")
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(int(size) for size in self.about["shape"])
+
+    @property
+    def outputs(self) -> int:
+        return int(self.about["outputs"])
+
+    @cached_property
+    def scale(self) -> tuple[np.ndarray, np.ndarray]:
+        """Gain and shift: a model's input is raw * gain + shift."""
+        gain, shift = (np.asarray(self.about[name], np.float32) for name in ("gain", "shift"))
+        if np.broadcast_shapes(gain.shape, shift.shape, self.shape) != self.shape:
+            raise ValueError(f"gain of shape {gain.shape} for inputs of shape {self.shape}")
+        if not (np.isfinite(shift).all() and np.isfinite(gain).all() and gain.all()):
+            raise ValueError("a gain or shift that is no number")
+        return gain, shift
+
+    @property
+    def top(self) -> float | None:
+        """The raw value that stands for white, where pixels were scaled by a fixed range; None: standardised."""
+        gain, _ = self.scale
+        return float(2 / gain) if len(self.shape) == 3 and gain.ndim == 0 else None
+
+    @cached_property
+    def target(self) -> tuple[float, float]:
+        """Mean and deviation that bring a regression's output back to the user's units."""
+        return float(self.about["target_mean"]), float(self.about["target_std"])
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        names = tuple(str(label) for label in self.about.get("labels", ()))
+        if names and len(names) != self.outputs:
+            raise ValueError(f"{len(names)} labels for {self.outputs} outputs")
+        return names or tuple(str(k) for k in range(self.outputs))
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        names = tuple(str(column) for column in self.about.get("columns", ()))
+        if names and (len(names),) != self.shape:
+            raise ValueError(f"{len(names)} columns for inputs of shape {self.shape}")
+        return names
+
+
+def read_facts(path: Path) -> Facts:
+    """What a .safetensors file says of its model; reads the head of the file only."""
+    if not path.is_file():
+        raise FedekdError(f"there is no model file {str(path)!r}; `fedekd export` makes one")
+    return Facts.of(path, model_files.read_card(path))
+
+
+def kept_models(folder: Path) -> list[Facts]:
+    """The models that a run has kept in its folder."""
+    if not folder.is_dir():
+        raise FedekdError(f"there is no folder {str(folder)!r}; give the --out folder of a run")
+    found = [Facts.of(one.path, one.about) for one in model_files.kept(folder)]
+    if not found:
+        raise FedekdError(f"no models are kept in {folder}; train into a new --out folder with --models first")
+    return found

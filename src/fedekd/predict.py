@@ -1,0 +1,98 @@
+"""Use a site's exported model on new rows: the class and its probability, or the number in the user's units."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedekd.errors import FedekdError
+from fedekd.kept import Facts, read_facts
+from fedekd.unseen import read_unseen
+
+BATCH = 256
+Answer = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What the model says of each row, in the rows' order."""
+
+    facts: Facts
+    names: list[str]
+    """The number of each row, from 1, or the name of its picture."""
+    values: np.ndarray
+    """Probabilities [N, classes], or numbers [N]."""
+    ignored: tuple[str, ...]
+    """Columns of the file that the model was not trained on."""
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        for name, value in zip(self.names, self.values, strict=True):
+            if self.facts.classifies:
+                best = int(value.argmax())
+                yield {"row": name, "class": self.facts.labels[best], "probability": f"{value[best]:.4f}"}
+            else:
+                yield {"row": name, "prediction": f"{value:.6g}"}
+
+    def text(self) -> str:
+        """The rows as CSV."""
+        stream = io.StringIO()
+        rows = list(self.rows())
+        writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return stream.getvalue()
+
+
+def predict(model: str | Path, file: str | Path, *, private: str | None = None) -> Predictions:
+    """The model's answers for the rows of a .csv or .npz file, a picture or a folder of pictures.
+
+    ``private`` names the factory of a model of one's own; an .onnx file holds its graph and needs none.
+    """
+    path = Path(model)
+    facts, answer = _from_onnx(path) if path.suffix.lower() == ".onnx" else _from_safetensors(path, private)
+    unseen = read_unseen(Path(file), facts)
+    pieces = [answer(unseen.x[start : start + BATCH]) for start in range(0, len(unseen.x), BATCH)]
+    return Predictions(facts, unseen.names, np.concatenate(pieces), unseen.ignored)
+
+
+def _from_safetensors(path: Path, private: str | None) -> tuple[Facts, Answer]:
+    facts = read_facts(path)
+    import torch
+
+    from fedekd.ready import make_ready
+
+    model = make_ready(facts, private)
+
+    @torch.no_grad()
+    def answer(rows: np.ndarray) -> np.ndarray:
+        return model(torch.from_numpy(np.ascontiguousarray(rows))).numpy()
+
+    return facts, answer
+
+
+def _from_onnx(path: Path) -> tuple[Facts, Answer]:
+    if not path.is_file():
+        raise FedekdError(f"there is no model file {str(path)!r}; `fedekd export` makes one")
+    try:
+        runtime = importlib.import_module("onnxruntime")
+    except ImportError:
+        raise FedekdError(
+            "an .onnx file needs onnxruntime; pip install onnxruntime, or take the .safetensors"
+        ) from None
+    runtime.set_default_logger_severity(4)
+    try:
+        session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        about = {name: json.loads(text) for name, text in session.get_modelmeta().custom_metadata_map.items()}
+    except Exception as error:  # the runtime has a dozen kinds of its own, with no common base
+        why = str(error).strip().splitlines()[0]
+        raise FedekdError(f"{path} is not a whole .onnx file ({why}); export it again") from None
+    name = session.get_inputs()[0].name
+    return Facts.of(path, about), lambda rows: session.run(None, {name: rows.astype(np.float32)})[0]

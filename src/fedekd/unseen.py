@@ -1,0 +1,167 @@
+"""Rows to predict from the user's files, checked against what the model was trained on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedekd.data import formats, pictures
+from fedekd.data.dataset import as_float32
+from fedekd.data.own import channels
+from fedekd.data.tables import read_table
+from fedekd.errors import FedekdError
+from fedekd.kept import Facts
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TRUTH = {"true": "1", "false": "0"}  # as training reads them
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """Raw rows in the model's shape, what each is called, and the columns that the model has no use for."""
+
+    x: np.ndarray
+    names: list[str]
+    ignored: tuple[str, ...] = ()
+
+
+def read_unseen(path: Path, facts: Facts) -> Unseen:
+    """The rows of a .csv or .npz file, of a picture, or of a folder of pictures."""
+    if not path.exists():
+        raise FedekdError(
+            f"there is no file or folder {str(path)!r}; give a .csv, an .npz, a picture or a folder of them"
+        )
+    suffix = path.suffix.lower()
+    if path.is_dir() or suffix in pictures.PICTURES:
+        found = _pictures(path, facts)
+    elif suffix == ".csv":
+        found = _table(path, facts)
+    elif suffix == ".npz":
+        found = _arrays(path)
+    else:
+        raise FedekdError(
+            f"{path} is a {suffix or 'nameless'} file; give a .csv, an .npz, a picture or a folder of them"
+        )
+    _check(path, found.x, facts)
+    return found
+
+
+def _check(path: Path, x: np.ndarray, facts: Facts) -> None:
+    if x.shape[1:] != facts.shape:
+        raise FedekdError(f"{path} holds rows of shape {x.shape[1:]}; the model was trained on {facts.shape}")
+    if not len(x):
+        raise FedekdError(f"{path} holds no rows; give it at least one")
+    bad = int((~np.isfinite(x)).reshape(len(x), -1).any(1).sum())
+    if bad:
+        raise FedekdError(f"{path}: missing or infinite values in {bad} of {len(x)} rows; fill or remove them")
+    if facts.top is None:
+        return
+    low, high = float(x.min()), float(x.max())
+    if low < 0 or high > facts.top * 1.001 or (x.dtype.kind == "f" and high <= 1 < facts.top):
+        raise FedekdError(f"{path} holds pixels of {low:g}..{high:g}; the model was trained on 0..{facts.top:g}")
+
+
+# Tables
+
+
+def _table(path: Path, facts: Facts) -> Unseen:
+    """Columns are found by name, in any order; text is encoded as it was in training."""
+    if len(facts.shape) != 1:
+        raise FedekdError(f"{path} is a table, but the model was trained on pictures of shape {facts.shape}")
+    frame = read_table(path, dtype=str)
+    names = [str(row + 1) for row in range(len(frame))]
+    columns = facts.columns or tuple(frame.columns)  # trained without names: the columns as they stand
+    text = {column: _categories(column, columns) for column in frame.columns if column not in columns}
+    text = {column: known for column, known in text.items() if known}
+    lacking = [c for c in columns if c not in frame.columns and not any(c.startswith(f"{t}=") for t in text)]
+    if lacking:
+        raise FedekdError(f"{path} has no column {_source(lacking[0])!r}, which the model was trained on")
+    x = np.empty((len(frame), len(columns)))
+    for place, column in enumerate(columns):
+        if column in frame.columns:
+            x[:, place] = _numbers(path, frame[column])
+    for column, known in text.items():
+        values = _texts(path, frame[column], known)
+        for value, place in known.items():
+            x[:, place] = values == value
+    ignored = tuple(column for column in frame.columns if column not in columns and column not in text)
+    return Unseen(as_float32(x), names, ignored)
+
+
+def _categories(column: str, columns: tuple[str, ...]) -> dict[str, int]:
+    """The texts that training found in a column, and the place of each among the model's inputs."""
+    head = f"{column}="
+    return {name.removeprefix(head): place for place, name in enumerate(columns) if name.startswith(head)}
+
+
+def _source(column: str) -> str:
+    return column.partition("=")[0]
+
+
+def _numbers(path: Path, column: pd.Series) -> np.ndarray:
+    import pandas as pd
+
+    plain = column.map(lambda value: TRUTH.get(str(value).lower(), value))
+    numbers = pd.to_numeric(plain, errors="coerce").to_numpy(np.float64)
+    wrong = np.flatnonzero(np.isnan(numbers))
+    if len(wrong):
+        value = column.iloc[wrong[0]]
+        what = "nothing" if pd.isna(value) else repr(value)
+        raise FedekdError(
+            f"{path}: column {column.name!r} holds {what} in row {wrong[0] + 1}; training had numbers there"
+        )
+    return numbers
+
+
+def _texts(path: Path, column: pd.Series, known: dict[str, int]) -> np.ndarray:
+    values = column.astype(object).to_numpy()
+    for row, value in enumerate(values):
+        if value not in known:
+            what = repr(value) if isinstance(value, str) else "nothing"
+            names = ", ".join(sorted(known))
+            raise FedekdError(f"{path}: column {column.name!r} holds {what} in row {row + 1}; training knew {names}")
+    return values
+
+
+# Arrays and pictures
+
+
+def _arrays(path: Path) -> Unseen:
+    try:
+        x = formats.read_npz(path, ("x",))["x"]
+    except formats.BadFile as error:
+        raise FedekdError(f"{error}; save it again with numpy.savez({path.name!r}, x=..)") from None
+    if x.ndim not in (2, 3, 4) or x.dtype.kind not in "buif":
+        raise FedekdError(f"{path}: x is {x.dtype} of shape {x.shape}; give it as for training")
+    x = channels(x) if x.ndim > 2 else x
+    return Unseen(x if x.dtype == np.uint8 else as_float32(x), [str(row + 1) for row in range(len(x))])
+
+
+def _pictures(path: Path, facts: Facts) -> Unseen:
+    if len(facts.shape) != 3:
+        raise FedekdError(f"{path} holds pictures, but the model was trained on rows of shape {facts.shape}")
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.suffix.lower() in pictures.PICTURES)
+    if not files:
+        raise FedekdError(f"{path} holds no pictures; the model was trained on pictures of shape {facts.shape}")
+    rows = [_picture(file, facts) for file in files]
+    names = [str(file.relative_to(path)) if path.is_dir() else file.name for file in files]
+    return Unseen(np.stack(rows), names)
+
+
+def _picture(file: Path, facts: Facts) -> np.ndarray:
+    image = pictures.read_picture(file)
+    if image.ndim == 2:
+        image = np.repeat(image[..., None], 3, axis=2) if facts.shape[0] == 3 else image[..., None]
+    image = image.transpose(2, 0, 1)
+    if image.shape != facts.shape:
+        kinds = [
+            f"{width}x{height} in {'colour' if depth == 3 else 'grey'}"
+            for depth, height, width in (image.shape, facts.shape)
+        ]
+        raise FedekdError(f"{file} is {kinds[0]}; the model was trained on {kinds[1]}")
+    return image

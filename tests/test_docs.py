@@ -1,0 +1,156 @@
+"""The documentation does what it says: every block of code in it runs, and the site builds and needs no net.
+
+Blocks of a page run in order in one empty folder. ``python`` blocks of a page share their names; a block with a title
+becomes a file of that name; each line of an ``sh`` block is a fedekd command. A block that cannot run here follows a
+line ``<!-- not run: WHY -->``, and NOT_RUN counts those.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fedekd import cli, methods
+
+HOME = Path(__file__).resolve().parents[1]
+PAGES = [HOME / "README.md", *sorted((HOME / "docs").glob("*.md"))]
+NOT_RUN: dict[str, int] = {"README.md": 2}
+FENCE = re.compile(
+    r"^(?:<!-- not run: (?P<why>.+?) -->\n+)?```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<code>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    code: str
+    title: str | None
+    why_not: str | None
+
+
+def blocks(page: Path) -> list[Block]:
+    found = FENCE.finditer(page.read_text(encoding="utf-8"))
+    return [Block(f["language"], f["code"], f["title"], f["why"]) for f in found]
+
+
+def commands(block: Block) -> Iterator[list[str]]:
+    for line in block.code.replace("\\\n", " ").splitlines():
+        if words := shlex.split(line, comments=True):
+            yield words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_fence_is_understood(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text.count("```") == 2 * len(blocks(page))
+    for block in blocks(page):
+        runs = block.language in ("python", "sh") or block.title
+        assert runs or "fedekd" not in block.code, f"a block of {page.name} is neither run nor marked:\n{block.code}"
+    assert sum(block.why_not is not None for block in blocks(page)) == NOT_RUN.get(page.name, 0)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_that_are_not_run_are_at_least_spelt_right(page: Path) -> None:
+    for block in blocks(page):
+        if block.why_not and block.language == "sh":
+            for program, *words in commands(block):
+                assert program == "fedekd"
+                given, rest = cli.make_parser().parse_known_args(words)
+                assert given.act
+                assert not rest
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(methods, "_REGISTRY", methods.known())  # what a page registers is forgotten after it
+    names: dict[str, object] = {"__name__": "__main__"}
+    known = set(sys.modules)
+    try:
+        for block in blocks(page):
+            if block.why_not:
+                continue
+            if block.title:
+                Path(block.title).write_text(block.code)
+            elif block.language == "python":
+                exec(compile(block.code, f"{page.name}: {block.code.splitlines()[0]}", "exec"), names)
+            elif block.language == "sh":
+                for program, *words in commands(block):
+                    assert program == "fedekd", f"only fedekd commands are run, not {program}"
+                    status = cli.main(words)
+                    assert status == 0, f"fedekd {' '.join(words)}: {capsys.readouterr().err}"
+    finally:
+        for name in set(sys.modules) - known:
+            if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+                del sys.modules[name]
+
+
+# The site
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("material", reason="pip install 'fedekd[docs]' to build the documentation")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    done = subprocess.run(
+        command, cwd=HOME, capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_the_site_loads_nothing_from_the_net(site: Path) -> None:
+    pages = list(site.glob("**/*.html"))
+    assert len(pages) > 10
+    for page in pages:
+        loaded = re.findall(r"<(?:script|img|iframe|source)[^>]*\bsrc=\"([^\"]+)", page.read_text())
+        loaded += re.findall(r"<link[^>]*rel=\"(?:stylesheet|preconnect|icon)\"[^>]*href=\"([^\"]+)", page.read_text())
+        assert loaded
+        assert not [url for url in loaded if re.match(r"(https?:)?//", url)], page
+    for sheet in site.glob("**/*.css"):
+        assert not re.search(r"(url\(|@import)\s*[\"']?(https?:)?//", sheet.read_text()), sheet
+
+
+def test_formulas_need_no_script(site: Path) -> None:
+    page = (site / "method.html").read_text()
+    assert page.count("<math") >= 6
+    assert "arithmatex" not in page
+    assert "round.svg" in page
+
+
+def test_the_reference_has_every_command_and_option(site: Path) -> None:
+    page = html.unescape((site / "commands.html").read_text())
+
+    def walk(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for sub in action.choices.values():
+                    yield sub
+                    yield from walk(sub)
+
+    parsers = list(walk(cli.make_parser()))
+    assert len(parsers) > 8
+    for parser in parsers:
+        if not parser.get_default("act"):
+            continue
+        start = page.index(f"{parser.prog}<a")
+        section = page[start : page.find("<h2", start)]
+        for action in parser._actions:
+            if action.dest != "help":
+                assert (action.option_strings or [str(action.metavar)])[-1] in section, (parser.prog, action.dest)

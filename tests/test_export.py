@@ -1,0 +1,241 @@
+"""A site's model leaves a results folder whole: the same answers, its card, and nothing that was not asked for."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from fedekd.card import make_card, verdict
+from fedekd.errors import FedekdError
+from fedekd.export import export
+from fedekd.kept import Facts, kept_models, read_facts
+from fedekd.predict import predict
+from tiny import tiny_proxy
+from trained import Trained, by_number, patients, train, write_patients
+
+
+@pytest.fixture(scope="module")
+def wards(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    home = tmp_path_factory.mktemp("wards")
+    return train(home / "out", patients(write_patients(home / "ward.csv")), methods=["fedekd", "fedavg"], rounds=4)
+
+
+@pytest.fixture(scope="module")
+def scans(tmp_path_factory: pytest.TempPathFactory, digits: Any) -> Trained:
+    return train(tmp_path_factory.mktemp("scans") / "out", digits)
+
+
+@pytest.fixture(scope="module")
+def progress(tmp_path_factory: pytest.TempPathFactory, diabetes: Any) -> Trained:
+    return train(tmp_path_factory.mktemp("progress") / "out", diabetes, rounds=3)
+
+
+def saved(trained: Trained, position: int, path: Path) -> Path:
+    """The rows on which the run has measured a client."""
+    np.savez(path, x=trained.dataset.x[trained.test_rows(position)])
+    return path
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "onnx"])
+@pytest.mark.parametrize("position", [0, 2])
+def test_the_model_scores_what_its_run_measured(scans: Trained, tmp_path: Path, kind: str, position: int) -> None:
+    if kind == "onnx":
+        pytest.importorskip("onnxscript")
+        pytest.importorskip("onnxruntime")
+    export(scans.folder, str(position), tmp_path / f"m.{kind}")
+    found = predict(tmp_path / f"m.{kind}", saved(scans, position, tmp_path / "rows.npz"))
+    right = found.values.argmax(1) == scans.dataset.y[scans.test_rows(position)]
+    assert right.mean() == pytest.approx(scans.client(position)["value"], abs=1e-12)
+    np.testing.assert_allclose(found.values.sum(1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "onnx"])
+def test_a_regression_answers_in_the_targets_units(progress: Trained, tmp_path: Path, kind: str) -> None:
+    if kind == "onnx":
+        pytest.importorskip("onnxscript")
+        pytest.importorskip("onnxruntime")
+    export(progress.folder, "1", tmp_path / f"m.{kind}")
+    found = predict(tmp_path / f"m.{kind}", saved(progress, 1, tmp_path / "rows.npz"))
+    error = found.values - progress.dataset.y[progress.test_rows(1)]
+    assert np.sqrt((error**2).mean()) == pytest.approx(progress.client(1)["value"], rel=1e-5)
+    assert 25 < found.values.mean() < 350  # not standardised ones
+
+
+def test_weights_and_facts_are_those_that_were_kept(wards: Trained, tmp_path: Path) -> None:
+    facts = export(wards.folder, "south", tmp_path / "m.safetensors")
+    assert (facts.client, facts.method, facts.seed) == ("south", "fedekd", 0)
+    kept, given = load_file(facts.path), load_file(tmp_path / "m.safetensors")
+    assert kept.keys() == given.keys()
+    assert all(torch.equal(kept[name], given[name]) for name in kept)
+    about = read_facts(tmp_path / "m.safetensors")
+    assert about.columns == ("age", "dose", "smokes", "sex=f", "sex=m", "sex=n/k")
+    assert about.labels == ("ill", "well")
+    assert about.about["card"] == (tmp_path / "m.card.md").read_text()
+
+
+def test_the_card_states_what_a_site_must_know(wards: Trained, tmp_path: Path) -> None:
+    export(wards.folder, "south", tmp_path / "m.safetensors")
+    card, own = (tmp_path / "m.card.md").read_text(), wards.client(1)
+    assert own["id"] == "south"
+    assert f"| fedekd | {100 * own['value']:.1f} % |" in card
+    assert f"| trained alone (Local) | {100 * own['local']:.1f} % |" in card
+    assert f"{own['n_train']} to train, {own['n_val']} to validate, {own['n_test']} to test" in card
+    for words in ("ill, well", "| age | ", "| sex=n/k | ", "standardised", "rounds 4", "fedekd.models:private", "Δ"):
+        assert words in card
+
+
+def test_the_card_of_pictures_names_their_range(scans: Trained, tmp_path: Path) -> None:
+    export(scans.folder, "0", tmp_path / "m.safetensors")
+    assert "pixels of 0..16 become -1..1" in (tmp_path / "m.card.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("about", "words"),
+    [
+        ({"delta": 0.02}, "fedekd helped"),
+        ({"delta": -0.02}, "--method local"),
+        ({"delta": 0.0}, "no difference"),
+        ({"delta": 3.0, "metric": "rmse"}, "harmed"),
+        ({"delta": -3.0, "metric": "rmse"}, "helped"),
+        ({"delta": None}, "not known"),
+        ({"delta": 0.0, "method": "local"}, "trained alone"),
+    ],
+)
+def test_the_verdict(wards: Trained, about: dict[str, Any], words: str) -> None:
+    one = kept_models(wards.folder)[0]
+    facts = Facts(one.path, {**one.about, "method": "fedekd", "metric": "accuracy", **about})
+    assert words in verdict(facts)
+    assert words in make_card(facts, {}, "m.onnx")  # also where the run's record is gone
+
+
+def test_onnx_takes_any_number_of_raw_rows(scans: Trained, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    export(scans.folder, "0", tmp_path / "m.onnx")
+    session = runtime.InferenceSession(tmp_path / "m.onnx")
+    for count in (1, 7):
+        rows = scans.dataset.x[:count].astype(np.float32)
+        (out,) = session.run(["probabilities"], {"rows": rows})
+        np.testing.assert_allclose(out.sum(1), 1, rtol=1e-5)
+        assert out.shape == (count, 10)
+    about = session.get_modelmeta().custom_metadata_map
+    assert "pixels of 0..16" in json.loads(about["card"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.card.md", "m.onnx"]
+
+
+@pytest.mark.parametrize("lacking", ["onnx", "onnxscript"])
+def test_onnx_without_its_extra(scans: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: str) -> None:
+    pytest.importorskip("onnxscript")
+    monkeypatch.setitem(sys.modules, lacking, None)
+    with pytest.raises(FedekdError, match=r"needs onnx(script)?; pip install 'fedekd\[onnx\]'"):
+        export(scans.folder, "0", tmp_path / "m.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_which_method_and_seed(wards: Trained, tmp_path: Path) -> None:
+    assert export(wards.folder, "north", tmp_path / "m.safetensors", method="local").method == "local"
+    assert export(wards.folder, "north", tmp_path / "m.safetensors", method="fedavg", seed=0).method == "fedavg"
+
+
+def test_of_runs_that_fit_alike_the_last_is_taken(tmp_path: Path) -> None:
+    data = patients(write_patients(tmp_path / "ward.csv"))
+    for rounds in (2, 1):
+        trained = train(tmp_path / "out", data, rounds=rounds, methods=["fedavg"], proxy=tiny_proxy)
+    facts = export(tmp_path / "out", "north", tmp_path / "m.safetensors")
+    assert facts.about["key"] == trained.result.records[-1]["key"]
+    assert facts.method == "fedavg"  # the only one besides Local
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"client": "nort"}, "no client 'nort' here; the clients are: north, south"),
+        ({"method": "fedkd"}, "unknown method 'fedkd'; did you mean 'fedekd'"),
+        ({"seed": 3}, "no model of fedekd with seed 3 is kept; kept: 0"),
+        ({"to": "m.pt"}, "ends in .safetensors or .onnx"),
+        ({"folder": "nowhere"}, "there is no folder 'nowhere'"),
+        ({"private": "tiny:tiny_private", "to": "m.onnx"}, "do not fit the model tiny:tiny_private"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    wards: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = {"folder": wards.folder, "client": "north", "to": "m.safetensors", **given}
+    with pytest.raises(FedekdError, match=words) as caught:
+        export(given.pop("folder"), given.pop("client"), given.pop("to"), **given)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_models_kept(tmp_path: Path) -> None:
+    data = patients(write_patients(tmp_path / "ward.csv"))
+    train(tmp_path / "out", data, rounds=1, methods=["fedavg"], models="none")
+    with pytest.raises(FedekdError, match=r"no models are kept in .*--models first"):
+        export(tmp_path / "out", "north", tmp_path / "m.safetensors")
+
+
+# Models of one's own
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory, digits: Any) -> Trained:
+    return train(tmp_path_factory.mktemp("own") / "out", digits, private=by_number, proxy=tiny_proxy, rounds=1)
+
+
+@pytest.mark.parametrize("position", [0, 2])
+def test_a_model_of_ones_own_is_built_for_its_client(own: Trained, tmp_path: Path, position: int) -> None:
+    export(own.folder, str(position), tmp_path / "m.safetensors")
+    rows = saved(own, position, tmp_path / "rows.npz")
+    with pytest.raises(FedekdError, match=r"holds a model of your own; .*--private trained:by_number"):
+        predict(tmp_path / "m.safetensors", rows)
+    found = predict(tmp_path / "m.safetensors", rows, private="trained:by_number")
+    right = found.values.argmax(1) == own.dataset.y[own.test_rows(position)]
+    assert right.mean() == pytest.approx(own.client(position)["value"], abs=1e-12)
+
+
+def test_an_onnx_file_needs_no_code_of_ones_own(own: Trained, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxruntime")
+    with pytest.raises(FedekdError, match="--private trained:by_number"):
+        export(own.folder, "1", tmp_path / "m.onnx")
+    export(own.folder, "1", tmp_path / "m.onnx", private="trained:by_number")
+    found = predict(tmp_path / "m.onnx", saved(own, 1, tmp_path / "rows.npz"))
+    right = found.values.argmax(1) == own.dataset.y[own.test_rows(1)]
+    assert right.mean() == pytest.approx(own.client(1)["value"], abs=1e-12)
+
+
+def test_a_name_in_a_file_is_never_imported_by_itself(scans: Trained, tmp_path: Path) -> None:
+    source = kept_models(scans.folder)[0].path
+    with safe_open(source, "pt") as file:
+        about = {**file.metadata(), "model": json.dumps("trained:not_run")}
+    save_file(load_file(source), tmp_path / "m.safetensors", about)
+    with pytest.raises(FedekdError, match="say where its code is: --private trained:not_run"):
+        predict(tmp_path / "m.safetensors", saved(scans, 0, tmp_path / "rows.npz"))
+
+
+def test_a_module_that_onnx_cannot_draw(tmp_path: Path, digits: Any) -> None:
+    pytest.importorskip("onnxscript")
+    trained = train(tmp_path / "out", digits, private=wilful, proxy=tiny_proxy, rounds=1)
+    with pytest.raises(FedekdError, match="cannot draw test_export:wilful as an ONNX graph") as caught:
+        export(trained.folder, "0", tmp_path / "m.onnx", private="test_export:wilful")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "m.onnx").exists()
+
+
+class Wilful(torch.nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = super().forward(x.flatten(1))
+        return out if float(out.detach().sum()) > 0 else -out
+
+
+def wilful(shape: Any, outputs: int) -> torch.nn.Module:
+    return Wilful(int(np.prod(shape)), outputs)
