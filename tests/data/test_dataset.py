@@ -37,6 +37,7 @@ def test_types_are_settled() -> None:
         ({"y": np.array([0, -1, 0, 1])}, "label -1 is outside"),
         ({"y": np.zeros(4, int)}, "one class"),
         ({"labels": ("a",)}, "1 class names for 2"),
+        ({"columns": ("a",)}, "1 column names for rows of shape \\(2,\\)"),
         ({"scale": 0.0}, "scale is 0.0"),
         ({"task": "regression"}, "outputs=1"),
         ({"task": "regression", "outputs": 1, "y": np.array([1, np.nan, 2, 3])}, "1 of 4 targets"),

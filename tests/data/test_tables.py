@@ -21,6 +21,8 @@ def test_csv(tmp_path: Path) -> None:
     assert data.site_names == ("s0", "s1", "s2")
     np.testing.assert_array_equal(data.sites, np.arange(30) % 3)
     np.testing.assert_array_equal(data.x[:, 2:].sum(1), 1)
+    assert data.columns == ("age", "dose", "sex=f", "sex=m")
+    np.testing.assert_array_equal(data.x[:, 3], np.arange(30) % 2 == 0)
     dose = load_dataset(path, target="dose")
     assert (dose.task, dose.standardise_target, dose.x.shape) == ("regression", True, (30, 7))
     assert load_dataset(path, target="age").task == "regression"

@@ -35,6 +35,8 @@ class Dataset:
     """Where it came from, for humans."""
     standardise_target: bool = False
     """Targets are standardised by the pooled training rows inside training; metrics stay in the user's units."""
+    columns: tuple[str, ...] = ()
+    """The names of a table's D columns; the one that stands for text "m" in column "sex" is called sex=m."""
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
@@ -57,6 +59,10 @@ class Dataset:
             raise self._fail(f"x has {len(x)} rows but y has shape {y.shape}; give one value of y for each row")
         if 0 in x.shape:
             raise self._fail(f"x is empty (shape {x.shape}); give it at least one row and one feature")
+        if self.columns and x.shape[1:] != (len(self.columns),):
+            raise self._fail(
+                f"{len(self.columns)} column names for rows of shape {x.shape[1:]}; give one for each column"
+            )
         if self.scale is not None and not 0 < self.scale < np.inf:
             raise self._fail(f"scale is {self.scale}; give a number above 0, or None to standardise")
 

@@ -41,6 +41,7 @@ def diabetes(folder: Path) -> Dataset:
         scale=None,
         source="scikit-learn: Efron et al., Least Angle Regression, 2004",
         standardise_target=True,
+        columns=tuple(data.feature_names),
     )
 
 

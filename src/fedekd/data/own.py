@@ -30,6 +30,7 @@ class Raw:
     site: np.ndarray | None = None
     task: str = ""
     """What the file suggests, when its kind says more than the type of ``y``."""
+    columns: tuple[str, ...] = ()
 
 
 def load_own(
@@ -132,6 +133,7 @@ def _dataset(path: Path, raw: Raw, task: str | None) -> Dataset:
         site_names=tuple(str(name) for name in names),
         source=str(path),
         standardise_target=task == "regression",
+        columns=raw.columns,
     )
 
 

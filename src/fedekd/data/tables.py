@@ -26,7 +26,7 @@ def read_tables(files: Sequence[Path], target: str | None, clients_from: str | N
     """
     import pandas as pd
 
-    frames = [_read(file) for file in files]
+    frames = [read_table(file) for file in files]
     for file, frame in zip(files, frames, strict=True):
         _check_alike(files[0], frames[0], file, frame)
     table = pd.concat([frame[frames[0].columns] for frame in frames], ignore_index=True)
@@ -44,12 +44,13 @@ def read_tables(files: Sequence[Path], target: str | None, clients_from: str | N
     site = np.repeat([file.stem for file in files], [len(frame) for frame in frames]) if as_clients else None
     if clients_from is not None:
         site = _values(table[clients_from])
-    x = _features(where, table.drop(columns=[target] if clients_from is None else [target, clients_from]))
+    x, names = _features(where, table.drop(columns=[target] if clients_from is None else [target, clients_from]))
     classes = not _is_numeric(wanted) or (wanted.dtype.kind in "iu" and wanted.nunique() <= FEW_CLASSES)
-    return Raw(x, _values(wanted), site, "classification" if classes else "regression")
+    return Raw(x, _values(wanted), site, "classification" if classes else "regression", names)
 
 
-def _read(file: Path) -> pd.DataFrame:
+def read_table(file: Path, dtype: type | None = None) -> pd.DataFrame:
+    """A .csv file with its column names stripped; ``dtype=str`` keeps every value as it is written."""
     import pandas as pd
 
     try:
@@ -59,7 +60,9 @@ def _read(file: Path) -> pd.DataFrame:
         with warnings.catch_warnings():
             # Rows longer than the header: without these two, pandas would shift or drop columns in silence.
             warnings.simplefilter("error", pd.errors.ParserWarning)
-            frame = pd.read_csv(file, sep=separator, skipinitialspace=True, encoding="utf-8-sig", index_col=False)
+            frame = pd.read_csv(
+                file, sep=separator, skipinitialspace=True, encoding="utf-8-sig", index_col=False, dtype=dtype
+            )
     except (OSError, ValueError, pd.errors.ParserWarning) as error:  # pandas's parsing errors are ValueErrors
         why = str(error).strip().splitlines()
         raise FedekdError(
@@ -67,7 +70,7 @@ def _read(file: Path) -> pd.DataFrame:
         ) from None
     if frame.empty:
         raise FedekdError(f"{file} holds no rows below its header line; give it at least a few")
-    if frame.columns[0] == "Unnamed: 0" and frame.iloc[:, 0].tolist() == list(range(len(frame))):
+    if frame.columns[0] == "Unnamed: 0" and [*map(str, frame.iloc[:, 0])] == [*map(str, range(len(frame)))]:
         frame = frame.iloc[:, 1:]  # the row numbers that pandas writes by default: no feature
     return frame.rename(columns=lambda column: str(column).strip())
 
@@ -101,7 +104,8 @@ def _check_whole(where: Path, table: pd.DataFrame) -> None:
         raise FedekdError(f"{where}: missing or infinite values in {rows} rows, in column {shown}; fill or remove them")
 
 
-def _features(where: Path, table: pd.DataFrame) -> np.ndarray:
+def _features(where: Path, table: pd.DataFrame) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The inputs and their names: numbers first, then a column for each text that a text column holds."""
     import pandas as pd
 
     if table.shape[1] == 0:
@@ -113,5 +117,5 @@ def _features(where: Path, table: pd.DataFrame) -> np.ndarray:
             raise FedekdError(
                 f"{where}: text column {column!r} has {count} different values, too many to encode; remove the column"
             )
-    encoded = pd.get_dummies(table, columns=text, dtype=np.float32) if text else table
-    return encoded.to_numpy(dtype=np.float64)
+    encoded = pd.get_dummies(table, columns=text, dtype=np.float32, prefix_sep="=") if text else table
+    return encoded.to_numpy(dtype=np.float64), tuple(str(column) for column in encoded.columns)
