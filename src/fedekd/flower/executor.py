@@ -35,7 +35,8 @@ def main() -> None:
 
     from flwr.supercore.superexec import run_superexec
 
-    run_superexec.get_executor = lambda *_, **__: Forks(app)
+    patched: Any = run_superexec
+    patched.get_executor = lambda *_, **__: Forks(app)
     secret = Path(given.secret).read_bytes()
     run_superexec.run_superexec(given.address, insecure=True, superexec_auth_secret=secret)
 
@@ -84,8 +85,9 @@ def run_task(app: Any, spec: Any) -> None:
     from flwr.supernode.runtime import run_clientapp
 
     exit_handler.registered_exit_handlers.clear()  # the parent's: its connection is not ours to close
-    run_clientapp.install_from_fab = lambda *_, **__: None
-    run_clientapp.get_load_client_app_fn = lambda **_: lambda *_: app
+    patched: Any = run_clientapp
+    patched.install_from_fab = lambda *_, **__: None
+    patched.get_load_client_app_fn = lambda **_: lambda *_: app
     try:
         run_clientapp.run_clientapp(
             runtime_api_address=spec.runtime_api_address,

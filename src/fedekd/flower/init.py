@@ -55,7 +55,7 @@ def init_server(
     (folder / "state").mkdir(mode=0o700)
     values = {
         "address": address, "ca": _inside(ca, folder), "certificate": _inside(certificate, folder),
-        "key": _inside(key, folder), "nodes": "nodes", "state": "state", **(settings or {}),
+        "key": _inside(key, folder), "nodes": "nodes", "state": "state", "schema": "schema.json", **(settings or {}),
     }  # fmt: skip
     file = _write_settings(Server, "A federation's server. `fedekd server run` reads this file.", folder, values)
     read_server(file)
@@ -63,10 +63,15 @@ def init_server(
     return [
         f"give every site: {ca}",
         f"put each site's public key into: {folder / 'nodes'}/",
+        f"put the schema that the sites agree on (`fedekd site schema` at one of them) at: {folder / 'schema.json'}",
         f"set method, rounds and the rest in: {file}",
         f"start with: fedekd server run {file}",
         f"or as a service of user {user}: cp {unit} /etc/systemd/system/ && systemctl enable --now {unit.name}",
-        *([] if certificates else [f"keep {folder / 'certificates' / 'ca.key'} offline: who has it can pose as server"]),
+        *(
+            []
+            if certificates
+            else [f"keep {folder / 'certificates' / 'ca.key'} offline: who has it can pose as server"]
+        ),
     ]
 
 

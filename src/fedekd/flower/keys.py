@@ -17,8 +17,8 @@ from fedekd.errors import FedekdError
 from fedekd.flower.needs import need_flower
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
     from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
     from cryptography.x509 import Certificate, CertificateBuilder
 
 AUTHORITY_DAYS = 3650

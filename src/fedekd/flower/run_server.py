@@ -17,7 +17,7 @@ from fedekd.flower import control
 from fedekd.flower.addresses import checked_address
 from fedekd.flower.keys import read_certificate, write_new
 from fedekd.flower.needs import need_flower
-from fedekd.flower.processes import Child, alone, command, environment, say, script, stopping
+from fedekd.flower.processes import Child, alone, command, environment, say, script, stop, stopping
 from fedekd.flower.report import Report, read_report
 from fedekd.flower.server_file import Server, check_method, read_server
 
@@ -25,6 +25,7 @@ STARTING = 60.0  # seconds a SuperLink may take to answer
 PAUSE = 2.0  # seconds before it is started again
 FAILURES = 3  # of a run that made no progress, before it counts as hopeless
 LOOK = 1.0  # seconds between two looks at the run
+NO_PROGRESS = ("flower", "log", "report.json", ".lock")  # what is written in the state folder at other times too
 
 
 def run_server(
@@ -116,8 +117,6 @@ class _Supervisor:
             self.say(f"listening on {server.listen}:{port} for sites that connect to {server.address}")
             yield
         finally:
-            from fedekd.flower.processes import stop
-
             stop(self.children)
             self.children.clear()
 
@@ -157,7 +156,9 @@ class _Supervisor:
             self.failures += 1
             why = " ".join(state.details.split()) or f"it ended as {state.outcome}"
             if self.failures >= FAILURES:
-                raise FedekdError(f"the run failed {FAILURES} times without progress: {why}; see {self.server.state}/log")
+                raise FedekdError(
+                    f"the run failed {FAILURES} times without progress: {why}; see {self.server.state}/log"
+                )
             self._check_time(why)
             self.say(f"the run failed ({why}); submitting it again")
 
@@ -200,10 +201,14 @@ class _Supervisor:
     def _keys(self) -> list[tuple[str, int]]:
         return sorted((path.name, path.stat().st_mtime_ns) for path in self.server.nodes.glob("*.pub"))
 
-    def _progress(self) -> list[tuple[str, int]]:
-        """What the app has finished: its files of rounds."""
-        rounds = self.server.state / "rounds"
-        return sorted((str(p), p.stat().st_mtime_ns) for p in rounds.rglob("*")) if rounds.is_dir() else []
+    def _progress(self) -> dict[str, int]:
+        """When the app last wrote each file it keeps: it writes one at the end of each round, and only then."""
+        times = {}
+        for path in self.server.state.rglob("*"):
+            if path.relative_to(self.server.state).parts[0] not in NO_PROGRESS:
+                with contextlib.suppress(FileNotFoundError):
+                    times[str(path)] = path.stat().st_mtime_ns
+        return times
 
     def _check_time(self, why: str) -> None:
         waited = time.monotonic() - self.last_progress
@@ -218,7 +223,9 @@ def local_address(server: Server) -> str:
     host, port = checked_address(server.address, "address")
     try:
         names = read_certificate(server.certificate).extensions.get_extension_for_class(x509.SubjectAlternativeName)
-        hosts = [str(value) for kind in (x509.DNSName, x509.IPAddress) for value in names.value.get_values_for_type(kind)]
+        hosts = [
+            str(value) for kind in (x509.DNSName, x509.IPAddress) for value in names.value.get_values_for_type(kind)
+        ]
     except x509.ExtensionNotFound:
         raise FedekdError(f"{server.certificate} names no host (no subject alternative name)") from None
     if server.listen in ("0.0.0.0", "::", "127.0.0.1", "::1", "localhost"):

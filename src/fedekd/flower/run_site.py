@@ -132,10 +132,13 @@ def why_ended(node: Child) -> str:
     """One line on why a SuperNode ended, from its log."""
     text = "\n".join(re.sub(r"\x1b\[[0-9;]*m", "", line) for line in node.lines())
     for pattern, meaning in (
-        ("CERTIFICATE_VERIFY_FAILED", "the server's certificate is not signed by this site's `ca`, or names another host"),
+        (
+            "CERTIFICATE_VERIFY_FAILED",
+            "the server's certificate is not signed by this site's `ca`, or names another host",
+        ),
         ("could not be activated|NODE_ACTIVATION|No SuperNode found", "the server does not let this site in"),
         ("Invalid SuperNode authentication|401", "the server does not accept this site's signature"),
-        ("address already in use", f"another program uses this site's port; set another `port`"),
+        ("address already in use", "another program uses this site's port; set another `port`"),
         ("Connection refused|ConnectError|Name or service|Temporary failure|timed out", "the server does not answer"),
     ):
         if found := re.search(pattern, text):

@@ -1,5 +1,6 @@
 """``server.toml``: where the server listens, whom it lets in and what the federation trains."""
 
+# ruff: noqa: RUF009  (entry makes a dataclass field)
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -36,7 +37,9 @@ class Server:
     min_sites: int = entry("a round counts if at least so many sites answered", 2, low=1)
     deadline: float = entry("seconds a round waits for its sites", 3600.0, low=1)
     compression: str = entry("of what is sent: none, fp16 or int8", "none", choices=COMPRESSIONS)
-    combine: str = entry("how the sites' models become one: mean, median, trimmed or krum", "mean", choices=COMBINATIONS)
+    combine: str = entry(
+        "how the sites' models become one: mean, median, trimmed or krum", "mean", choices=COMBINATIONS
+    )
     weighting: str = entry(
         "of the mean: uniform, or by the samples of each site", "uniform", choices=CHOICES["weighting"]
     )
@@ -61,7 +64,7 @@ def read_server(path: str | Path) -> Server:
     if server.lr <= 0:
         raise FedekdError(f"{file}: lr must be a number > 0, got {server.lr:g}")
     if server.combine != "mean" and server.weighting != "uniform":
-        raise FedekdError(f"{file}: combine = {server.combine!r} knows no weights; set weighting = \"uniform\"")
+        raise FedekdError(f'{file}: combine = {server.combine!r} knows no weights; set weighting = "uniform"')
     return server
 
 

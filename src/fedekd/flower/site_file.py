@@ -1,5 +1,6 @@
 """``site.toml``: what one site is, what it holds and what it lets out."""
 
+# ruff: noqa: RUF009  (entry makes a dataclass field)
 from __future__ import annotations
 
 from dataclasses import dataclass, replace

@@ -9,7 +9,6 @@ on the port that the sites use, to anyone who can connect. Here those two answer
 from __future__ import annotations
 
 import ipaddress
-import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -57,4 +56,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -92,7 +92,7 @@ def _texts(given: Any) -> bool:
 def text(cls: type, title: str, values: Mapping[str, Any]) -> str:
     """The file with every key of ``cls``: those in ``values``, else the defaults, else commented out."""
     lines = [f"# {title}"]
-    tables = []
+    tables: list[str] = []
     for f in fields(cls):
         if not f.metadata:
             continue
