@@ -9,11 +9,11 @@ import sys
 from collections.abc import Sequence
 
 from fedekd import __version__
-from fedekd.commands import data, methods, run, study, table
+from fedekd.commands import data, federation, methods, run, server, site, study, table
 from fedekd.commands.parser import Parser
 from fedekd.errors import FedekdError
 
-COMMANDS = (run, study, table, methods, data)
+COMMANDS = (run, study, table, methods, data, federation, server, site)
 ABOUT = "Federated learning that shows every site whether joining the federation helped or harmed it."
 EXAMPLES = """examples:
   fedekd run                                    FedeKD against Local and FedAvg on digits
