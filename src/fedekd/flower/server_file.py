@@ -48,6 +48,11 @@ class Server:
         None,
         example="hospital.models:proxy",
     )
+    private: str | None = entry(
+        "where a method averages private models: the factory of all sites; the built-in one if left out",
+        None,
+        example="hospital.models:private",
+    )
     schema: Path | None = entry(
         "file that says what a row looks like; sites check their data against it", None, example="schema.json"
     )

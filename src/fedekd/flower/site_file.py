@@ -22,6 +22,11 @@ class Privacy:
     epsilon: float = entry("the whole run's privacy budget")
     delta: float = entry("chance that the budget does not hold; below 1/rows", 1e-5)
     clip: float = entry("largest norm of one sample's gradient", 1.0)
+    teacher: str = entry(
+        'what the proxy learns from: "labels", or "private" for the method\'s own loss, which weakens the guarantee',
+        "labels",
+        choices=("labels", "private"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +46,14 @@ class Site:
     )
     share: tuple[str, ...] = entry(
         "numbers that may leave the site for the report: n, metric, delta; [] keeps them all", SHARED, choices=SHARED
+    )
+    leave: tuple[str, ...] = entry(
+        'models that may leave the site: "proxy", and "private" for methods that average private models',
+        ("proxy",),
+        choices=("proxy", "private"),
+    )
+    trusts: tuple[str, ...] = entry(
+        "package.module:name of a proxy, a model or a method that the server may have this site import", ()
     )
     local: str = entry('training alone, to compare with: "train", or a file with weights trained before', "train")
     device: str = entry("cpu, cuda or cuda:N", "cpu")
