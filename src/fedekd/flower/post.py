@@ -6,10 +6,15 @@ import time
 from collections.abc import Iterable
 from typing import Protocol
 
+from fedekd.errors import FedekdError
 from fedekd.flower.codes import Code
 from fedekd.flower.wire import Letter
 
 PAUSE = 0.2  # seconds between two looks at the post
+
+
+class TooFew(FedekdError):
+    """Not enough sites for now; the run can be tried again and goes on after the last complete visit."""
 
 
 class Post(Protocol):

@@ -26,7 +26,7 @@ from fedekd.flower.asking import Asking
 from fedekd.flower.atomic import write_text
 from fedekd.flower.combine import combination
 from fedekd.flower.joining import Joining
-from fedekd.flower.post import Post, converse
+from fedekd.flower.post import Post, TooFew, converse
 from fedekd.flower.progress import Progress, numbers_in
 from fedekd.flower.saved_state import SavedState
 from fedekd.flower.schema import Schema
@@ -105,7 +105,7 @@ class Rounds:
         if joining.names:
             self._save()  # a site's number must outlive a kill
         if len(roster.nodes) < server.min_sites:
-            raise FedekdError(
+            raise TooFew(
                 f"{len(roster.nodes)} of at least {server.min_sites} sites joined within {server.deadline:g} s; "
                 "start the others, or lower `min_sites`"
             )
@@ -122,7 +122,7 @@ class Rounds:
             log.warning("%s: no answer within %g s from %s", place, self.server.deadline, ", ".join(asking.late))
         counted = self._checked(visit, asking.replies, failed)
         if len(counted) < self.server.min_sites:
-            raise FedekdError(
+            raise TooFew(
                 f"{place} failed: {len(counted)} of at least {self.server.min_sites} sites gave a usable answer; "
                 "the lines above say why, and the sites' own logs say more"
             )
