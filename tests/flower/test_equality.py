@@ -7,8 +7,9 @@ import torch
 
 pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
 
-from fedekd import methods
 from village import Hand, federate, make_server, schema_of, simulate, state_of, write_sites
+
+from fedekd import methods
 
 TRAINED = [name for name, method in methods.known().items() if method.roles]
 

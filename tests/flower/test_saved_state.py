@@ -34,7 +34,9 @@ def test_what_was_saved_comes_back(tmp_path):
     assert not list(kept.folder.glob("*.part"))
 
 
-@pytest.mark.parametrize("spoil", [lambda b: b[:-1], lambda b: b"", lambda b: b[:200] + b"x" + b[201:], lambda b: b + b"0"])
+@pytest.mark.parametrize(
+    "spoil", [lambda b: b[:-1], lambda b: b"", lambda b: b[:200] + b"x" + b[201:], lambda b: b + b"0"]
+)
 def test_a_spoilt_newest_falls_back_to_the_one_before(tmp_path, spoil):
     kept = SavedState(tmp_path)
     for visit in range(3):
@@ -53,7 +55,7 @@ def test_both_spoilt_is_said_and_not_begun_anew(tmp_path):
     kept.save(1, state(1))
     for file in (kept.newest, kept.previous):
         file.write_bytes(b"nothing")
-    with pytest.raises(FedekdError, match="every version of the state .* is damaged"):
+    with pytest.raises(FedekdError, match=r"every version of the state .* is damaged"):
         kept.load()
 
 
@@ -77,7 +79,7 @@ def test_foreign_objects_are_not_unpickled(tmp_path):
 
     payload = pickle.dumps({"visit": 1, "state": Evil()})
     (tmp_path / "state.pt").write_bytes(MARK + hashlib.sha256(payload).hexdigest().encode() + b"\n" + payload)
-    with pytest.raises(Exception, match="(?i)weights|unpickl|magic"):
+    with pytest.raises(Exception, match=r"(?i)weights|unpickl|magic"):
         SavedState(tmp_path).load()
     assert not (tmp_path / "evil").exists()
 

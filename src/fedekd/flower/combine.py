@@ -28,15 +28,16 @@ def combination(name: str) -> Mean:
 
 def _by_strategy(name: str, messages: Sequence[Message]) -> dict[str, Tensor]:
     """Floating-point tensors through Flower's strategy; counters from the first site, as in the mean."""
-    from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+    from flwr.app import Array, ArrayRecord, Metadata, MetricRecord, RecordDict
+    from flwr.app.message import make_message
 
     first = messages[0]
     floating = [key for key, tensor in first.items() if tensor.is_floating_point()]
-    replies = []
+    replies, nowhere = [], Metadata(0, "", 0, 0, "", "", 0.0, 1.0, "train")  # a strategy takes messages, sent or not
     for message in messages:
         arrays = ArrayRecord({key: Array(message[key].numpy()) for key in floating})
         content = RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 1})})
-        replies.append(Message(content, dst_node_id=1, message_type="train"))
+        replies.append(make_message(metadata=nowhere, content=content))
     combined, _ = _strategy(name, len(messages)).aggregate_train(0, replies)
     assert combined is not None
     found = {key: torch.from_numpy(np.asarray(array.numpy())).to(first[key].dtype) for key, array in combined.items()}

@@ -147,7 +147,7 @@ class Rounds:
         return Letter(words, {role: self.difference or whole[role]}), Letter(words, whole)
 
     def _checked(self, visit: Visit, replies: dict[str, Letter], failed: Any) -> dict[str, dict[str, Tensor]]:
-        """The models that count, in the order of the sites' numbers. The last visit brings none: every answer counts."""
+        """The models that count, in the order of the sites' numbers. In the last visit every answer counts."""
         if visit.sends is None:
             return {name: {} for name in replies}
         role, good = visit.sends.role, {}

@@ -82,7 +82,7 @@ class Schema:
         try:
             given = json.loads(text)
             scaling = Scaling(**given.pop("scaling"))
-            lists = {name: tuple(given.pop(name)) for name in ("shape", "columns", "labels")}
+            lists: dict[str, Any] = {name: tuple(given.pop(name)) for name in ("shape", "columns", "labels")}
             schema = cls(**given, **lists, scaling=scaling)
             schema._check()
         except (ValueError, TypeError, KeyError, AttributeError) as error:

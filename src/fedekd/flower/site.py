@@ -165,10 +165,9 @@ class Work:
             words = self._words(visit)
             if visit.sends is None:
                 return Letter(words)
-        with failing(Code.TRAINING):
             role = visit.sends.role
-            message = self.door.up(role, self.site.name, self.client.message(role))
-            packed, left = wire.pack(message, self.terms.compression, self.held[role], self.residual[role])
+            upload = self.door.up(role, self.site.name, self.client.message(role))
+            packed, left = wire.pack(upload, self.terms.compression, self.held[role], self.residual[role])
             self.residual[role] = left
             return Letter(words, {role: packed})
 

@@ -48,16 +48,16 @@ class Terms:
             if type(terms.seed) is not int or not terms.lr > 0 or terms.compression not in COMPRESSIONS:
                 raise ValueError("seed, lr or compression")
         except (ValueError, TypeError) as error:
-            raise FedekdError(f"the server's terms cannot be read ({error}); is its fedekd of another version?") from None
+            raise FedekdError(
+                f"the server's terms cannot be read ({error}); is its fedekd of another version?"
+            ) from None
         return terms
 
     def make_method(self) -> Method:
         return methods.get(self.method, **self.parameters)
 
     def training(self, device: str = "cpu") -> Training:
-        return Training(
-            self.rounds, self.epochs, self.batch_size, self.lr, self.optimizer, self.weighting, device
-        )
+        return Training(self.rounds, self.epochs, self.batch_size, self.lr, self.optimizer, self.weighting, device)
 
     def factory(self, role: str) -> models.Factory:
         return models.factory(role, self.private if role == "private" else self.proxy)

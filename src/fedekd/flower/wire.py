@@ -74,7 +74,11 @@ def pack(
             back = small.to(tensor.dtype)
         else:
             scale = float(wanted.abs().max()) / 127 if wanted.numel() else 0.0
-            small = (wanted / scale).round().clamp(-127, 127).to(torch.int8) if scale else torch.zeros_like(wanted).to(torch.int8)
+            small = (
+                (wanted / scale).round().clamp(-127, 127).to(torch.int8)
+                if scale
+                else torch.zeros_like(wanted).to(torch.int8)
+            )
             back = small.to(tensor.dtype) * scale
             scales[name] = scale
         arrays[name], left[name] = small.numpy(), wanted - back
