@@ -9,11 +9,11 @@ import sys
 from collections.abc import Sequence
 
 from fedekd import __version__
-from fedekd.commands import data, export, figures, methods, predict, report, run, study, table, watch
+from fedekd.commands import data, export, federation, figures, methods, predict, report, run, server, site, study, table, watch
 from fedekd.commands.parser import Parser
 from fedekd.errors import FedekdError
 
-COMMANDS = (run, study, watch, table, report, figures, export, predict, methods, data)
+COMMANDS = (run, study, watch, table, report, figures, export, predict, methods, data, site, server, federation)
 ABOUT = "Federated learning that shows every site whether joining the federation helped or harmed it."
 EXAMPLES = """examples:
   fedekd run                                    FedeKD against Local and FedAvg on digits

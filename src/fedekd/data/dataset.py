@@ -38,6 +38,9 @@ class Dataset:
     columns: tuple[str, ...] = ()
     """The names of a table's D columns; the one that stands for text "m" in column "sex" is called sex=m."""
 
+    part: bool = False
+    """Whether these are one site's rows of a larger whole, which may lack classes."""
+
     def __post_init__(self) -> None:
         if self.task not in TASKS:
             raise unknown("task", str(self.task), TASKS)
@@ -80,7 +83,7 @@ class Dataset:
     def _classes(self, y: np.ndarray) -> np.ndarray:
         if y.dtype.kind not in "iu":
             raise self._fail(f"labels have type {y.dtype}; give integers 0..{self.outputs - 1}")
-        if self.outputs < 2 or y.min() == y.max():
+        if not self.part and (self.outputs < 2 or y.min() == y.max()):
             raise self._fail("all rows belong to one class; classification needs at least two")
         if y.min() < 0 or y.max() >= self.outputs:
             worst = y.min() if y.min() < 0 else y.max()

@@ -78,8 +78,8 @@ def federate(
         parts = parting.dirichlet(groups, clients, alpha, rng, min_samples)
     splits = tuple(Split(*parting.cut(part, rng)) for part in parts)
     train = np.concatenate([split.train for split in splits])
-    shift, gain = _input_statistics(dataset, train)
-    mean, std = _target_statistics(dataset, train)
+    shift, gain = input_statistics(dataset, train)
+    mean, std = target_statistics(dataset, train)
     how = {
         "kind": partition,
         "alpha": float(alpha) if partition == "dirichlet" else None,
@@ -129,7 +129,7 @@ def _features(dataset: Dataset) -> np.ndarray:
     return (flat - low) / (high - low if high > low else np.float32(1))
 
 
-def _input_statistics(dataset: Dataset, train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def input_statistics(dataset: Dataset, train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if dataset.scale is not None:
         return np.asarray(-1, np.float32), np.asarray(2 / dataset.scale, np.float32)
     if dataset.x.ndim == 2:
@@ -146,7 +146,7 @@ def _standardisation(rows: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarra
     return (-mean * gain).astype(np.float32), gain.astype(np.float32)
 
 
-def _target_statistics(dataset: Dataset, train: np.ndarray) -> tuple[float, float]:
+def target_statistics(dataset: Dataset, train: np.ndarray) -> tuple[float, float]:
     if not dataset.standardise_target:
         return 0.0, 1.0
     targets = dataset.y[train].astype(np.float64)

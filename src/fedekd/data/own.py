@@ -34,7 +34,12 @@ class Raw:
 
 
 def load_own(
-    path: Path, *, target: str | None = None, task: str | None = None, clients_from: str | None = None
+    path: Path,
+    *,
+    target: str | None = None,
+    task: str | None = None,
+    clients_from: str | None = None,
+    part: bool = False,
 ) -> Dataset:
     """The dataset in the user's file or folder; ``task`` overrides what the targets suggest."""
     from fedekd.data import pictures, tables
@@ -57,7 +62,7 @@ def load_own(
         raw = pictures.read_folder(path)
     else:
         raise FedekdError(f"{path} is a {suffix or 'nameless'} file; give an .npz or .csv file, or a folder")
-    return _dataset(path, raw, task)
+    return _dataset(path, raw, task, part)
 
 
 def _client_files(folder: Path) -> list[Path]:
@@ -110,7 +115,7 @@ def _layout(raw: Raw) -> str:
     return f"{raw.x.dtype} rows of shape {raw.x.shape[1:]} and {kind} y"
 
 
-def _dataset(path: Path, raw: Raw, task: str | None) -> Dataset:
+def _dataset(path: Path, raw: Raw, task: str | None, part: bool = False) -> Dataset:
     if not len(raw.y):
         raise FedekdError(f"{path} holds no rows; give it at least a few")
     task = task or raw.task or ("regression" if raw.y.dtype.kind == "f" else "classification")
@@ -134,6 +139,7 @@ def _dataset(path: Path, raw: Raw, task: str | None) -> Dataset:
         source=str(path),
         standardise_target=task == "regression",
         columns=raw.columns,
+        part=part,
     )
 
 

@@ -93,15 +93,19 @@ def load_dataset(
     target: str | None = None,
     task: str | None = None,
     clients_from: str | None = None,
+    part: bool = False,
 ) -> Dataset:
-    """A dataset by its name, by the path of the user's own file or folder, or by ``package.module:loader``."""
+    """A dataset by its name, by the path of the user's own file or folder, or by ``package.module:loader``.
+
+    ``part``: the file holds one site's rows of a larger whole and may lack classes.
+    """
     if task is not None and task not in TASKS:
         raise unknown("task", task, TASKS)
     text = str(name)
     if _is_path(text):
         from fedekd.data.own import load_own
 
-        return load_own(Path(text).expanduser(), target=target, task=task, clients_from=clients_from)
+        return load_own(Path(text).expanduser(), target=target, task=task, clients_from=clients_from, part=part)
     loader = _imported(text) if ":" in text else recipe(text).load
     for option, value in (("target", target), ("clients-from", clients_from)):
         if value is not None:

@@ -1,0 +1,24 @@
+"""fedekd federation: a whole federation on one machine, to see it work."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from fedekd.commands.parser import command, console
+
+
+def add(commands: Any) -> None:
+    federation = command(commands, "federation", None, "try a real federation on this machine")
+    actions = federation.add_subparsers(title="commands", metavar="COMMAND")
+    demo = command(actions, "demo", run_demo, "a server and three sites with TLS and node keys on embedded data")
+    demo.add_argument("--method", default="fedekd", metavar="NAME", help="what to train (default: fedekd)")
+    demo.add_argument("--rounds", type=int, default=3, metavar="N", help="(default: 3)")
+    demo.add_argument("--out", metavar="DIR", help="a new folder to keep everything in (default: nothing is kept)")
+
+
+def run_demo(given: argparse.Namespace) -> None:
+    from fedekd.flower.demo import run_demo
+    from fedekd.flower.report import print_report
+
+    print_report(console(), run_demo(given.out, method=given.method, rounds=given.rounds))

@@ -1,0 +1,48 @@
+"""fedekd server: prepare and run the server of a federation."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from fedekd.commands.parser import command, console
+from fedekd.errors import FedekdError
+
+CERTIFICATES = ("ca", "certificate", "key")
+
+
+def add(commands: Any) -> None:
+    server = command(commands, "server", None, "prepare and run the server of a real federation")
+    actions = server.add_subparsers(title="commands", metavar="COMMAND")
+    init = command(actions, "init", init_server, "make a server's folder: certificates, settings, systemd unit")
+    init.add_argument("folder", metavar="DIR", help="a new or empty folder")
+    init.add_argument("--address", required=True, metavar="HOST:PORT", help="that the sites will use")
+    init.add_argument("--ca", metavar="FILE", help="own authority's certificate (without: one is made for trials)")
+    init.add_argument("--certificate", metavar="FILE", help="own certificate for the address")
+    init.add_argument("--key", metavar="FILE", help="its private key")
+    init.add_argument("--method", metavar="NAME", help="what to train (default: fedekd)")
+    init.add_argument("--rounds", type=int, metavar="N", help="communication rounds (default: 10)")
+    init.add_argument("--min-sites", type=int, metavar="N", help="that a round needs (default: 2)")
+    init.add_argument("--user", default="fedekd", metavar="NAME", help="of the systemd unit (default: fedekd)")
+    run = command(actions, "run", run_server, "run the federation to its end and print the report")
+    run.add_argument("file", metavar="SERVER.toml", help="as `fedekd server init` made it")
+
+
+def init_server(given: argparse.Namespace) -> None:
+    own = [getattr(given, name) for name in CERTIFICATES]
+    if any(own) and not all(own):
+        raise FedekdError("own certificates need all three of --ca, --certificate and --key")
+    from fedekd.flower import init
+
+    settings = {name: getattr(given, name) for name in ("method", "rounds", "min_sites")}
+    for line in init.init_server(
+        given.folder, given.address, certificates=(own[0], own[1], own[2]) if all(own) else None, user=given.user,
+        settings={name: value for name, value in settings.items() if value is not None},
+    ):  # fmt: skip
+        print(line)
+
+
+def run_server(given: argparse.Namespace) -> None:
+    from fedekd.flower import report, run_server
+
+    report.print_report(console(), run_server.run_server(given.file))

@@ -1,0 +1,74 @@
+"""fedekd site: prepare, check and run one site of a federation."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from fedekd.commands.parser import command
+from fedekd.errors import FedekdError
+
+
+def add(commands: Any) -> None:
+    site = command(commands, "site", None, "prepare, check and run one site of a real federation")
+    actions = site.add_subparsers(title="commands", metavar="COMMAND")
+    init = command(actions, "init", init_site, "make a site's folder: key, settings, systemd unit")
+    init.add_argument("folder", metavar="DIR", help="a new or empty folder")
+    init.add_argument("--name", required=True, metavar="NAME", help="of the site, as others see it")
+    init.add_argument("--server", required=True, metavar="HOST:PORT", help="the server's address")
+    init.add_argument("--data", required=True, metavar="PATH", help="the site's rows: .csv, .npz, folder or a name")
+    init.add_argument("--target", metavar="COLUMN", help="target column of a .csv")
+    init.add_argument("--task", metavar="NAME", help="classification or regression, where the data does not say")
+    init.add_argument("--private", metavar="NAME", help="own private model, package.module:function")
+    init.add_argument("--ca", metavar="FILE", help="the server's ca.crt, if it is here already")
+    init.add_argument("--port", type=int, metavar="N", help="a free port on this machine (default: 9094)")
+    init.add_argument("--user", default="fedekd", metavar="NAME", help="of the systemd unit (default: fedekd)")
+    check = command(actions, "check", check_site, "verify data, model, key, certificate, connection and clock")
+    check.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
+    check.add_argument("--schema", metavar="FILE", help="the federation's schema, to check the data against")
+    schema = command(
+        actions, "schema", write_schema, "describe the data's layout, without rows, for all sites to agree on"
+    )
+    schema.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
+    schema.add_argument("--out", default="schema.json", metavar="FILE", help="(default: schema.json)")
+    run = command(actions, "run", run_site, "join the federation and stay connected")
+    run.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
+
+
+def init_site(given: argparse.Namespace) -> None:
+    from fedekd.flower import init
+
+    settings = {name: getattr(given, name) for name in ("target", "task", "private", "port")}
+    for line in init.init_site(
+        given.folder, given.name, given.server, given.data, ca=given.ca, user=given.user,
+        settings={name: value for name, value in settings.items() if value is not None},
+    ):  # fmt: skip
+        print(line)
+
+
+def check_site(given: argparse.Namespace) -> None:
+    from fedekd.flower import check
+
+    wrong = 0
+    for one in check.check_site(given.file, given.schema):
+        print(f"{one.name:<12} {'ok: ' if one.state == 'ok' else 'WRONG: ' if one.state == 'wrong' else ''}{one.text}")
+        wrong += one.state == "wrong"
+    if wrong:
+        raise FedekdError(f"{wrong} of the checks failed; mend what they name and check again")
+    print("ready to join")
+
+
+def write_schema(given: argparse.Namespace) -> None:
+    from fedekd.data import load_dataset
+    from fedekd.flower.schema import Schema
+    from fedekd.flower.site_file import read_site
+
+    site = read_site(given.file)
+    Schema.of(load_dataset(site.data, target=site.target, task=site.task)).write(given.out)
+    print(f"look through {given.out}, then send it to the server's administrator")
+
+
+def run_site(given: argparse.Namespace) -> None:
+    from fedekd.flower import run_site
+
+    run_site.run_site(given.file)

@@ -1,0 +1,73 @@
+"""One visit to all sites at once: each is asked when it is there, and asked again when an answer was lost."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable
+
+from fedekd.flower.codes import Code
+from fedekd.flower.post import code_of
+from fedekd.flower.roster import Roster
+from fedekd.flower.wire import Letter
+
+log = logging.getLogger("fedekd.server")
+
+
+class Asking:
+    """``letter`` goes to sites that took part in the visit before (``current``), ``whole`` to those that did not."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        current: Collection[str],
+        letter: Letter,
+        whole: Letter,
+        failed: Callable[[str, str], None],
+    ) -> None:
+        self.roster, self.letter, self.whole, self.failed = roster, letter, whole, failed
+        self.expected = set(current)
+        self.behind = set(roster.nodes) - set(current)
+        self.asked: set[str] = set()
+        self.gone: set[str] = set()
+        self.replies: dict[str, Letter] = {}
+        self.bytes_up = self.bytes_down = 0
+
+    def due(self, online: set[int]) -> Iterable[tuple[int, str, Letter]]:
+        first = not self.asked
+        for name, node in sorted(self.roster.nodes.items()):
+            if node not in online or name in self.asked or name in self.gone or name in self.replies:
+                continue
+            if name not in self.expected and not first:
+                continue  # it was away when the visit began, and at the one before: its turn is the next
+            self.expected.add(name)
+            self.asked.add(name)
+            letter = self.whole if name in self.behind else self.letter
+            self.bytes_down += letter.size
+            yield node, "visit", Letter({**letter.words, "number": self.roster.numbers[name]}, letter.models)
+
+    def take(self, node: int, reply: Letter | None) -> None:
+        name = self.roster.name(node)
+        if name is None or name in self.replies:
+            return
+        if reply is None:
+            self.asked.discard(name)
+            return
+        self.bytes_up += reply.size
+        code = code_of(reply)
+        if code == Code.DONE:
+            self.replies[name] = reply
+        elif code == Code.BEHIND and name not in self.behind:
+            self.behind.add(name)
+            self.asked.discard(name)
+        else:
+            self.gone.add(name)
+            self.failed(name, code.meaning)
+            if code == Code.UNKNOWN:
+                self.roster.forget(name)
+
+    def done(self) -> bool:
+        return bool(self.asked) and not self.late
+
+    @property
+    def late(self) -> list[str]:
+        return sorted(self.expected - set(self.replies) - self.gone)

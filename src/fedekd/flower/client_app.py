@@ -1,0 +1,49 @@
+"""The app at a site, as Flower knows it: a message in, the site's answer out, and never an exception's text."""
+
+from __future__ import annotations
+
+import logging
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from fedekd.flower import wire
+from fedekd.flower.codes import Code
+from fedekd.flower.logs import log_to
+from fedekd.flower.wire import Letter
+
+app = ClientApp()
+log = logging.getLogger("fedekd.site")
+
+
+@app.query("join")
+def join(message: Message, context: Context) -> Message:
+    return _answered("join", message, context)
+
+
+@app.train()
+def visit(message: Message, context: Context) -> Message:
+    return _answered("visit", message, context)
+
+
+def _answered(kind: str, message: Message, context: Context) -> Message:
+    try:
+        letter = _answer(kind, message, context)
+    except Exception:
+        log.exception("fault before the message was read")
+        letter = Letter({"code": int(Code.FAULT)})
+    return Message(wire.to_records(letter), reply_to=message)
+
+
+def _answer(kind: str, message: Message, context: Context) -> Letter:
+    from fedekd.flower.site_file import read_site
+
+    site = read_site(str(context.node_config["site-file"]))
+    log_to(site.state / "log")
+    import torch
+
+    from fedekd.flower.site import answer
+
+    if site.threads:
+        torch.set_num_threads(site.threads)
+    return answer(site, kind, wire.from_records(message.content))

@@ -1,0 +1,57 @@
+"""What a site tells the server when something goes wrong: a number, never a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+
+
+class Code(IntEnum):
+    """The texts stay at the site, in its log: they may name files, columns or values."""
+
+    DONE = 0
+    DATA = 1
+    MODEL = 2
+    STATE = 3
+    TRAINING = 4
+    REFUSED = 5
+    UNKNOWN = 6
+    BEHIND = 7
+    FAULT = 8
+
+    @property
+    def meaning(self) -> str:
+        return MEANINGS[self]
+
+
+MEANINGS = {
+    Code.DONE: "done",
+    Code.DATA: "its data cannot be read or does not fit the schema",
+    Code.MODEL: "its model cannot be built or does not fit",
+    Code.STATE: "its saved state cannot be used",
+    Code.TRAINING: "training failed or diverged",
+    Code.REFUSED: "it refuses the server's terms",
+    Code.UNKNOWN: "it has not joined this federation",
+    Code.BEHIND: "it lacks the model that a difference was made to",
+    Code.FAULT: "an unforeseen fault; its own log says which",
+}
+
+
+class Failed(Exception):
+    """A step at a site that failed, with the code that may leave; the text must not."""
+
+    def __init__(self, code: Code, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+@contextmanager
+def failing(code: Code) -> Iterator[None]:
+    """Whatever goes wrong inside the block gets this code."""
+    try:
+        yield
+    except Failed:
+        raise
+    except Exception as error:
+        raise Failed(code, f"{error}" or type(error).__name__) from error

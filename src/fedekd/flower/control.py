@@ -1,0 +1,120 @@
+"""What the server's administrator tells a SuperLink: which sites it knows, and which run to start."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedekd import __version__
+from fedekd.errors import FedekdError
+from fedekd.flower.keys import read_public_key
+
+SERVER_APP = "fedekd.flower.server_app:app"
+CLIENT_APP = "fedekd.flower.client_app:app"
+FOREVER = "unregistered"  # Flower's word for a node that was let go; its key may come back as a new node
+
+
+@dataclass(frozen=True)
+class RunState:
+    status: str  # pending, starting, running or finished
+    outcome: str  # completed, failed or stopped, once finished
+    details: str
+    bytes_up: int
+    bytes_down: int
+
+
+class Control:
+    """A connection to the SuperLink's control API."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+
+    def admit(self, folder: Path) -> tuple[list[str], list[str]]:
+        """Make the SuperLink's list of sites that of the folder's NAME.pub files; returns who came and who went."""
+        from flwr.proto import control_pb2 as api
+        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+        wanted = {public_key_to_bytes(read_public_key(path)): path.stem for path in sorted(folder.glob("*.pub"))}
+        nodes = self.client.ListNodes(api.ListNodesRequest()).nodes_info
+        known = {node.public_key: node for node in nodes if not node.unregistered_at}
+        came = {key: name for key, name in wanted.items() if key not in known}
+        for key, name in came.items():
+            self.client.RegisterNode(api.RegisterNodeRequest(public_key=key, name=name))
+        gone = [node for key, node in known.items() if key not in wanted]
+        for node in gone:
+            self.client.UnregisterNode(api.UnregisterNodeRequest(node_id=node.node_id))
+        return sorted(came.values()), sorted(node.name or str(node.node_id) for node in gone)
+
+    def online(self) -> list[str]:
+        from flwr.proto import control_pb2 as api
+
+        nodes = self.client.ListNodes(api.ListNodesRequest()).nodes_info
+        return sorted(node.name or str(node.node_id) for node in nodes if node.status == "online")
+
+    def submit(self, config: Mapping[str, str], server_app: str = SERVER_APP, client_app: str = CLIENT_APP) -> int:
+        """Start a run of an app that is installed on both sides; its bundle holds names and no code."""
+        from flwr.cli.build import build_fab_from_files
+        from flwr.common.serde import fab_to_proto, user_config_to_proto
+        from flwr.proto import control_pb2 as api
+        from flwr.supercore.fab import Fab
+
+        content, _ = build_fab_from_files({"pyproject.toml": bundle(server_app, client_app).encode()})
+        fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+        started = self.client.StartRun(
+            api.StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(dict(config)))
+        )
+        if not started.HasField("run_id"):
+            raise FedekdError("the SuperLink did not start the run; see its log")
+        return int(started.run_id)
+
+    def state(self, run: int) -> RunState:
+        from flwr.proto import control_pb2 as api
+
+        found = self.client.ListRuns(api.ListRunsRequest(run_id=run)).run_dict[run]
+        status = found.status
+        return RunState(status.status, status.sub_status, status.details, found.bytes_recv, found.bytes_sent)
+
+    def end(self, run: int) -> None:
+        from flwr.proto import control_pb2 as api
+
+        self.client.StopRun(api.StopRunRequest(run_id=run))
+
+
+@contextlib.contextmanager
+def connected(address: str, ca: Path) -> Iterator[Control]:
+    """Whatever Flower or the network raises in here comes out as ``Unreachable``."""
+    import httpx
+    from flwr.supercore.control import ControlHttpClient
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+    versions = RuntimeVersionHttpInterceptor(component_name="fedekd")
+    try:
+        client = ControlHttpClient.from_server_address(
+            address, insecure=False, root_certificates=ca.read_bytes(), interceptors=[versions]
+        )
+        try:
+            yield Control(client)
+        finally:
+            client.close()
+    except httpx.HTTPError as error:
+        detail = getattr(getattr(error, "response", None), "text", "") or str(error) or type(error).__name__
+        raise Unreachable(f"the SuperLink at {address} answers: {detail}") from None
+
+
+class Unreachable(FedekdError):
+    """The SuperLink did not answer, or refused."""
+
+
+def bundle(server_app: str, client_app: str) -> str:
+    """The pyproject.toml that Flower wants of an app."""
+    return (
+        f'[project]\nname = "fedekd"\nversion = "{__version__}"\n'
+        'description = "fedekd, as installed on the server and at each site"\nlicense = "Apache-2.0"\n'
+        '[tool.flwr.app]\npublisher = "fedekd"\n'
+        f'[tool.flwr.app.components]\nserverapp = "{server_app}"\nclientapp = "{client_app}"\n'
+        '[tool.flwr.app.config]\nserver-file = ""\n'
+    )

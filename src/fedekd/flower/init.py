@@ -1,0 +1,178 @@
+"""``fedekd server init`` and ``fedekd site init``: folders, keys, certificates, settings and units, ready to start."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedekd.errors import FedekdError
+from fedekd.flower import toml_file
+from fedekd.flower.addresses import checked_address, checked_name
+from fedekd.flower.keys import (
+    make_authority,
+    make_node_key,
+    make_server_certificate,
+    read_certificate,
+    write_new,
+)
+from fedekd.flower.needs import need_flower
+from fedekd.flower.server_file import Server, read_server
+from fedekd.flower.site_file import Site, read_site
+
+LOCAL = ["localhost", "127.0.0.1"]  # how the server's own processes reach it
+
+
+def init_server(
+    folder: str | Path,
+    address: str,
+    *,
+    certificates: tuple[str, str, str] | None = None,
+    user: str = "fedekd",
+    settings: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """Make a server's folder; returns what to do next, line by line.
+
+    ``certificates`` are the paths of one's own (CA certificate, certificate, private key); without them an authority
+    is made that is good for trials. ``settings`` are further keys of server.toml.
+    """
+    need_flower()
+    host, _ = checked_address(address, "--address")
+    folder = _new_folder(folder, "server.toml")
+    if certificates:
+        paths = [Path(path).expanduser().absolute() for path in certificates]
+        for path in paths[:2]:
+            read_certificate(path)
+        if not paths[2].is_file():
+            raise FedekdError(f"there is no private key {paths[2]}")
+        ca, certificate, key = paths
+    else:
+        authority = make_authority(folder / "certificates")
+        certificate, key = make_server_certificate(folder / "certificates", authority, [host, *LOCAL])
+        ca = authority[0]
+    (folder / "nodes").mkdir()
+    (folder / "state").mkdir(mode=0o700)
+    values = {
+        "address": address, "ca": _inside(ca, folder), "certificate": _inside(certificate, folder),
+        "key": _inside(key, folder), "nodes": "nodes", "state": "state", "schema": "schema.json", **(settings or {}),
+    }  # fmt: skip
+    file = _write_settings(Server, "A federation's server. `fedekd server run` reads this file.", folder, values)
+    read_server(file)
+    unit = _unit(folder, "fedekd-server.service", f"fedekd server ({address})", f"server run {file}", user)
+    return [
+        f"give every site: {ca}",
+        f"put each site's public key into: {folder / 'nodes'}/",
+        f"put the schema that the sites agree on (`fedekd site schema` at one of them) at: {folder / 'schema.json'}",
+        f"set method, rounds and the rest in: {file}",
+        f"start with: fedekd server run {file}",
+        f"or as a service of user {user}: cp {unit} /etc/systemd/system/ && systemctl enable --now {unit.name}",
+        *(
+            []
+            if certificates
+            else [f"keep {folder / 'certificates' / 'ca.key'} offline: who has it can pose as server"]
+        ),
+    ]
+
+
+def init_site(
+    folder: str | Path,
+    name: str,
+    server: str,
+    data: str,
+    *,
+    ca: str | None = None,
+    user: str = "fedekd",
+    settings: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """Make a site's folder; returns what to do next, line by line. ``settings`` are further keys of site.toml."""
+    need_flower()
+    checked_name(name, "--name")
+    checked_address(server, "--server")
+    folder = _new_folder(folder, "site.toml")
+    public = make_node_key(folder / "keys" / name)
+    (folder / "state").mkdir(mode=0o700)
+    if ca:
+        given = Path(ca).expanduser()
+        read_certificate(given)
+        write_new(folder / "ca.crt", given.read_bytes())
+    values = {
+        "name": name, "server": server, "ca": "ca.crt", "key": f"keys/{name}", "state": "state",
+        "data": _absolute(data), **(settings or {}),
+    }  # fmt: skip
+    file = _write_settings(Site, "A site of a federation. `fedekd site run` reads this file.", folder, values)
+    read_site(file)
+    unit = _unit(folder, "fedekd-site.service", f"fedekd site {name}", f"site run {file}", user)
+    return [
+        f"send to the server's administrator: {public}",
+        *([] if ca else [f"get the server's ca.crt from its administrator and put it at: {folder / 'ca.crt'}"]),
+        f"look through: {file}",
+        f"check with: fedekd site check {file}",
+        f"start with: fedekd site run {file}",
+        f"or as a service of user {user}: cp {unit} /etc/systemd/system/ && systemctl enable --now {unit.name}",
+    ]
+
+
+def _new_folder(folder: str | Path, file: str) -> Path:
+    folder = Path(folder).expanduser().absolute()
+    if (folder / file).exists():
+        raise FedekdError(f"{folder / file} exists; nothing is changed: name another folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FedekdError(f"cannot make {folder}: {error.strerror}") from None
+    if any(folder.iterdir()):
+        raise FedekdError(f"{folder} is not empty; nothing is changed: name another folder")
+    return folder
+
+
+def _write_settings(cls: type, title: str, folder: Path, values: Mapping[str, Any]) -> Path:
+    name = "server.toml" if cls is Server else "site.toml"
+    return write_new(folder / name, toml_file.text(cls, title, values).encode())
+
+
+def _inside(path: Path, folder: Path) -> str:
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
+
+
+def _absolute(data: str) -> str:
+    """A file as seen from where the command was given; a dataset's name or a loader as it is."""
+    path = Path(data).expanduser()
+    return str(path.absolute()) if "/" in data or path.suffix.lower() in (".csv", ".npz") or path.exists() else data
+
+
+def _unit(folder: Path, name: str, description: str, arguments: str, user: str) -> Path:
+    """A systemd unit that can write to the state folder and to nothing else."""
+    text = f"""[Unit]
+Description={description}
+After=network-online.target
+Wants=network-online.target
+StartLimitIntervalSec=3600
+StartLimitBurst=10
+
+[Service]
+User={user}
+ExecStart={sys.executable} -m fedekd {arguments}
+Restart=on-failure
+RestartSec=60
+KillMode=mixed
+TimeoutStopSec=30
+UMask=0077
+NoNewPrivileges=yes
+ProtectSystem=strict
+ProtectHome=read-only
+ReadWritePaths={folder / "state"}
+PrivateTmp=yes
+ProtectKernelTunables=yes
+ProtectKernelModules=yes
+ProtectControlGroups=yes
+RestrictSUIDSGID=yes
+RestrictRealtime=yes
+LockPersonality=yes
+CapabilityBoundingSet=
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
+
+[Install]
+WantedBy=multi-user.target
+"""
+    return write_new(folder / name, text.encode())

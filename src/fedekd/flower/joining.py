@@ -1,0 +1,53 @@
+"""Letting sites join: each gets terms and schema, and answers with its name or with what keeps it away."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from fedekd.flower.codes import Code
+from fedekd.flower.post import code_of
+from fedekd.flower.roster import Roster
+from fedekd.flower.wire import Letter
+
+log = logging.getLogger("fedekd.server")
+
+
+class Joining:
+    """Asks every node that is there and not yet known. ``expected``: how many sites to wait for, 0 for none."""
+
+    def __init__(self, roster: Roster, away: set[int], letter: Letter, expected: int) -> None:
+        self.roster, self.away, self.letter, self.expected = roster, away, letter, expected
+        self.asked: set[int] = set()
+        self.names: dict[int, str] = {}
+
+    def due(self, online: set[int]) -> Iterable[tuple[int, str, Letter]]:
+        self.away &= online  # one that was restarted may have been mended
+        known = set(self.roster.nodes.values())
+        for node in sorted(online - known - self.away - self.asked):
+            self.asked.add(node)
+            yield node, "join", self.letter
+
+    def take(self, node: int, reply: Letter | None) -> None:
+        if reply is None:
+            self.asked.discard(node)
+            return
+        name, code = str(reply.words.get("name", "")), code_of(reply)
+        if code == Code.DONE:
+            self.names[node] = name
+        else:
+            self.away.add(node)
+            log.warning("%.63s cannot join: %s", name or f"node {node}", code.meaning)
+
+    def done(self) -> bool:
+        there = len(self.roster.nodes) + len(self.names) + len(self.away)
+        return self.asked <= set(self.names) | self.away and there >= self.expected
+
+    def close(self) -> None:
+        """Enter all that agreed, at once: numbers go by name, not by who was quickest."""
+        for node, reason in self.roster.admit(self.names).items():
+            self.away.add(node)
+            log.warning("turned away: %s", reason)
+        for node in self.names:
+            if (name := self.roster.name(node)) is not None:
+                log.info("%s has joined", name)

@@ -1,0 +1,231 @@
+"""Differential privacy of what leaves a site: DP-SGD on the model that is sent, accounted for by Opacus.
+
+What holds, for a row of the site's training split, over all rounds of one federation:
+
+- ``teacher = "labels"`` (the default): (epsilon, delta) for the sent models as a whole. Each step's gradient is a sum
+  of clipped gradients that depend on one row each, on the sent model and on what the server sent; noise is added to
+  it. A method whose own loss reads another model (FedeKD's distillation from the private model) gets the supervised
+  loss instead, because that model has seen every row without noise.
+- ``teacher = "private"``: the method's own loss. Then (epsilon, delta) holds only for a fixed private model: whoever
+  changes a row also changes the private model, and through it every row's gradient, which nothing here bounds.
+
+Rows are drawn by Poisson sampling, as the accounting assumes: each on its own with probability batch size / rows, so
+a batch's size varies. Draws and noise come from a secret of the site, since the server knows the federation's seed.
+The number of rows counts as public; the numbers that a site shares beside the model (``share``) are not covered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+
+from fedekd.engines.client import Client, trainable
+from fedekd.engines.job import Job, make_optimizer, precision
+from fedekd.errors import FedekdError
+from fedekd.exchange import shared_roles
+from fedekd.flower.atomic import write_bytes, write_text
+from fedekd.flower.site_file import Privacy
+from fedekd.methods.base import Batch, Remember, Train
+
+SECRET, SPENT = "secret", "spent.json"
+
+
+class PrivateClient(Client):
+    """A client that trains what it sends with DP-SGD, and everything else as always."""
+
+    def __init__(self, job: Job, number: int, dp: Privacy, folder: Path) -> None:
+        super().__init__(job, 0, number)
+        self.dp, self.folder = dp, folder
+        training = job.training
+        self.shared = shared_roles(self.method, training.rounds)
+        for role in self.shared:  # Opacus's gradients are laid out so, and a fused optimiser takes memory as it lies
+            self.models[role].to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        steps = [s for r in range(training.rounds) for s in self.method.steps(r)]
+        noisy = [s for s in steps if isinstance(s, Train) and self.shared & set(s.roles)]
+        self._check(noisy)
+        self._reads_rows = any(isinstance(s, Remember) and s.split for s in steps)
+        rows = len(self.rows["train"])
+        self.rate = min(1.0, training.batch_size / rows)
+        self.batches = training.epochs * math.ceil(rows / training.batch_size)
+        self.planned, self.spent = len(noisy) * self.batches, 0
+        self.noise = _noise(dp, self.rate, self.planned)
+
+    def _check(self, noisy: list[Train]) -> None:
+        name = self.method.name
+        for step in noisy:
+            if len(step.roles) > 1:
+                raise FedekdError(
+                    f"method {name!r} trains {' and '.join(step.roles)} in one step, which DP-SGD cannot keep apart; "
+                    "take another method, or leave [dp] out"
+                )
+        for role in sorted(self.shared):
+            if any(True for _ in self.models[role].buffers()):
+                raise FedekdError(
+                    f"the {role} model has buffers (batch normalisation?), which would carry rows past the noise; "
+                    "take group or layer normalisation"
+                )
+        for other in self.folder.parent.glob(f"*/{SPENT}"):
+            if other.parent != self.folder:
+                raise FedekdError(
+                    f"this site's privacy budget was spent in federation {other.parent.name}; two federations on the "
+                    "same rows add up: set another `state` if that is meant"
+                )
+
+    # --- training -----------------------------------------------------------------------------------------
+
+    def train(self, step: Train, round: int) -> None:
+        if not self.shared & set(step.roles):
+            super().train(step, round)
+            return
+        if self.spent + self.batches > self.planned:
+            raise FedekdError(f"{self.spent} of {self.planned} noisy steps are done: the privacy budget is spent")
+        with precision(self.job.training.precision, self.device):
+            self._train_privately(step, round)
+        self.spent += self.batches
+        write_text(self.folder / SPENT, json.dumps(self.privacy) + "\n")
+
+    def _train_privately(self, step: Train, round: int) -> None:
+        from opacus.optimizers import DPOptimizer
+
+        (role,) = step.roles
+        module, rows = self.models[role].train(), self.rows["train"]
+        weights = trainable(module)
+        loss = self._loss(step, role)
+        taught = {r: self.outputs(r, rows)[0] for r in step.frozen}
+        chance, generator = self._randomness(role, round)
+        optimizer = DPOptimizer(
+            make_optimizer(self.job.training, list(weights.values())),
+            noise_multiplier=self.noise,
+            max_grad_norm=self.dp.clip,
+            expected_batch_size=max(1, round_(self.rate * len(rows))),
+            generator=generator,
+        )
+        of_rows = vmap(grad(self._loss_of_one(role, loss)), in_dims=(None, 0, 0, 0, 0), randomness="different")
+        for _ in range(self.batches):
+            drawn = np.flatnonzero(chance.random(len(rows)) < self.rate)
+            here = torch.from_numpy(drawn).to(self.device)
+            at = rows[here]
+            detached = {name: w.detach() for name, w in weights.items()}
+            if len(here):
+                uniform = torch.from_numpy(chance.random((len(here), self.method.draws), dtype=np.float32))
+                x, y = self.data.scale.inputs(self.data.x[at]), self.data.y[at]
+                teachers = {r: out[here] for r, out in taught.items()}
+                gradients = of_rows(detached, x, y, teachers, uniform.to(self.device))
+            else:
+                gradients = {name: torch.zeros(0, *w.shape, device=self.device) for name, w in weights.items()}
+            for name, w in weights.items():
+                w.grad_sample = gradients[name]  # type: ignore[attr-defined]
+            optimizer.step()
+            optimizer.zero_grad()
+        for w in weights.values():
+            del w.grad_sample  # type: ignore[attr-defined]
+        if not all(bool(torch.isfinite(w).all()) for w in weights.values()):
+            raise FedekdError(f"{self.method.name}: the {role} model diverged in round {round + 1}; lower `lr`")
+
+    def _loss(self, step: Train, role: str) -> Callable[[Batch], Any]:
+        """The method's own loss where it reads nothing but the row and the sent model, or where the site wants it."""
+        if self.dp.teacher == "private" or not (step.frozen or self._reads_rows):
+            return step.loss
+        return lambda batch: batch.supervised(role)
+
+    def _loss_of_one(self, role: str, loss: Callable[[Batch], Any]) -> Callable[..., Tensor]:
+        """The loss of a batch of one row, as a function of the weights."""
+        module = self.models[role]
+
+        def of_one(
+            weights: dict[str, Tensor], x: Tensor, y: Tensor, teachers: dict[str, Tensor], uniform: Tensor
+        ) -> Tensor:
+            raw = functional_call(module, weights, (x.unsqueeze(0),))
+            outputs = {role: self.task.read(raw), **{r: out.unsqueeze(0) for r, out in teachers.items()}}
+            current: dict[str, Any] = {
+                r: weights if r == role else trainable(self.models[r]) for r in self.method.anchors
+            }
+            batch = Batch(
+                self.task, y.unsqueeze(0), outputs, outputs, current, self.received, self.memory, uniform.unsqueeze(0)
+            )
+            result = loss(batch)
+            return result[0] if isinstance(result, tuple) else result
+
+        return of_one
+
+    def _randomness(self, role: str, round: int) -> tuple[np.random.Generator, torch.Generator]:
+        """From the site's secret, the round and the weights that training begins with.
+
+        A visit that was lost before its answer was kept is thus repeated to the bit, and no two starts share noise.
+        """
+        path = self.folder / SECRET
+        if not path.exists():
+            write_bytes(path, os.urandom(32))
+            path.chmod(0o600)
+        digest = hashlib.sha256(path.read_bytes() + f"{role} {round}".encode())
+        for name, w in trainable(self.models[role]).items():
+            digest.update(name.encode() + w.detach().cpu().contiguous().numpy().tobytes())
+        words = digest.digest()
+        generator = torch.Generator(self.device)
+        generator.manual_seed(int.from_bytes(words[:8], "little") >> 1)
+        return np.random.default_rng(int.from_bytes(words[8:], "little")), generator
+
+    # --- the budget ---------------------------------------------------------------------------------------
+
+    @property
+    def privacy(self) -> dict[str, Any]:
+        """What was spent so far, for the report."""
+        accountant = _accountant()
+        accountant.history = [(self.noise, self.rate, self.spent)]
+        epsilon = float(accountant.get_epsilon(self.dp.delta)) if self.spent else 0.0
+        end_to_end = self.dp.teacher == "labels" or not self._has_teacher
+        guarantee = "the sent models, end to end" if end_to_end else "the sent models, for a fixed private model only"
+        return {"epsilon": epsilon, "delta": self.dp.delta, "clip": self.dp.clip, "guarantee": guarantee}
+
+    @property
+    def _has_teacher(self) -> bool:
+        steps = [s for s in self.method.steps(0) if isinstance(s, Train) and self.shared & set(s.roles)]
+        return self._reads_rows or any(step.frozen for step in steps)
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "spent": self.spent}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
+        self.spent = state["spent"]
+
+
+def round_(value: float) -> int:
+    return int(value + 0.5)
+
+
+def _accountant() -> Any:
+    try:
+        from opacus.accountants import RDPAccountant
+    except ImportError:
+        raise FedekdError("[dp] needs Opacus; get it with: pip install 'fedekd[dp]'") from None
+    return RDPAccountant()
+
+
+def _noise(dp: Privacy, rate: float, steps: int) -> float:
+    """The least noise (in multiples of the clipping norm) that keeps all steps within the budget."""
+    _accountant()
+    from opacus.accountants.utils import get_noise_multiplier
+
+    if not steps:
+        return 0.0
+    try:
+        return float(
+            get_noise_multiplier(
+                target_epsilon=dp.epsilon, target_delta=dp.delta, sample_rate=rate, steps=steps, accountant="rdp"
+            )
+        )
+    except ValueError as error:
+        raise FedekdError(
+            f"no noise keeps {steps} steps within epsilon {dp.epsilon:g} at delta {dp.delta:g} ({error}); raise epsilon"
+        ) from None

@@ -1,0 +1,257 @@
+"""``fedekd server run``: a SuperLink, kept alive, and one federation run on it, submitted again until it is complete.
+
+Flower marks a run as failed when its SuperLink dies. The app keeps every finished round on disk, so that a new run
+goes on where the last one stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from fedekd.errors import FedekdError
+from fedekd.flower import control
+from fedekd.flower.addresses import checked_address
+from fedekd.flower.keys import read_certificate, write_new
+from fedekd.flower.needs import need_flower
+from fedekd.flower.processes import Child, alone, command, environment, say, script, stop, stopping
+from fedekd.flower.report import Report, read_report
+from fedekd.flower.server_file import Server, check_method, read_server
+
+STARTING = 60.0  # seconds a SuperLink may take to answer
+PAUSE = 2.0  # seconds before it is started again
+FAILURES = 3  # of a run that made no progress, before it counts as hopeless
+LOOK = 1.0  # seconds between two looks at the run
+NO_PROGRESS = ("flower", "log", "report.json", ".lock")  # what is written in the state folder at other times too
+
+
+def run_server(
+    path: str | Path,
+    *,
+    server_app: str = control.SERVER_APP,
+    client_app: str = control.CLIENT_APP,
+    say: Callable[[str], None] = say,
+) -> Report:
+    """Run the federation to its end and return its report."""
+    need_flower()
+    server = read_server(path)
+    file = Path(path).expanduser().absolute()
+    with alone(server.state):
+        report = read_report(server.state)
+        if report and report.complete:
+            say(f"the federation is complete already; for another run set another `state` in {file}")
+            return report
+        check_method(server, file)
+        return _Supervisor(server, file, (server_app, client_app), say).run()
+
+
+class Died(Exception):
+    """One of our processes ended, or does not answer."""
+
+
+class _Supervisor:
+    def __init__(self, server: Server, file: Path, apps: tuple[str, str], say: Callable[[str], None]) -> None:
+        self.server, self.file, self.apps, self.say = server, file, apps, say
+        self.folder = server.state / "flower"
+        self.secret = self.folder / "secret"
+        self.address = local_address(server)
+        self.children: list[Child] = []
+        self.told = _Tail(server.state / "log", say)
+        self.progress = self._progress()
+        self.last_progress = time.monotonic()
+        self.failures = 0
+
+    def run(self) -> Report:
+        self.secret.unlink(missing_ok=True)
+        write_new(self.secret, secrets.token_bytes(32), private=True)
+        with stopping(self.children):
+            while True:
+                try:
+                    with self._superlink():
+                        report = self._federation()
+                except Died as died:
+                    self._check_time(str(died))
+                    self.say(f"{died}; starting again")
+                    time.sleep(PAUSE)
+                    continue
+                self.told.look()
+                return report
+
+    @contextlib.contextmanager
+    def _superlink(self) -> Iterator[None]:
+        """A SuperLink that answers, and the process that runs the ServerApp; both gone at the end."""
+        server = self.server
+        _, port = checked_address(server.address, "address")
+        env = environment(self.folder / "home")
+        link = Child(
+            "superlink",
+            command(
+                "fedekd.flower.superlink",
+                *("--ssl-certfile", str(server.certificate), "--ssl-keyfile", str(server.key)),
+                *("--ssl-ca-certfile", str(server.ca), "--enable-supernode-auth"),
+                *("--database", str(self.folder / "superlink.db"), "--disable-runtime-dependency-installation"),
+                *("--isolation", "process", "--superexec-auth-secret-file", str(self.secret)),
+                *("--host", server.listen, "--port", str(port)),
+            ),
+            self.folder / "superlink.log",
+            env,
+        )
+        self.children.append(link)
+        try:
+            self._wait_until_up(link)
+            self.children.append(
+                Child(
+                    "superexec",
+                    [
+                        script("flower-superexec"),
+                        *("--runtime-api-address", self.address, "--root-certificates", str(server.ca)),
+                        *("--superexec-auth-secret-file", str(self.secret), "--parent-pid", str(link.process.pid)),
+                    ],
+                    self.folder / "superexec.log",
+                    env,
+                )
+            )
+            self.say(f"listening on {server.listen}:{port} for sites that connect to {server.address}")
+            yield
+        finally:
+            stop(self.children)
+            self.children.clear()
+
+    def _wait_until_up(self, link: Child) -> None:
+        end = time.monotonic() + STARTING
+        while True:
+            if link.code is not None:
+                raise FedekdError(f"the SuperLink does not start: {_last(link)}; see {link.log}")
+            try:
+                with control.connected(self.address, self.server.ca) as superlink:
+                    superlink.online()
+                return
+            except control.Unreachable as error:
+                if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                    raise FedekdError(
+                        f"{self.server.certificate} is not signed by {self.server.ca}, has expired or does not name "
+                        f"{self.address}: {error}"
+                    ) from None
+                if time.monotonic() > end:
+                    raise Died(f"the SuperLink does not answer after {STARTING:.0f} s ({error})") from None
+                time.sleep(0.3)
+
+    def _federation(self) -> Report:
+        """Submit runs until one is complete."""
+        with self._calls() as superlink:
+            self._admit(superlink)
+        while True:
+            with self._calls() as superlink:
+                run = superlink.submit({"server-file": str(self.file)}, *self.apps)
+            state = self._until_finished(run)
+            report = read_report(self.server.state)
+            if report and report.error:
+                self.told.look()
+                raise FedekdError(f"the federation stopped: {report.error}")
+            if state.outcome == "completed" and (report is None or report.complete):
+                return report or Report(method=self.server.method, complete=True)
+            self.failures += 1
+            why = " ".join(state.details.split()) or f"it ended as {state.outcome}"
+            if self.failures >= FAILURES:
+                raise FedekdError(
+                    f"the run failed {FAILURES} times without progress: {why}; see {self.server.state}/log"
+                )
+            self._check_time(why)
+            self.say(f"the run failed ({why}); submitting it again")
+
+    def _until_finished(self, run: int) -> control.RunState:
+        keys = self._keys()
+        while True:
+            time.sleep(LOOK)
+            self.told.look()
+            for child in self.children:
+                if child.code is not None:
+                    raise Died(f"{child.name} ended ({_last(child)})")
+            if (now := self._progress()) != self.progress:
+                self.progress, self.last_progress, self.failures = now, time.monotonic(), 0
+            self._check_time("the run goes on, but no round has ended")
+            with self._calls() as superlink:
+                if (present := self._keys()) != keys:
+                    keys = present
+                    self._admit(superlink)
+                state = superlink.state(run)
+            if state.status == "finished":
+                return state
+
+    @contextlib.contextmanager
+    def _calls(self) -> Iterator[control.Control]:
+        try:
+            with control.connected(self.address, self.server.ca) as superlink:
+                yield superlink
+        except control.Unreachable as error:
+            raise Died(str(error)) from None
+
+    def _admit(self, superlink: control.Control) -> None:
+        came, gone = superlink.admit(self.server.nodes)
+        for name in came:
+            self.say(f"site {name} may join")
+        for name in gone:
+            self.say(f"site {name} may no longer join")
+        if not self._keys():
+            self.say(f"no site may join yet: put the sites' public keys, NAME.pub, into {self.server.nodes}")
+
+    def _keys(self) -> list[tuple[str, int]]:
+        return sorted((path.name, path.stat().st_mtime_ns) for path in self.server.nodes.glob("*.pub"))
+
+    def _progress(self) -> dict[str, int]:
+        """When the app last wrote each file it keeps: it writes one at the end of each round, and only then."""
+        times = {}
+        for path in self.server.state.rglob("*"):
+            if path.relative_to(self.server.state).parts[0] not in NO_PROGRESS:
+                with contextlib.suppress(FileNotFoundError):
+                    times[str(path)] = path.stat().st_mtime_ns
+        return times
+
+    def _check_time(self, why: str) -> None:
+        waited = time.monotonic() - self.last_progress
+        if waited > self.server.give_up:
+            raise FedekdError(f"no progress for {waited:.0f} s, given up: {why}; see {self.server.state}")
+
+
+def local_address(server: Server) -> str:
+    """How this machine itself reaches the SuperLink, by a name that its certificate has."""
+    from cryptography import x509
+
+    host, port = checked_address(server.address, "address")
+    try:
+        names = read_certificate(server.certificate).extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        hosts = [
+            str(value) for kind in (x509.DNSName, x509.IPAddress) for value in names.value.get_values_for_type(kind)
+        ]
+    except x509.ExtensionNotFound:
+        raise FedekdError(f"{server.certificate} names no host (no subject alternative name)") from None
+    if server.listen in ("0.0.0.0", "::", "127.0.0.1", "::1", "localhost"):
+        host = next((name for name in ("127.0.0.1", "localhost") if name in hosts), host)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class _Tail:
+    """Says the whole lines that are added to a file."""
+
+    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+        self.path, self.say = path, say
+        self.position = path.stat().st_size if path.exists() else 0
+
+    def look(self) -> None:
+        if not self.path.exists():
+            return
+        with open(self.path, "rb") as file:
+            file.seek(self.position)
+            new = file.read()
+        whole = new[: new.rfind(b"\n") + 1]
+        self.position += len(whole)
+        for line in whole.decode(errors="replace").splitlines():
+            self.say(line)
+
+
+def _last(child: Child) -> str:
+    lines = [line.strip() for line in child.lines() if line.strip()]
+    return f"status {child.code}" + (f", {lines[-1][:200]}" if lines else "")

@@ -1,0 +1,103 @@
+"""What must outlive a kill at any moment: a state on disk, with the version before it and a checksum in each.
+
+A version is written beside the others, synced and renamed into place, so the newest one is always whole. Should a
+disk spoil it all the same, its checksum tells, and the version before it takes its place.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedekd.errors import FedekdError
+from fedekd.flower.atomic import sync_folder, write_bytes
+
+MARK = b"fedekd state 1\n"
+DIGEST = 64  # characters of a SHA-256 in hexadecimal
+
+
+class SavedState:
+    """Versions of one state, each with the number of the visit after which it was saved."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.newest, self.previous = folder / "state.pt", folder / "state.previous.pt"
+
+    def save(self, visit: int, state: dict[str, Any]) -> None:
+        """Keep ``state`` as the newest version; the newest so far, if it is whole, becomes the previous one."""
+        import torch
+
+        stream = io.BytesIO()
+        torch.save({"visit": visit, "state": state}, stream)
+        content = stream.getvalue()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if _payload(self.newest) is not None:
+            spare = self.folder / "state.link"
+            spare.unlink(missing_ok=True)
+            os.link(self.newest, spare)  # so that the newest is never away
+            os.replace(spare, self.previous)
+            sync_folder(self.folder)
+        write_bytes(self.newest, MARK + hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+
+    def load(self, visit: int | None = None) -> tuple[int, dict[str, Any]] | None:
+        """The newest whole version, at ``visit`` or before it; None if there never was one."""
+        found = [file for file in (self.newest, self.previous) if file.exists()]
+        whole = [version for version in map(_read, found) if version]
+        for number, state in whole:
+            if visit is None or number <= visit:
+                return number, state
+        if whole:
+            raise FedekdError(
+                f"{self.folder} is at visit {whole[0][0]}, past the wanted visit {visit}: the server has lost rounds; "
+                "restore its state folder, or begin a new federation"
+            )
+        if found:
+            raise FedekdError(f"every version of the state in {self.folder} is damaged; restore one from a backup")
+        return None
+
+    @contextmanager
+    def locked(self, seconds: float = 60.0) -> Iterator[None]:
+        """One process at a time: after a kill, what the killed one had started may still be at work."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / "lock", "a") as lock:
+            until = time.monotonic() + seconds
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > until:
+                        raise FedekdError(
+                            f"another process has been at work in {self.folder} for {seconds:g} s; let it end"
+                        ) from None
+                    time.sleep(0.05)
+            for left in self.folder.glob("*.part"):
+                left.unlink(missing_ok=True)
+            yield
+
+
+def _payload(path: Path) -> bytes | None:
+    """A version's content, or None where there is none or it is not what was written."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    head, payload = content[: len(MARK) + DIGEST + 1], content[len(MARK) + DIGEST + 1 :]
+    return payload if head == MARK + hashlib.sha256(payload).hexdigest().encode() + b"\n" else None
+
+
+def _read(path: Path) -> tuple[int, dict[str, Any]] | None:
+    import torch
+
+    payload = _payload(path)
+    if payload is None:
+        return None
+    version = torch.load(io.BytesIO(payload), weights_only=True, map_location="cpu")
+    return int(version["visit"]), version["state"]

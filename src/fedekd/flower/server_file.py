@@ -1,0 +1,83 @@
+"""``server.toml``: where the server listens, whom it lets in and what the federation trains."""
+
+# ruff: noqa: RUF009  (entry makes a dataclass field)
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedekd.errors import FedekdError
+from fedekd.flower import toml_file
+from fedekd.flower.addresses import checked_address
+from fedekd.flower.toml_file import entry
+from fedekd.settings import CHOICES
+
+COMPRESSIONS = ("none", "fp16", "int8")
+COMBINATIONS = ("mean", "median", "trimmed", "krum")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    address: str = entry("the address that sites use, host:port; the certificate must name this host")
+    listen: str = entry("where to listen; 0.0.0.0 for all networks of this machine", "0.0.0.0")
+    ca: Path = entry("certificate of the authority that signed the certificate; every site gets a copy")
+    certificate: Path = entry("the server's certificate")
+    key: Path = entry("the server's private key")
+    nodes: Path = entry("folder of the sites' public keys, NAME.pub; only these sites are let in")
+    state: Path = entry("folder for finished rounds, the report and Flower's database")
+    method: str = entry("what to train; `fedekd methods` lists the names", "fedekd")
+    rounds: int = entry("communication rounds", 10, low=1)
+    epochs: int = entry("local epochs per round", 2, low=1)
+    batch_size: int = entry("samples per batch", 32, low=1)
+    lr: float = entry("learning rate", 1e-3)
+    optimizer: str = entry("adam or sgd, fresh each round", "adam", choices=CHOICES["optimizer"])
+    seed: int = entry("of the initial weights and the batches", 0, low=0)
+    min_sites: int = entry("a round counts if at least so many sites answered", 2, low=1)
+    deadline: float = entry("seconds a round waits for its sites", 3600.0, low=1)
+    compression: str = entry("of what is sent: none, fp16 or int8", "none", choices=COMPRESSIONS)
+    combine: str = entry(
+        "how the sites' models become one: mean, median, trimmed or krum", "mean", choices=COMBINATIONS
+    )
+    weighting: str = entry(
+        "of the mean: uniform, or by the samples of each site", "uniform", choices=CHOICES["weighting"]
+    )
+    proxy: str | None = entry(
+        "own proxy model: package.module:function(shape, outputs); the built-in one if left out",
+        None,
+        example="hospital.models:proxy",
+    )
+    private: str | None = entry(
+        "where a method averages private models: the factory of all sites; the built-in one if left out",
+        None,
+        example="hospital.models:private",
+    )
+    schema: Path | None = entry(
+        "file that says what a row looks like; sites check their data against it", None, example="schema.json"
+    )
+    give_up: float = entry("seconds without progress after which `fedekd server run` ends", 7200.0, low=1)
+    parameters: Mapping[str, Any] = entry(
+        "the method's own parameters, as `fedekd methods` lists them", {}, example={"beta": 1.0}
+    )
+
+
+def read_server(path: str | Path) -> Server:
+    server = toml_file.read(Server, path)
+    file = Path(path).expanduser().absolute()
+    checked_address(server.address, f"{file}: address")
+    if server.lr <= 0:
+        raise FedekdError(f"{file}: lr must be a number > 0, got {server.lr:g}")
+    if server.combine != "mean" and server.weighting != "uniform":
+        raise FedekdError(f'{file}: combine = {server.combine!r} knows no weights; set weighting = "uniform"')
+    return server
+
+
+def check_method(server: Server, file: str | Path) -> None:
+    """Raise for a method or parameter that does not exist; apart, because it imports torch."""
+    from fedekd import methods
+
+    try:
+        methods.get(server.method, **server.parameters)
+    except FedekdError as error:
+        raise FedekdError(f"{file}: {error}") from None

@@ -1,0 +1,235 @@
+"""One visit at a site: its rows, its models from disk, the work of one message, and what it lets out.
+
+Nothing here knows Flower. A visit that was done is not done again: asked for it once more, because the answer was
+lost, the site gives the answer that it has kept.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedekd import methods, models
+from fedekd.engines.client import Client, moved
+from fedekd.engines.job import Job
+from fedekd.errors import FedekdError
+from fedekd.exchange import Door, shared_roles
+from fedekd.flower import wire
+from fedekd.flower.atomic import write_text
+from fedekd.flower.codes import Code, Failed, failing
+from fedekd.flower.saved_state import SavedState
+from fedekd.flower.schema import Schema
+from fedekd.flower.site_data import of_site
+from fedekd.flower.site_file import Site
+from fedekd.flower.terms import Terms
+from fedekd.flower.visits import Visit, alone, visits
+from fedekd.flower.wire import Letter
+from fedekd.methods.base import Train
+
+log = logging.getLogger("fedekd.site")
+HEADER = ("federation", "visit", "number")
+
+
+def answer(site: Site, kind: str, letter: Letter) -> Letter:
+    """The site's reply to any letter. Whatever goes wrong, only a code leaves."""
+    try:
+        return {"join": join, "visit": visit}[kind](site, letter)
+    except Failed as failure:
+        log.error("%s: %s", failure.code.meaning, failure)
+        return Letter({"code": int(failure.code), "name": site.name})
+    except Exception:
+        log.exception("fault in a %s", kind)
+        return Letter({"code": int(Code.FAULT), "name": site.name})
+
+
+def join(site: Site, letter: Letter) -> Letter:
+    """Agree on terms and schema: checked against what this site allows and what its data is, then kept."""
+    folder = _folder(site, letter)
+    with failing(Code.REFUSED):
+        terms = Terms.parse(str(letter.words["terms"]))
+        schema = Schema.parse(str(letter.words["schema"]), "the server's schema")
+        _consent(site, terms, schema)
+        agreement = json.dumps({"terms": terms.text(), "schema": schema.text()})
+        kept = folder / "agreement.json"
+        if kept.exists() and kept.read_text() != agreement:
+            raise FedekdError("the server's terms or schema changed in the middle of a federation")
+    Work(site, folder, terms, schema, number=0)  # everything that a visit needs, tried before it is promised
+    with failing(Code.STATE):
+        write_text(kept, agreement)
+    return Letter({"code": int(Code.DONE), "name": site.name})
+
+
+def visit(site: Site, letter: Letter) -> Letter:
+    folder = _folder(site, letter)
+    number, wanted = int(letter.words["number"]), int(letter.words["visit"])
+    with failing(Code.UNKNOWN):
+        agreement = json.loads((folder / "agreement.json").read_text())
+    with failing(Code.REFUSED):
+        terms, schema = Terms.parse(agreement["terms"]), Schema.parse(agreement["schema"])
+        _consent(site, terms, schema)
+        planned = visits(terms.make_method(), terms.rounds)[wanted]
+    saved = SavedState(folder)
+    with failing(Code.STATE), saved.locked():
+        last = saved.load(wanted)
+        if last and last[1]["number"] != number:
+            raise FedekdError(f"this site is number {last[1]['number']} of the federation, not {number}")
+        if last and last[0] == wanted:
+            return wire.from_state(last[1]["reply"])
+        work = Work(site, folder, terms, schema, number)
+        if last:
+            work.restore(last[1])
+        behind = last is None or last[0] != wanted - 1
+        if any(packed.how != "none" and behind for packed in letter.models.values()):
+            raise Failed(Code.BEHIND, f"visit {wanted} needs what visit {wanted - 1} would have brought")
+        reply = work.do(planned, letter)
+        saved.save(wanted, {**work.state(), "reply": wire.to_state(reply)})
+        return reply
+
+
+def _folder(site: Site, letter: Letter) -> Path:
+    name = str(letter.words.get("federation", ""))
+    if not re.fullmatch(r"[0-9a-f]{16}", name):
+        raise Failed(Code.REFUSED, f"the server calls its federation {name!r}, which is no name for a folder")
+    return site.state / name
+
+
+def _consent(site: Site, terms: Terms, schema: Schema) -> None:
+    """What runs here, and what leaves, is decided here."""
+    for name in terms.foreign():
+        if name not in site.trusts:
+            raise FedekdError(f"the server wants {name!r} imported here; add it to `trusts` if you agree")
+    method = terms.make_method()
+    method.check(schema.task)
+    sends = shared_roles(method, terms.rounds)
+    for role in sorted(sends - set(site.leave)):
+        raise FedekdError(
+            f"method {terms.method!r} sends the {role} model, which this site keeps; "
+            f"add {role!r} to `leave` if it may go"
+        )
+    if terms.weighting == "samples" and sends and "n" not in site.share:
+        raise FedekdError("the server weights sites by their samples, and this site does not share `n`")
+
+
+class Work:
+    """A site's client, its baseline, and what it needs to send the next model."""
+
+    def __init__(self, site: Site, folder: Path, terms: Terms, schema: Schema, number: int) -> None:
+        self.site, self.folder, self.terms, self.number = site, folder, terms, number
+        with failing(Code.DATA):
+            dataset = schema.load(site.data, site.target)
+            federation = of_site(dataset, schema, site.name, terms.seed, number)
+        with failing(Code.MODEL):
+            method = terms.make_method()
+            own = models.factory("private", site.private or terms.private)
+            training = terms.training(site.device)
+            job = Job(federation, method, terms.seed, training, own, terms.factory("proxy"))
+            self.client = self._client(job)
+            self.local = Client(replace(job, method=methods.get("local")), 0, number, self.client.data)
+            if site.local != "train":
+                self.local.models["private"].load_state_dict(models_file(site.local))
+        self.local_rounds = 0
+        self.door = Door(shared_roles(method, terms.rounds) & frozenset(site.leave))
+        self.held: dict[str, dict[str, Tensor]] = {role: self._copy(role) for role in self.door.roles}
+        self.residual: dict[str, dict[str, Tensor]] = {role: {} for role in self.door.roles}
+
+    def _client(self, job: Job) -> Client:
+        if self.site.dp is None:
+            return Client(job, 0, self.number)
+        from fedekd.flower.privacy import PrivateClient
+
+        return PrivateClient(job, self.number, self.site.dp, self.folder)
+
+    def _copy(self, role: str) -> dict[str, Tensor]:
+        return {name: tensor.detach().cpu().clone() for name, tensor in self.client.message(role).items()}
+
+    def do(self, visit: Visit, letter: Letter) -> Letter:
+        """Receive, train, send; and a share of training alone."""
+        with failing(Code.MODEL):
+            for role, packed in letter.models.items():
+                message = wire.unpack(packed, self.held[role])
+                self.client.receive(role, moved(message, self.client.device))
+                self.held[role] = self._copy(role)
+        with failing(Code.TRAINING):
+            for round, step in visit.work:
+                if isinstance(step, Train):
+                    self.client.train(step, round)
+                else:
+                    self.client.remember(step, round)
+            self._train_alone(visit)
+            words = self._words(visit)
+            if visit.sends is None:
+                return Letter(words)
+            role = visit.sends.role
+            upload = self.door.up(role, self.site.name, self.client.message(role))
+            packed, left = wire.pack(upload, self.terms.compression, self.held[role], self.residual[role])
+            self.residual[role] = left
+            return Letter(words, {role: packed})
+
+    def _train_alone(self, visit: Visit) -> None:
+        count = len(visits(self.client.method, self.terms.rounds))
+        target = alone(visit.number, count, self.terms.rounds)
+        if self.site.local == "train":
+            for round in range(self.local_rounds, target):
+                for step in self.local.method.steps(round):
+                    if isinstance(step, Train):
+                        self.local.train(step, round)
+        self.local_rounds = target
+
+    def _words(self, visit: Visit) -> dict[str, wire.Word]:
+        """The numbers that leave beside the model: what the site shares, and no more."""
+        words: dict[str, wire.Word] = {"code": int(Code.DONE), "name": self.site.name}
+        count = len(self.client.rows["train"])
+        if self.terms.weighting == "samples" and "n" in self.site.share:
+            words["n"] = count
+        if visit.sends is not None:
+            return words
+        value, local = self.client.score(), self.local.score()
+        metric = self.client.task.metric
+        privacy = getattr(self.client, "privacy", None)
+        whole: dict[str, Any] = {
+            "name": self.site.name, "n": count, "metric": metric, "local": local, "value": value,
+            "delta": value - local, "privacy": privacy,
+        }  # fmt: skip
+        write_text(self.folder / "report.json", json.dumps(whole, indent=1) + "\n")
+        if "n" in self.site.share:
+            words["n"] = count
+        if "metric" in self.site.share:
+            words |= {"metric": metric, "local": local, "value": value}
+        if "delta" in self.site.share:
+            words |= {"metric": metric, "delta": value - local}
+        if privacy:
+            words["privacy"] = json.dumps(privacy)
+        return words
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "number": self.number,
+            "client": self.client.state(),
+            "local": self.local.state(),
+            "local_rounds": self.local_rounds,
+            "held": self.held,
+            "residual": self.residual,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.client.restore(state["client"])
+        self.local.restore(state["local"])
+        self.local_rounds = state["local_rounds"]
+        self.held, self.residual = state["held"], state["residual"]
+
+
+def models_file(path: str) -> dict[str, Tensor]:
+    """Weights from a .safetensors file or from ``torch.save`` of a state."""
+    import torch
+
+    if path.endswith(".safetensors"):
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    return torch.load(path, weights_only=True, map_location="cpu")

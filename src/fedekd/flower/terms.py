@@ -1,0 +1,68 @@
+"""What the server sets for everyone: the method and how it is trained. Sites keep it as agreed when they join."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from fedekd import methods, models
+from fedekd.engines.job import Training
+from fedekd.errors import FedekdError
+from fedekd.flower.server_file import COMPRESSIONS, Server
+from fedekd.methods.base import Method
+
+
+@dataclass(frozen=True)
+class Terms:
+    method: str
+    rounds: int
+    epochs: int
+    batch_size: int
+    lr: float
+    optimizer: str
+    weighting: str
+    seed: int
+    compression: str = "none"
+    proxy: str | None = None
+    private: str | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, server: Server) -> Terms:
+        return cls(**{f.name: getattr(server, f.name) for f in fields(cls)})
+
+    def text(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def parse(cls, text: str) -> Terms:
+        """The terms as another machine sends them."""
+        try:
+            terms = cls(**json.loads(text))
+            for name in ("rounds", "epochs", "batch_size"):
+                value = getattr(terms, name)
+                if type(value) is not int or value < 1:
+                    raise ValueError(f"{name} is {value!r}")
+            if type(terms.seed) is not int or not terms.lr > 0 or terms.compression not in COMPRESSIONS:
+                raise ValueError("seed, lr or compression")
+        except (ValueError, TypeError) as error:
+            raise FedekdError(
+                f"the server's terms cannot be read ({error}); is its fedekd of another version?"
+            ) from None
+        return terms
+
+    def make_method(self) -> Method:
+        return methods.get(self.method, **self.parameters)
+
+    def training(self, device: str = "cpu") -> Training:
+        return Training(self.rounds, self.epochs, self.batch_size, self.lr, self.optimizer, self.weighting, device)
+
+    def factory(self, role: str) -> models.Factory:
+        return models.factory(role, self.private if role == "private" else self.proxy)
+
+    def foreign(self) -> list[str]:
+        """What a site would have to import by a name that the server chose."""
+        named = (self.method, self.proxy, self.private)
+        return [name for name in named if name and ":" in name]

@@ -1,0 +1,70 @@
+"""No upload counts before it is checked: names, shapes, types, finite numbers, and a norm like the other sites'."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from fedekd.exchange import Message
+from fedekd.flower import wire
+from fedekd.flower.wire import Packed
+
+FACTOR = 5.0
+"""A model whose norm is so many times the median of all, or so many times less, is no honest neighbour of theirs.
+
+The norm is the whole model's, not its update's: a site with twenty times the rows takes twenty times the steps and
+may rightly move twenty times as far, but its weights stay of one size with the others'.
+"""
+
+
+def fits(packed: Packed, held: Message, how: str) -> str | None:
+    """Why a packed model cannot be unpacked at all; None if it can."""
+    if packed.how != how:
+        return f"it is packed as {packed.how[:20]!r}, not as {how!r}"
+    lacking, more = [n for n in held if n not in packed.arrays], [n for n in packed.arrays if n not in held]
+    if lacking or more:
+        return f"it has no tensor {lacking[0]!r}" if lacking else f"it has a tensor {more[0][:60]!r} that is unknown"
+    for name, tensor in held.items():
+        array = packed.arrays[name]
+        if array.shape != tuple(tensor.shape):
+            return f"{name} has shape {array.shape}, not {tuple(tensor.shape)}"
+        wanted = str(wire.wire_dtype(tensor, how)).removeprefix("torch.")
+        if str(array.dtype) != wanted:
+            return f"{name} is {array.dtype}, not {wanted}"
+    rounded = {name for name, tensor in held.items() if tensor.is_floating_point()} if how == "int8" else set()
+    if set(packed.scales) != rounded:
+        return "its scales do not belong to its tensors"
+    return None
+
+
+def opened(packed: Packed, held: Message, how: str) -> dict[str, Tensor] | str:
+    """The model, or why it is refused."""
+    reason = fits(packed, held, how)
+    if reason:
+        return reason
+    message = wire.unpack(packed, held)
+    for name, tensor in message.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            return f"{name} has NaN or infinite numbers"
+    return message
+
+
+def outsized(messages: Mapping[str, Message]) -> dict[str, str]:
+    """By site: why its model is too large or too small. Two models cannot outvote each other."""
+    if len(messages) < 3:
+        return {}
+    norms = {site: norm(message) for site, message in messages.items()}
+    middle = median(norms.values())
+    return {
+        site: f"its norm {one:.3g} is far from {middle:.3g}, the median of {len(norms)} sites"
+        for site, one in norms.items()
+        if not middle / FACTOR <= one <= middle * FACTOR
+    }
+
+
+def norm(message: Message) -> float:
+    squares = (t.double().square().sum() for t in message.values() if t.is_floating_point())
+    return float(sum(squares)) ** 0.5

@@ -1,0 +1,149 @@
+"""What travels between server and site: words and models, and how a model is packed to take fewer bytes.
+
+``none`` sends the model as it is. ``fp16`` and ``int8`` send the difference to the model that both ends hold (what
+the site received last, or the common start), which is small, so that little is lost. Up, what rounding took is kept
+at the site and added to the next upload (error feedback). Down, the next difference is made to what the sites really
+hold, so earlier rounding mends itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedekd.errors import FedekdError
+from fedekd.exchange import Message
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
+
+Word = str | int | float
+LIMIT_FP16 = 65504.0
+PACKED = {"fp16": torch.float16, "int8": torch.int8}
+
+
+@dataclass(frozen=True)
+class Packed:
+    """One model on its way. ``scales`` has a number for each tensor that was rounded to int8."""
+
+    how: str
+    arrays: dict[str, np.ndarray]
+    scales: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Letter:
+    words: dict[str, Word] = field(default_factory=dict)
+    models: dict[str, Packed] = field(default_factory=dict)  # by role
+
+    @property
+    def size(self) -> int:
+        """Bytes of the models and words themselves; Flower's envelope comes on top."""
+        arrays = (a for packed in self.models.values() for a in packed.arrays.values())
+        scales = sum(len(packed.scales) for packed in self.models.values())
+        return sum(a.nbytes for a in arrays) + 8 * scales + len(json.dumps(self.words))
+
+
+# --- packing -------------------------------------------------------------------------------------------------
+
+
+def pack(
+    message: Message, how: str, held: Message | None = None, residual: Message | None = None
+) -> tuple[Packed, dict[str, Tensor]]:
+    """The model packed, and what rounding took from it. ``held`` is the model that the other end has."""
+    message = {name: tensor.detach().cpu() for name, tensor in message.items()}
+    if how == "none":
+        return Packed(how, {name: tensor.numpy().copy() for name, tensor in message.items()}), {}
+    assert held is not None
+    arrays, scales, left = {}, {}, {}
+    for name, tensor in message.items():
+        if not tensor.is_floating_point():
+            arrays[name] = tensor.numpy().copy()
+            continue
+        wanted = tensor - held[name].cpu()
+        if residual:
+            wanted = wanted + residual[name]
+        if how == "fp16":
+            small = wanted.clamp(-LIMIT_FP16, LIMIT_FP16).half()
+            back = small.to(tensor.dtype)
+        else:
+            scale = float(wanted.abs().max()) / 127 if wanted.numel() else 0.0
+            small = (
+                (wanted / scale).round().clamp(-127, 127).to(torch.int8)
+                if scale
+                else torch.zeros_like(wanted).to(torch.int8)
+            )
+            back = small.to(tensor.dtype) * scale
+            scales[name] = scale
+        arrays[name], left[name] = small.numpy(), wanted - back
+    return Packed(how, arrays, scales), left
+
+
+def unpack(packed: Packed, held: Message | None = None) -> dict[str, Tensor]:
+    """The model again. Names, shapes and types must have been checked where the other end is not trusted."""
+    tensors = {name: torch.from_numpy(np.array(array)) for name, array in packed.arrays.items()}
+    if packed.how == "none":
+        return tensors
+    if packed.how not in PACKED or held is None:
+        raise FedekdError(f"a model packed as {packed.how!r} cannot be unpacked here")
+    for name, tensor in tensors.items():
+        if held[name].is_floating_point():
+            difference = tensor.to(held[name].dtype) * packed.scales.get(name, 1.0)
+            tensors[name] = held[name].cpu() + difference
+    return tensors
+
+
+def wire_dtype(tensor: Tensor, how: str) -> torch.dtype:
+    """The type in which a tensor travels."""
+    return PACKED.get(how, tensor.dtype) if tensor.is_floating_point() else tensor.dtype
+
+
+# --- letters on disk and in Flower's records -----------------------------------------------------------------
+
+
+def to_state(letter: Letter) -> dict[str, Any]:
+    """A letter as plain values and tensors, to be saved."""
+    models = {
+        role: {"how": p.how, "scales": p.scales, "arrays": {k: torch.from_numpy(a) for k, a in p.arrays.items()}}
+        for role, p in letter.models.items()
+    }
+    return {"words": letter.words, "models": models}
+
+
+def from_state(state: Mapping[str, Any]) -> Letter:
+    models = {
+        role: Packed(p["how"], {k: t.numpy() for k, t in p["arrays"].items()}, p["scales"])
+        for role, p in state["models"].items()
+    }
+    return Letter(dict(state["words"]), models)
+
+
+def to_records(letter: Letter) -> RecordDict:
+    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+    records = RecordDict({"words": ConfigRecord(dict(letter.words))})
+    for role, packed in letter.models.items():
+        records[role] = ArrayRecord({name: Array(array) for name, array in packed.arrays.items()})
+        how: dict[str, Any] = {"how": packed.how, "names": list(packed.scales), "scales": list(packed.scales.values())}
+        records[f"{role}.how"] = ConfigRecord(how)
+    return records
+
+
+def from_records(records: RecordDict) -> Letter:
+    """A letter from what another machine sent; raises ``FedekdError`` for anything else."""
+    try:
+        words = dict(records.config_records["words"])
+        models = {}
+        for role, arrays in records.array_records.items():
+            how: Any = records.config_records[f"{role}.how"]
+            scales = {str(k): float(v) for k, v in zip(how["names"], how["scales"], strict=True)}
+            models[role] = Packed(str(how["how"]), {k: array.numpy() for k, array in arrays.items()}, scales)
+    except Exception as error:  # numpy and Flower raise a dozen kinds for broken bytes
+        raise FedekdError(f"a message cannot be read ({type(error).__name__})") from None
+    return Letter(words, models)  # type: ignore[arg-type]

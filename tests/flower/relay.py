@@ -1,0 +1,75 @@
+"""A tiny Flower app for the tests of what surrounds an app: one array goes to every site and back, round by round.
+
+The ServerApp keeps finished rounds in STATE/rounds, as fedekd's own does, and goes on from the last one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+from flwr.app import ArrayRecord, Context, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fedekd.flower.server_file import read_server
+from fedekd.flower.site_file import read_site
+
+app = ClientApp()
+server = ServerApp()
+
+
+@app.train()
+def add_one(message: Message, context: Context) -> Message:
+    site = read_site(str(context.node_config["site-file"]))
+    (site.state / "visits").open("a").write(f"{os.getpid()} {os.getppid()}\n")
+    time.sleep(float(os.environ.get("RELAY_SECONDS", "0")))
+    array = message.content["arrays"].to_numpy_ndarrays()[0]
+    return Message(RecordDict({"arrays": ArrayRecord([array + 1])}), reply_to=message)
+
+
+@server.main()
+def rounds(grid: Grid, context: Context) -> None:
+    settings = read_server(str(context.run_config["server-file"]))
+    folder, log = settings.state / "rounds", settings.state / "log"
+    folder.mkdir(exist_ok=True)
+    done = sorted(folder.glob("*.npy"))
+    value = np.load(done[-1]) if done else np.zeros(3, np.float32)
+    for number in range(len(done) + 1, settings.rounds + 1):
+        value = np.mean(_answers(grid, value, settings.min_sites, settings.deadline), axis=0)
+        partial = folder / "next.tmp"
+        with open(partial, "wb") as file:
+            np.save(file, value)
+        os.replace(partial, folder / f"{number:04}.npy")
+        with log.open("a") as file:
+            file.write(f"round {number} of {settings.rounds}\n")
+    _write(settings.state, {"method": "relay", "complete": True, "rounds": settings.rounds, "sites": []})
+
+
+def _answers(grid: Grid, value: np.ndarray, sites: int, deadline: float) -> list[np.ndarray]:
+    end = time.monotonic() + deadline
+    while len(nodes := list(grid.get_node_ids())) < sites:
+        if time.monotonic() > end:
+            raise RuntimeError(f"{len(nodes)} of {sites} sites")
+        time.sleep(0.2)
+    content = RecordDict({"arrays": ArrayRecord([value])})
+    waiting = set(grid.push_messages([Message(content, node, MessageType.TRAIN) for node in nodes]))
+    answers: list[np.ndarray] = []
+    while waiting and time.monotonic() < end:
+        for reply in grid.pull_messages(waiting):
+            waiting.discard(reply.metadata.reply_to_message_id)
+            if reply.has_content():
+                answers.append(reply.content["arrays"].to_numpy_ndarrays()[0])
+        time.sleep(0.1)
+    if len(answers) < sites:
+        raise RuntimeError(f"{len(answers)} of {sites} sites answered")
+    return answers
+
+
+def _write(state: Path, report: dict[str, object]) -> None:
+    partial = state / "report.tmp"
+    partial.write_text(json.dumps(report))
+    os.replace(partial, state / "report.json")

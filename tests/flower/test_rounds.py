@@ -1,0 +1,208 @@
+"""The server keeps going: bad uploads, missing sites, lost answers and its own death cost no finished visit."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from village import Hand, federate, make_server, schema_of, simulate, state_of, write_sites
+
+pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
+
+from fedekd.errors import FedekdError
+from fedekd.flower.post import TooFew
+from fedekd.flower.rounds import Rounds
+from fedekd.flower.wire import Letter, Packed
+
+
+@pytest.fixture
+def place(tmp_path, digits):
+    """A schema and three sites; ``server(...)`` makes settings."""
+    return schema_of(digits), write_sites(tmp_path, digits), lambda **given: make_server(tmp_path, epochs=1, **given)
+
+
+def altered(reply: Letter, change) -> Letter:
+    ((role, packed),) = reply.models.items()
+    return Letter(reply.words, {role: Packed(packed.how, change(dict(packed.arrays)), packed.scales)})
+
+
+def with_nan(arrays):
+    first = next(iter(arrays))
+    return {**arrays, first: np.full_like(arrays[first], np.nan)}
+
+
+def with_a_wrong_shape(arrays):
+    first = next(iter(arrays))
+    return {**arrays, first: arrays[first][..., :-1].copy()}
+
+
+def far_too_large(arrays):
+    return {name: 1e4 * array for name, array in arrays.items()}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (with_nan, "NaN or infinite"),
+        (with_a_wrong_shape, "has shape"),
+        (far_too_large, "is far from"),
+        (lambda arrays: {**arrays, "private": np.zeros(3, np.float32)}, "'private' that is unknown"),
+    ],
+)
+def test_a_bad_upload_is_refused_and_the_round_goes_on(place, change, reason):
+    schema, sites, server = place
+
+    def spoil(name, kind, reply):
+        return altered(reply, change) if name == "birch" and reply.models else reply
+
+    _, report = federate(server(), schema, sites, Hand(sites, spoil))
+    assert report["complete"]
+    assert report["counted"][:2] == [["alder", "cedar"]] * 2
+    assert {r["site"] for r in report["refused"]} == {"birch"}
+    assert all(reason in r["reason"] for r in report["refused"])
+    assert report["counted"][-1] == ["alder", "birch", "cedar"], "its numbers are still its own"
+
+
+def test_what_is_refused_changes_no_other_site(tmp_path, digits, place):
+    """Two sites with a third that only sends rubbish are a federation of two."""
+    schema, sites, server = place
+    post = Hand(
+        sites, lambda name, kind, reply: altered(reply, with_nan) if name == "cedar" and reply.models else reply
+    )
+    rounds, _ = federate(server(), schema, sites, post)
+    pair = [replace(site, state=tmp_path / "pair" / site.name) for site in sites[:2]]
+    other, _ = federate(server(state=tmp_path / "pair" / "server"), schema, pair)
+    for name, weights in rounds.held["proxy"].items():
+        assert torch.equal(weights, other.held["proxy"][name])
+
+
+@pytest.mark.parametrize("compression", ["none", "int8"])
+def test_a_missing_site_blocks_nobody_and_catches_up(place, compression):
+    schema, sites, server = place
+    post = Hand(sites)
+    rounds = Rounds(server(rounds=4, deadline=0.2, compression=compression), schema, post, 3)
+    for visit in rounds.visits:
+        if visit.number == 0:
+            rounds.began = 0.0
+            rounds._gather(first=True)
+        post.asleep = {"birch"} if visit.number in (1, 2) else set()
+        rounds._visit(visit)
+    report = rounds.report()
+    assert [("birch" in names) for names in report["counted"]] == [True, False, False, True, True]
+    birch = next(site for site in report["sites"] if site["name"] == "birch")
+    assert birch["value"] == pytest.approx(birch["local"] + birch["delta"])
+    held = state_of(next(s for s in sites if s.name == "birch"))["held"]["proxy"]
+    assert all(torch.equal(held[k], w) for k, w in rounds.held["proxy"].items()), "it holds the newest global model"
+
+
+def test_a_site_that_is_gone_for_good_costs_one_deadline(place, caplog):
+    schema, sites, server = place
+    post = Hand(sites)
+    rounds = Rounds(server(rounds=4, deadline=0.2), schema, post, 3)
+    rounds.began = 0.0
+    rounds._gather(first=True)
+    rounds._visit(rounds.visits[0])
+    post.asleep = {"cedar"}
+    for visit in rounds.visits[1:]:
+        rounds._visit(visit)
+    assert [r.message for r in caplog.records if "no answer" in r.message] == [
+        "visit 2 of 5: no answer within 0.2 s from cedar"
+    ]
+
+
+def test_too_few_stop_the_run_and_it_goes_on_later(place):
+    """Every answer of the second visit fails; a new server process goes on and ends as if nothing had been."""
+    schema, sites, server = place
+    count = []
+
+    def spoil(name, kind, reply):
+        if kind == "visit":
+            count.append(name)
+        return Letter({"code": 4, "name": name}) if len(count) > 3 else reply
+
+    with pytest.raises(TooFew, match="visit 2 of 3 failed: 0 of at least 2 sites"):
+        federate(server(method="feddyn"), schema, sites, Hand(sites, spoil))
+    _, report = federate(server(method="feddyn"), schema, sites)
+    assert report["complete"]
+    engine = simulate(server(method="feddyn"), schema, sites)
+    for client, site in zip(engine.clients, sites, strict=True):
+        ours = state_of(site)["client"]["models"]["private"]
+        assert all(torch.allclose(ours[k], w, atol=1e-5) for k, w in client.models["private"].state_dict().items())
+
+
+def test_no_site_at_all_is_an_error_in_time(place):
+    schema, sites, server = place
+    post = Hand(sites)
+    post.asleep = {site.name for site in sites}
+    with pytest.raises(TooFew, match=r"0 of at least 2 sites joined within 0\.1 s"):
+        federate(server(deadline=0.1), schema, sites, post)
+
+
+def test_other_settings_do_not_go_on_with_an_old_federation(place):
+    schema, sites, server = place
+    federate(server(rounds=1), schema, sites)
+    with pytest.raises(FedekdError, match=r"are not those that the federation .* began with"):
+        federate(server(rounds=2), schema, sites)
+
+
+def test_a_finished_federation_is_not_run_again(place):
+    schema, sites, server = place
+    _, report = federate(server(rounds=1), schema, sites)
+    post = Hand(sites)
+    _, again = federate(server(rounds=1), schema, sites, post)
+    assert again == report
+    assert post.sent == []
+
+
+def test_the_servers_state_survives_being_spoilt(place):
+    schema, sites, server = place
+    rounds, report = federate(server(), schema, sites)
+    rounds.saved.newest.write_bytes(b"spoilt")
+    _, again = federate(server(), schema, sites)
+    assert again["sites"] == report["sites"], "the last visit was asked for once more, and answered from the disk"
+
+
+def test_two_nodes_cannot_have_one_name(place):
+    schema, sites, server = place
+    twin = replace(sites[0], state=sites[0].state.with_name("twin"))
+    _, report = federate(server(rounds=1), schema, sites, Hand([*sites, twin]))
+    assert [site["name"] for site in report["sites"]] == ["alder", "birch", "cedar"]
+    assert not twin.state.exists() or not list(twin.state.glob("*/state.pt"))
+
+
+def test_a_site_with_corrupt_data_stays_out_and_only_a_code_says_so(place):
+    schema, sites, server = place
+    with open(sites[2].data, "wb") as file:
+        file.write(b"PK not really")
+    post = Hand(sites)
+    _, report = federate(server(), schema, sites, post)
+    assert report["complete"]
+    assert [site["name"] for site in report["sites"]] == ["alder", "birch"]
+    (reply,) = [letter for name, _, letter in post.sent if name == "cedar"]
+    assert reply.words == {"code": 1, "name": "cedar"}
+    assert reply.models == {}
+
+
+@pytest.mark.parametrize(("compression", "factor"), [("fp16", 2), ("int8", 4)])
+def test_packing_saves_bytes_and_costs_little(tmp_path, digits, compression, factor):
+    schema, found = schema_of(digits), {}
+    for how in ("none", compression):
+        sites = write_sites(tmp_path / how, digits)
+        server = make_server(tmp_path / how, epochs=1, rounds=3, compression=how)
+        rounds, report = federate(server, schema, sites)
+        assert report["compression"] == how
+        found[how] = rounds.held["proxy"], report
+    assert found["none"][1]["bytes_up"] > 0.8 * factor * found[compression][1]["bytes_up"]
+    assert found["none"][1]["bytes_down"] > 0.8 * factor * found[compression][1]["bytes_down"]
+    for name, weights in found["none"][0].items():
+        assert torch.allclose(weights, found[compression][0][name], atol=0.02)
+
+
+def test_the_report_is_on_disk(place):
+    schema, sites, server = place
+    settings = server(rounds=1)
+    _, report = federate(settings, schema, sites)
+    assert json.loads((settings.state / "report.json").read_text()) == report

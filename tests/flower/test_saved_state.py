@@ -1,0 +1,132 @@
+"""A state on disk outlives a SIGKILL at any moment and a spoilt file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedekd.errors import FedekdError
+from fedekd.flower.saved_state import SavedState
+
+
+def state(visit: int) -> dict:
+    return {"weights": {"w": torch.full((5,), float(visit))}, "memory": {"list": [1, "two", 3.0, None]}, "name": "a"}
+
+
+def test_what_was_saved_comes_back(tmp_path):
+    kept = SavedState(tmp_path / "new" / "folder")
+    assert kept.load() is None
+    for visit in range(3):
+        kept.save(visit, state(visit))
+        number, found = kept.load()
+        assert number == visit
+        assert torch.equal(found["weights"]["w"], state(visit)["weights"]["w"])
+        assert found["memory"] == state(visit)["memory"]
+    assert kept.load(1)[0] == 1
+    assert kept.load(7)[0] == 2
+    assert not list(kept.folder.glob("*.part"))
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda b: b[:-1], lambda b: b"", lambda b: b[:200] + b"x" + b[201:], lambda b: b + b"0"]
+)
+def test_a_spoilt_newest_falls_back_to_the_one_before(tmp_path, spoil):
+    kept = SavedState(tmp_path)
+    for visit in range(3):
+        kept.save(visit, state(visit))
+    kept.newest.write_bytes(spoil(kept.newest.read_bytes()))
+    assert kept.load()[0] == 1
+    kept.save(2, state(2))
+    assert kept.load()[0] == 2
+    kept.newest.write_bytes(b"again")
+    assert kept.load()[0] == 1, "the spoilt version must not have replaced the previous one"
+
+
+def test_both_spoilt_is_said_and_not_begun_anew(tmp_path):
+    kept = SavedState(tmp_path)
+    kept.save(0, state(0))
+    kept.save(1, state(1))
+    for file in (kept.newest, kept.previous):
+        file.write_bytes(b"nothing")
+    with pytest.raises(FedekdError, match=r"every version of the state .* is damaged"):
+        kept.load()
+
+
+def test_a_server_that_lost_rounds_is_told(tmp_path):
+    kept = SavedState(tmp_path)
+    for visit in (4, 5):
+        kept.save(visit, state(visit))
+    with pytest.raises(FedekdError, match="at visit 5, past the wanted visit 3"):
+        kept.load(3)
+
+
+def test_foreign_objects_are_not_unpickled(tmp_path):
+    import hashlib
+    import pickle
+
+    from fedekd.flower.saved_state import MARK
+
+    class Evil:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "evil"),)
+
+    payload = pickle.dumps({"visit": 1, "state": Evil()})
+    (tmp_path / "state.pt").write_bytes(MARK + hashlib.sha256(payload).hexdigest().encode() + b"\n" + payload)
+    with pytest.raises(Exception, match=r"(?i)weights|unpickl|magic"):
+        SavedState(tmp_path).load()
+    assert not (tmp_path / "evil").exists()
+
+
+def test_a_second_process_waits_and_gives_up(tmp_path):
+    kept = SavedState(tmp_path)
+    with (
+        kept.locked(),
+        pytest.raises(FedekdError, match="another process has been at work"),
+        SavedState(tmp_path).locked(seconds=0.1),
+    ):
+        pass
+    with kept.locked(seconds=0.1):
+        pass
+
+
+WRITER = """
+import sys, torch
+from pathlib import Path
+from fedekd.flower.saved_state import SavedState
+kept = SavedState(Path(sys.argv[1]))
+with kept.locked():
+    last = kept.load()
+    visit = last[0] + 1 if last else 0
+    while True:
+        kept.save(visit, {"w": torch.full((400_000,), float(visit))})
+        print(visit, flush=True)
+        visit += 1
+"""
+
+
+def test_sigkill_in_the_middle_of_writing_loses_no_finished_visit(tmp_path):
+    """A real process writes megabytes without pause and is killed at moments that no visit's end decides."""
+    finished = -1
+    for attempt in range(6):
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        try:
+            for _ in range(2):
+                assert writer.stdout.readline().strip(), "the writer died by itself"
+            time.sleep(0.0037 * attempt)
+        finally:
+            writer.send_signal(signal.SIGKILL)
+            told = [int(line) for line in writer.communicate()[0].split()]
+        finished = max([finished, *told]) if told else finished + 2
+        number, found = SavedState(tmp_path).load()
+        assert number >= finished, "a visit that had ended is gone"
+        assert torch.equal(found["w"], torch.full((400_000,), float(number)))
+        finished = number
+    with SavedState(tmp_path).locked():
+        assert not list(Path(tmp_path).glob("*.part")), "what the killed ones left is cleared"

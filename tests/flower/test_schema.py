@@ -1,0 +1,116 @@
+"""What sites agree on: a site's rows are brought into the schema, and what differs is named."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from fedekd.data import Dataset, load_dataset
+from fedekd.errors import FedekdError
+from fedekd.flower.schema import Scaling, Schema
+
+CENTRE = """age,sex,ward,outcome
+50,f,a,ill
+61,m,b,well
+42,f,c,ill
+70,m,a,dead
+33,f,b,well
+"""
+
+
+def csv(tmp_path, text, name="site.csv"):
+    file = tmp_path / name
+    file.write_text(text)
+    return file
+
+
+@pytest.fixture
+def schema(tmp_path) -> Schema:
+    return Schema.of(load_dataset(csv(tmp_path, CENTRE, "centre.csv"), target="outcome"))
+
+
+def test_a_schema_from_a_table(schema):
+    assert schema.columns == ("age", "sex=f", "sex=m", "ward=a", "ward=b", "ward=c")
+    assert schema.labels == ("dead", "ill", "well")
+    assert (schema.task, schema.dtype, schema.outputs) == ("classification", "float32", 3)
+
+
+def test_it_survives_its_file(schema, tmp_path):
+    schema.write(tmp_path / "schema.json")
+    assert Schema.read(tmp_path / "schema.json") == schema
+    assert Schema.parse(schema.text()) == schema
+
+
+def test_other_order_and_absent_categories_and_classes_fit(schema, tmp_path):
+    """This site has its columns in another order, nobody in ward c, no man, and only one class."""
+    file = csv(tmp_path, "outcome,ward,age,sex\nwell,b,20,f\nwell,a,30,f\nwell,a,40,f\n")
+    rows = schema.load(file, "outcome")
+    assert rows.columns == schema.columns
+    assert rows.labels == schema.labels
+    assert rows.y.tolist() == [2, 2, 2]
+    assert rows.x.tolist() == [[20, 1, 0, 0, 1, 0], [30, 1, 0, 1, 0, 0], [40, 1, 0, 1, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("age,sex,outcome\n5,f,ill\n6,m,well\n", "column 'ward' is missing"),
+        ("age,sex,ward,zip,outcome\n5,f,a,1,ill\n6,m,b,2,well\n", "column 'zip' is not in the schema"),
+        ("age,sex,ward,outcome\n5,f,z,ill\n6,m,a,well\n", "column 'ward' holds 'z', which the schema does not know"),
+        ("age,sex,ward,outcome\nold,f,a,ill\nyoung,m,b,well\n", "column 'age' holds text, in the schema numbers"),
+        ("age,sex,ward,outcome\n5,1,a,ill\n6,2,b,well\n", "column 'sex' holds numbers, in the schema text"),
+        ("age,sex,ward,outcome\n5,f,a,ill\n6,m,b,missing\n", "label 'missing' is not in the schema"),
+    ],
+)
+def test_what_differs_is_named(schema, tmp_path, text, named):
+    with pytest.raises(FedekdError) as error:
+        schema.load(csv(tmp_path, text), "outcome")
+    assert named in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_several_differences_in_one_line(schema, tmp_path):
+    with pytest.raises(FedekdError, match=r"'sex' is missing.*'ward' is missing.*'zip' is not in the schema"):
+        schema.load(csv(tmp_path, "age,zip,outcome\n5,1,ill\n6,2,well\n"), "outcome")
+
+
+def test_images(tmp_path):
+    rng = np.random.default_rng(0)
+    schema = Schema.of(
+        Dataset("all", "classification", rng.integers(0, 255, (6, 1, 8, 8), np.uint8), np.arange(6) % 3, 3)
+    )
+    assert schema.scaling == Scaling(np.float32(2 / 255).item(), -1.0)
+    np.savez(tmp_path / "fits.npz", x=rng.integers(0, 255, (4, 8, 8)).astype(np.uint8), y=np.array([2, 2, 0, 2]))
+    assert schema.load(tmp_path / "fits.npz").y.tolist() == [2, 2, 0, 2]
+    np.savez(tmp_path / "large.npz", x=rng.integers(0, 255, (4, 9, 8)).astype(np.uint8), y=np.array([0, 1, 0, 1]))
+    with pytest.raises(FedekdError, match=r"rows have shape \(1, 9, 8\), the schema's \(1, 8, 8\)"):
+        schema.load(tmp_path / "large.npz")
+    np.savez(tmp_path / "float.npz", x=rng.random((4, 8, 8)), y=np.array([0, 1, 0, 1]))
+    with pytest.raises(FedekdError, match="values are float32, the schema's uint8"):
+        schema.load(tmp_path / "float.npz")
+
+
+def test_a_regression_is_scaled_by_the_schema_not_by_the_site(diabetes):
+    schema = Schema.of(diabetes)
+    assert schema.scaling.mean == pytest.approx(float(diabetes.y.mean()), rel=1e-5)
+    assert len(schema.scaling.gain) == 10
+    given = Scaling([1.0] * 10, [0.0] * 10, 100.0, 50.0)
+    assert Schema.of(diabetes, given).scaling == given
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"task": "clustering"}, {"shape": [0]}, {"shape": "abc"}, {"labels": ["a", "a", "b"]}, {"labels": []},
+        {"columns": ["age"]}, {"dtype": "object"}, {"more": 1}, {"scaling": {"gain": [1], "shift": [float("nan")]}},
+        {"scaling": {"gain": 1.0, "shift": 0.0, "mean": 0.0, "std": 0.0}}, {"scaling": 3},
+    ],
+)  # fmt: skip
+def test_a_schema_from_outside_is_not_trusted(schema, change):
+    text = json.dumps({**json.loads(schema.text()), **change})
+    with pytest.raises(FedekdError, match="is not a fedekd schema"):
+        Schema.parse(text)
+    with pytest.raises(FedekdError, match="is not a fedekd schema"):
+        Schema.parse("[1, 2")

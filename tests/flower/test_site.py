@@ -1,0 +1,196 @@
+"""A site decides what runs there and what leaves it, and a killed visit is done again to the same bit."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from village import Hand, federate, make_server, schema_of, state_of, write_sites
+
+pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
+
+from fedekd.flower.codes import Code
+from fedekd.flower.post import TooFew
+from fedekd.flower.rounds import Rounds
+from fedekd.flower.site import answer
+from fedekd.flower.terms import Terms
+from fedekd.flower.wire import Letter
+
+FEDERATION = "0123456789abcdef"
+
+
+@pytest.fixture
+def schema(digits):
+    return schema_of(digits)
+
+
+def letter(server, schema, **words):
+    return Letter({"federation": FEDERATION, "terms": Terms.of(server).text(), "schema": schema.text(), **words})
+
+
+def visit(number=0, **words):
+    return Letter({"federation": FEDERATION, "visit": number, "number": 0, **words})
+
+
+def code(reply):
+    return Code(reply.words["code"])
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "feddyn"])
+def test_the_private_model_stays_unless_the_site_lets_it_go(tmp_path, digits, schema, method):
+    (site,) = write_sites(tmp_path, digits, leave=("proxy",))[:1]
+    server = make_server(tmp_path, method=method)
+    assert code(answer(site, "join", letter(server, schema))) == Code.REFUSED
+    assert code(answer(site, "visit", visit())) == Code.UNKNOWN
+    sites = write_sites(tmp_path / "all", digits, leave=("proxy",))
+    post = Hand(sites)
+    with pytest.raises(TooFew):
+        federate(replace(server, deadline=0.1), schema, sites, post)
+    assert all(reply.models == {} for _, _, reply in post.sent)
+
+
+def test_code_of_the_servers_choice_is_not_imported(tmp_path, digits, schema):
+    (site,) = write_sites(tmp_path, digits, trusts=("tiny:tiny_private", "tiny:tiny_proxy"))[:1]
+    for given in ({"proxy": "antigravity:fly"}, {"method": "antigravity:Method"}, {"private": "os:abort"}):
+        assert code(answer(site, "join", letter(make_server(tmp_path, **given), schema))) == Code.REFUSED
+    assert "antigravity" not in sys.modules
+
+
+@pytest.mark.parametrize("name", ["../../etc", "", "0123", "0123456789ABCDEF", 5])
+def test_a_federation_cannot_choose_its_folder(tmp_path, digits, schema, name):
+    (site,) = write_sites(tmp_path, digits)[:1]
+    assert code(answer(site, "join", letter(make_server(tmp_path), schema, federation=name))) == Code.REFUSED
+    assert not site.state.exists()
+
+
+def test_terms_cannot_change_in_the_middle(tmp_path, digits, schema):
+    (site,) = write_sites(tmp_path, digits)[:1]
+    assert code(answer(site, "join", letter(make_server(tmp_path), schema))) == Code.DONE
+    assert code(answer(site, "join", letter(make_server(tmp_path), schema))) == Code.DONE
+    assert code(answer(site, "join", letter(make_server(tmp_path, rounds=9), schema))) == Code.REFUSED
+
+
+@pytest.mark.parametrize("words", [{"visit": 99}, {"visit": "x"}, {"number": None}, {}])
+def test_nonsense_is_a_code(tmp_path, digits, schema, words):
+    (site,) = write_sites(tmp_path, digits)[:1]
+    answer(site, "join", letter(make_server(tmp_path), schema))
+    reply = answer(site, "visit", visit(**words) if words else Letter({}))
+    assert code(reply) in (Code.REFUSED, Code.FAULT)
+    assert set(reply.words) == {"code", "name"}
+
+
+def test_divergence_is_a_code_and_no_text(tmp_path, digits, schema):
+    (site,) = write_sites(tmp_path, digits)[:1]
+    server = make_server(tmp_path, lr=1e30, optimizer="sgd", method="fedavg")
+    answer(site, "join", letter(server, schema))
+    reply = answer(site, "visit", visit())
+    assert code(reply) == Code.TRAINING
+    assert reply.words == {"code": int(Code.TRAINING), "name": site.name}
+    assert reply.models == {}
+
+
+@pytest.mark.parametrize("share", [(), ("n",), ("metric",), ("delta",), ("n", "metric", "delta")])
+def test_only_what_a_site_shares_leaves_it(tmp_path, digits, schema, share):
+    sites = write_sites(tmp_path, digits, share=share)
+    post = Hand(sites)
+    _, report = federate(make_server(tmp_path, rounds=1, epochs=1), schema, sites, post)
+    allowed = {"code", "name"}
+    allowed |= {"n"} if "n" in share else set()
+    allowed |= {"metric", "local", "value"} if "metric" in share else set()
+    allowed |= {"metric", "delta"} if "delta" in share else set()
+    assert set().union(*(reply.words for _, _, reply in post.sent)) == allowed
+    assert all(set(site) <= allowed - {"code"} for site in report["sites"])
+    own = next(sites[0].state.glob("*/report.json")).read_text()
+    assert '"delta"' in own, "the site itself knows all"
+
+
+def test_weights_by_samples_need_a_site_that_shares_them(tmp_path, digits, schema):
+    (site,) = write_sites(tmp_path, digits, share=("delta",))[:1]
+    assert code(answer(site, "join", letter(make_server(tmp_path, weighting="samples"), schema))) == Code.REFUSED
+
+
+def test_a_given_baseline_is_used(tmp_path, digits, schema):
+    sites = write_sites(tmp_path, digits)
+    federate(make_server(tmp_path, rounds=1), schema, sites)
+    file = tmp_path / "local.pt"
+    torch.save(state_of(sites[0])["local"]["models"]["private"], file)
+    again = write_sites(tmp_path / "again", digits, local=str(file))
+    _, report = federate(make_server(tmp_path / "again", rounds=1, epochs=1), schema, again)
+    assert report["complete"]
+    for site in again:
+        kept = state_of(site)["local"]["models"]["private"]
+        assert all(torch.equal(w, torch.load(file, weights_only=True)[k]) for k, w in kept.items())
+
+
+def test_every_site_may_have_its_own_private_model(tmp_path, digits, schema):
+    sites = write_sites(tmp_path, digits)
+    sites[1] = replace(sites[1], private="fedekd.models:proxy")
+    _, report = federate(make_server(tmp_path, rounds=1, epochs=1), schema, sites)
+    assert report["complete"]
+    shapes = [{k: w.shape for k, w in state_of(s)["client"]["models"]["private"].items()} for s in sites]
+    assert shapes[0] == shapes[2] != shapes[1]
+
+
+VISIT = """
+import sys, torch
+sys.path.insert(0, sys.argv[2])
+torch.set_num_threads(1)
+import pickle
+from fedekd.flower.site import answer
+site, letter = pickle.loads(open(sys.argv[1], "rb").read())
+print("ready", flush=True)
+answer(site, "visit", letter)
+print("done", flush=True)
+"""
+
+
+def test_sigkill_at_any_moment_of_a_visit(tmp_path, digits, schema):
+    """A site's process is killed again and again during a visit; the visit, done at last, gives what a twin gives."""
+    import pickle
+
+    (site,) = write_sites(tmp_path, digits)[:1]
+    twin = replace(site, state=tmp_path / "twin")
+    server = make_server(tmp_path, epochs=30, compression="int8")
+    for each in (site, twin):
+        assert code(answer(each, "join", letter(server, schema))) == Code.DONE
+    expected = answer(twin, "visit", visit())
+    order = tmp_path / "order.pickle"
+    order.write_bytes(pickle.dumps((site, visit())))
+    command = [sys.executable, "-c", VISIT, str(order), str(Path(__file__).parent.parent)]
+    for delay in (0.0, 0.15, 0.4):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout.readline() == "ready\n"
+            time.sleep(delay)
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+    for _ in range(2):
+        reply = answer(site, "visit", visit())
+        assert reply.words == expected.words
+        for name, array in expected.models["proxy"].arrays.items():
+            assert np.array_equal(array, reply.models["proxy"].arrays[name])
+
+
+def test_a_repeated_visit_is_answered_from_the_disk(tmp_path, digits, schema):
+    sites = write_sites(tmp_path, digits)
+    post = Hand(sites)
+    rounds = Rounds(make_server(tmp_path, epochs=1), schema, post, 3)
+    rounds.run()
+    last = {name: reply for name, kind, reply in post.sent if kind == "visit"}
+    before = {site.name: next(site.state.glob("*/state.pt")).read_bytes() for site in sites}
+    for site in sites:
+        words = {
+            "federation": rounds.progress.federation,
+            "visit": 2,
+            "number": rounds.progress.roster.numbers[site.name],
+        }
+        assert answer(site, "visit", Letter(words)).words == last[site.name].words
+        assert next(site.state.glob("*/state.pt")).read_bytes() == before[site.name]

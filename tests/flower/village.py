@@ -1,0 +1,117 @@
+"""A federation in one process: real server and site code, letters handed over as Flower's records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from fedekd import models
+from fedekd.data import Dataset
+from fedekd.data.partition import dirichlet
+from fedekd.engines.job import Job
+from fedekd.engines.serial import Serial
+from fedekd.flower import site as site_work
+from fedekd.flower import wire
+from fedekd.flower.rounds import Rounds
+from fedekd.flower.schema import Schema
+from fedekd.flower.server_file import Server
+from fedekd.flower.site_data import joined, of_site
+from fedekd.flower.site_file import Site
+from fedekd.flower.terms import Terms
+from fedekd.flower.wire import Letter
+
+NAMES = ("alder", "birch", "cedar", "elm")
+TINY = {"private": "tiny:tiny_private", "proxy": "tiny:tiny_proxy"}
+nowhere = Path("/nonexistent")
+
+
+class Hand:
+    """Carries letters by hand. ``spoil(name, kind, reply)`` may change an answer, or lose it by returning None."""
+
+    def __init__(self, sites: list[Site], spoil: Callable[[str, str, Letter], Letter | None] | None = None) -> None:
+        self.sites = {1000 + k: site for k, site in enumerate(sites)}
+        self.spoil = spoil or (lambda name, kind, reply: reply)
+        self.asleep: set[str] = set()
+        self.waiting: list[tuple[int, Letter | None]] = []
+        self.sent: list[tuple[str, str, Letter]] = []
+
+    def online(self) -> set[int]:
+        return {node for node, site in self.sites.items() if site.name not in self.asleep}
+
+    def send(self, node: int, kind: str, letter: Letter) -> None:
+        site = self.sites[node]
+        reply = site_work.answer(site, kind, wire.from_records(wire.to_records(letter)))
+        self.sent.append((site.name, kind, reply))
+        spoilt = self.spoil(site.name, kind, wire.from_records(wire.to_records(reply)))
+        self.waiting.append((node, spoilt))
+
+    def receive(self) -> list[tuple[int, Letter | None]]:
+        found, self.waiting = self.waiting, []
+        return found
+
+    def forget(self) -> None:
+        self.waiting.clear()
+
+    def wait(self, seconds: float) -> None: ...
+
+
+def parts(dataset: Dataset, count: int) -> list[Dataset]:
+    """The rows of ``count`` sites, unlike in number and in classes."""
+    groups = dataset.y if dataset.task == "classification" else (dataset.x[:, 2] > np.median(dataset.x[:, 2]))
+    dealt = dirichlet(np.asarray(groups), count, 0.5, np.random.default_rng(3), min_samples=15)
+    return [replace(dataset, x=dataset.x[rows], y=dataset.y[rows], part=True) for rows in dealt]
+
+
+def write_sites(folder: Path, dataset: Dataset, count: int = 3, **given) -> list[Site]:
+    """Each site's rows in a file of its own."""
+    sites = []
+    for name, part in zip(NAMES, parts(dataset, count), strict=False):
+        file = folder / name / "rows.npz"
+        file.parent.mkdir(parents=True)
+        np.savez(file, x=part.x, y=part.y)
+        settings = {"state": folder / name / "state", "leave": ("proxy", "private"), "trusts": tuple(TINY.values())}
+        sites.append(
+            Site(**{"name": name, "server": "", "ca": nowhere, "key": nowhere, "data": str(file), **settings, **given})
+        )
+    return sites
+
+
+def make_server(folder: Path, **given) -> Server:
+    settings = {
+        "address": "", "ca": nowhere, "certificate": nowhere, "key": nowhere, "nodes": nowhere,
+        "state": folder / "server", "rounds": 2, "epochs": 2, "batch_size": 16, "lr": 3e-3, "deadline": 60.0, **TINY,
+    }  # fmt: skip
+    return Server(**{**settings, **given})
+
+
+def schema_of(dataset: Dataset) -> Schema:
+    return Schema.of(replace(dataset, columns=()))
+
+
+def simulate(server: Server, schema: Schema, sites: list[Site]) -> Serial:
+    """The same federation in the serial engine, on the same rows."""
+    terms = Terms.of(server)
+    names = sorted(site.name for site in sites)
+    own = {site.name: schema.load(site.data) for site in sites}
+    whole = joined([of_site(own[name], schema, name, terms.seed, k) for k, name in enumerate(names)])
+    factories = [models.factory(role, TINY[role]) for role in ("private", "proxy")]
+    engine = Serial(Job(whole, terms.make_method(), terms.seed, terms.training(), *factories))
+    for _ in range(server.rounds):
+        engine.round()
+    return engine
+
+
+def federate(server: Server, schema: Schema, sites: list[Site], post: Hand | None = None) -> tuple[Rounds, dict]:
+    rounds = Rounds(server, schema, post or Hand(sites), len(sites))
+    return rounds, rounds.run()
+
+
+def state_of(site: Site) -> dict:
+    """What a site has on its disk after the last visit."""
+    from fedekd.flower.saved_state import SavedState
+
+    (folder,) = site.state.iterdir()
+    return SavedState(folder).load()[1]
