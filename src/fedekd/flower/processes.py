@@ -27,7 +27,7 @@ class Child:
     """A running process. ``lines`` reads what it has written since it started."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path, env: dict[str, str] | None = None) -> None:
-        self.name, self.log = name, log
+        self.name, self.log, self.born = name, log, time.monotonic()
         log.parent.mkdir(parents=True, exist_ok=True)
         if log.exists() and log.stat().st_size > LOG_LIMIT:
             os.replace(log, log.with_name(f"{log.name}.old"))
