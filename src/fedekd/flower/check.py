@@ -148,10 +148,12 @@ def _model(site: Site) -> str:
     except FedekdError:
         raise Unknown("the model is built from the data, which cannot be read") from None
     shape = tuple(data.x.shape[1:])
-    model = models.build("private", make, shape, data.outputs, seed=0, client=0).eval()
     try:
+        model = models.build("private", make, shape, data.outputs, seed=0, client=0).eval()
         with torch.no_grad():
             out = model(torch.zeros(2, *shape))
+    except FedekdError:
+        raise
     except Exception as error:  # a user's model may raise anything
         problem = (str(error).splitlines() or [type(error).__name__])[0]
         raise FedekdError(f"{_named(site)} does not take rows of shape {shape}: {problem}") from None
