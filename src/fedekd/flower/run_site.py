@@ -53,6 +53,11 @@ class _Supervisor:
                 if executor.code is not None:
                     executor = self._restart_executor(executor)
                 if node.code is not None:
+                    if (
+                        self.connected
+                    ):  # work in hand is lost with the SuperNode: nobody shall finish it beside the next
+                        self._end(executor)
+                        executor = self._start_executor()
                     node = self._restart_node(node)
 
     def _look_at(self, node: Child) -> None:
@@ -69,8 +74,7 @@ class _Supervisor:
             )
 
     def _restart_node(self, node: Child) -> Child:
-        node.reap()
-        self.children.remove(node)
+        self._end(node)
         self.connected = False
         if (reason := why_ended(node)) != self.reason:
             self.reason = reason
@@ -80,8 +84,7 @@ class _Supervisor:
         return self._start_node()
 
     def _restart_executor(self, executor: Child) -> Child:
-        executor.reap()
-        self.children.remove(executor)
+        self._end(executor)
         self.crashes = self.crashes + 1 if time.monotonic() - executor.born < YOUNG else 1
         last = (executor.lines() or [f"status {executor.code}"])[-1]
         if self.crashes >= CRASHES:
@@ -89,6 +92,10 @@ class _Supervisor:
         self.say(f"site {self.site.name}: the executor ended ({last}) and is started again")
         time.sleep(LOOK)
         return self._start_executor()
+
+    def _end(self, child: Child) -> None:
+        child.reap()
+        self.children.remove(child)
 
     def _start_node(self) -> Child:
         site = self.site
