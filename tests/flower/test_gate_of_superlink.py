@@ -90,7 +90,7 @@ def test_a_real_superlink_refuses_a_stranger_its_control(tmp_path: Path) -> None
             "127.0.0.1", port, timeout=10, context=context, source_address=(source, 0)
         )
         try:
-            connection.request(method, path)
+            connection.request(method, path, headers={"X-Forwarded-For": "127.0.0.1"})  # which nobody believes
             return connection.getresponse().status
         finally:
             connection.close()

@@ -179,3 +179,9 @@ def test_the_rest(tmp_path: Path) -> None:
     assert 'set device = "cpu"' in checks["device"].text
     assert "run: chmod 700" in checks["state"].text
     assert checks["port"].state == "ok"
+
+
+def test_a_model_beside_the_settings(tmp_path: Path) -> None:
+    path = make(tmp_path, private="own_models:make")
+    (path.parent / "own_models.py").write_text("from test_site_check import good as make\n")
+    assert found(path)["model"].state == "ok"

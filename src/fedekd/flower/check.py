@@ -6,6 +6,7 @@ import http.client
 import os
 import socket
 import ssl
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -33,6 +34,9 @@ def check_site(path: str | Path, schema: str | Path | None = None) -> Iterator[C
     """Each check as it ends; with the federation's ``schema`` also whether the data fits it."""
     need_flower()
     site = read_site(path)
+    folder = str(Path(path).expanduser().absolute().parent)
+    if folder not in sys.path:  # as `site run` does: modules beside the settings can be named in them
+        sys.path.insert(0, folder)
     yield Check("settings", "ok", f"{Path(path)} is complete")
     connection = _Connection(site)
     for name, look in (

@@ -53,9 +53,7 @@ class _Supervisor:
                 if executor.code is not None:
                     executor = self._restart_executor(executor)
                 if node.code is not None:
-                    if (
-                        self.connected
-                    ):  # work in hand is lost with the SuperNode: nobody shall finish it beside the next
+                    if self.connected:  # its work in hand is lost: nobody shall finish it beside the next one
                         self._end(executor)
                         executor = self._start_executor()
                     node = self._restart_node(node)
@@ -110,7 +108,7 @@ class _Supervisor:
                 *("--host", "127.0.0.1", "--port", str(site.port)),
             ),
             self.folder / "supernode.log",
-            environment(self.folder / "home"),
+            environment(self.folder / "home", self.file.parent),
         )
         self.children.append(child)
         return child
@@ -124,7 +122,9 @@ class _Supervisor:
                 *("--address", f"127.0.0.1:{self.site.port}", "--secret", str(self.secret), "--app", self.app),
             ),
             self.folder / "executor.log",
-            environment(self.folder / "home", OMP_NUM_THREADS=threads, FEDEKD_SITE_FILE=str(self.file)),
+            environment(
+                self.folder / "home", self.file.parent, OMP_NUM_THREADS=threads, FEDEKD_SITE_FILE=str(self.file)
+            ),
         )
         self.children.append(child)
         return child
