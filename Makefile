@@ -26,7 +26,7 @@ bench: $(STAMP)
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --disable-pip-version-check --quiet --editable ".[dev,docs,onnx]"
+	$(BIN)/pip install --disable-pip-version-check --quiet --editable ".[dev]"
 	touch $(STAMP)
 
 clean:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -12,16 +11,17 @@ from typing import Any
 import pytest
 import wandb_file
 
-PACKAGES = {"tensorboard": ("tensorboard",), "mlflow": ("mlflow", "sqlalchemy", "alembic"), "wandb": ("wandb",)}
+from fedekd.trackers import NEEDS, missing
+
 Points = dict[str, list[tuple[int, Any]]]
 
 
 def need(name: str) -> None:
-    if not all(importlib.util.find_spec(package) for package in PACKAGES[name]):
+    if missing(NEEDS[name]):
         pytest.skip(f"pip install 'fedekd[{name}]' for this test")
 
 
-@pytest.fixture(params=PACKAGES)
+@pytest.fixture(params=NEEDS)
 def tracker(request: pytest.FixtureRequest) -> str:
     need(request.param)
     return request.param

@@ -36,6 +36,7 @@ def add(commands: Any) -> None:
         help="send scalars and histograms of every round to tensorboard, mlflow or wandb (default: none)",
     )  # fmt: skip
     more.add_argument("--show-clients", action="store_true", help="the table of clients for each of several seeds")
+    more.add_argument("--no-report", action="store_true", help="do not write report.html")
     more.add_argument("--quiet", action="store_true", help="no progress, only the results")
 
 
@@ -56,6 +57,11 @@ def run_methods(given: argparse.Namespace) -> None:
     from fedekd.report.terminal import print_result
 
     print_result(console(), result, settings.out, given.show_clients)
+    if not given.no_report:
+        from fedekd.report.page import write_page
+
+        page = write_page(settings.out, keys={record["key"] for record in result.records})
+        print(f"report in {page}; open it in a browser")
 
 
 def _merged(given: argparse.Namespace) -> dict[str, Any]:
