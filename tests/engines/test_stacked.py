@@ -8,6 +8,7 @@ from torch import nn
 
 from fedekd import methods
 from fedekd.data import federate
+from fedekd.engines import stacked
 from fedekd.engines.job import Job, Training
 from fedekd.engines.serial import Serial
 from fedekd.engines.stackable import NotStackable, signature
@@ -86,6 +87,15 @@ def test_pieces_and_proximal_terms(images, digits):
     other = federate(digits, clients=3, alpha=0.5, seed=4)
     jobs = [job(images, methods.get("fedprox")), job(other, methods.get("fedprox", mu=1.0), seed=4)]
     compare(jobs, piece=2)
+
+
+def test_large_inputs_are_evaluated_in_smaller_batches(images, monkeypatch):
+    engine = Stacked([job(images, methods.get("local"))])
+    expected, forward, widths = engine.evaluate(), engine.forward, []
+    monkeypatch.setattr(stacked, "EVALUATION_VALUES", 3 * len(engine.members) * engine.x[0].numel())
+    monkeypatch.setattr(engine, "forward", lambda *args: widths.append(args[2].shape[1]) or forward(*args))
+    assert engine.evaluate() == expected
+    assert max(widths) == 3
 
 
 def test_a_module_with_buffers_is_refused(images):

@@ -133,9 +133,7 @@ def test_a_dataset_that_is_not_here_is_left_out(home):
 
 def test_a_study_without_any_of_its_datasets_says_so(home):
     (home / "gone.toml").write_text('dataset = "octmnist"\nmethods = ["fedekd"]')
-    with pytest.raises(
-        FedekdError, match=r"nothing of study gone can run: OCTMNIST is not in .*; run `fedekd"
-    ):
+    with pytest.raises(FedekdError, match=r"nothing of study gone can run: OCTMNIST is not in .*; run `fedekd"):
         run_study(load_study("gone.toml"), "out", Nobody(), workers=1)
     assert not (home / "out" / "failures.jsonl").exists()
 
