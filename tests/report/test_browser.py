@@ -77,8 +77,8 @@ def test_every_chart_of_a_run_is_drawn(visit, run):
     assert marks(page, "clients") == 12  # a ring and a mark for each of six clients
     assert page.locator("#methods .mark-symbol path").count() >= 4 * 6 * 2
     assert marks(page, "holdings") == 18
-    assert page.locator("#clients svg").get_attribute("aria-label").startswith("Client by client")
-    assert page.locator("#clients svg").get_attribute("role") == "graphics-document"
+    assert page.locator("#clients .canvas").get_attribute("aria-label").startswith("Client by client")
+    assert page.locator("#clients .canvas").get_attribute("role") == "graphics-document"
 
 
 def test_every_chart_of_a_study_is_drawn(visit, tmp_path):
@@ -96,7 +96,12 @@ def test_every_chart_of_a_study_is_drawn(visit, tmp_path):
 
 def test_pointing_at_a_mark_tells_its_figures(visit, run):
     page = visit(run)
-    page.locator("#clients .mark-symbol path").last.hover()
+    mark = page.locator("#clients .mark-symbol path").last
+    mark.scroll_into_view_if_needed()
+    page.evaluate(
+        "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    )  # scrolling hides it
+    mark.hover()
     tip = page.locator("#tip")
     tip.wait_for(state="visible")
     assert "with the method" in tip.inner_text()

@@ -24,6 +24,8 @@ from fedekd.report.html.chart import (
 )
 from fedekd.report.html.material import Material, fewer
 
+WHOLE = "datum.value > 100 ? '' : datum.label"  # there is no accuracy above 100 %
+
 
 def client_rows(material: Material) -> dict[str, list[Row]]:
     """By variant, the most harmed client first. Over all seeds where clients are the same sites, else seed by seed."""
@@ -76,7 +78,8 @@ def dumbbells(material: Material) -> Chart:
     if over_seeds:
         about += " Bands are 95 % intervals of Δ over the seeds."
     elif len(material.seeds) > 1:
-        about += " Every seed deals the data out anew, so clients cannot be averaged over seeds: choose a seed above."
+        about += " Every seed deals the data out anew, so clients are not averaged over seeds: choose one above; the "
+        about += "page opens with the worst."
     count = max((len(group) for group in every.values()), default=0)
     shown = max((len(group) for group in rows.values()), default=0)
     about += fewer(count, shown, "most harmed and most helped")
@@ -89,9 +92,10 @@ def _ends(rows: list[Row]) -> list[Row]:
 
 
 def _spec(scale: Scale, columns: Sequence[Column], band: bool) -> Spec:
+    whole = {"labelExpr": WHOLE} if scale.unit.higher_is_better else {}
     x = {
         "field": "local", "type": "quantitative", "title": scale.value_title,
-        "scale": {"zero": False, "nice": True, "padding": 10}, "axis": {"orient": "top", "tickCount": 6},
+        "scale": {"zero": False, "nice": False, "padding": 16}, "axis": {"orient": "top", "tickCount": 6, **whole},
     }  # fmt: skip
     layers: list[Spec] = [
         {

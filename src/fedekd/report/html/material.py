@@ -46,13 +46,22 @@ class Material:
     def favourite(self) -> int:
         return self.compared.index(FAVOURITE) if FAVOURITE in self.compared else 0
 
+    @property
+    def worst_seed(self) -> int:
+        """The number of the seed on which the favourite did most harm: what the page opens with."""
+        if not self.compared:
+            return 0
+        runs = self.of(self.compared[self.favourite])
+        worst = max(runs, key=lambda run: self.unit.harm(run["worst_delta"]))
+        return self.seeds.index(worst["seed"])
+
     def choices(self) -> list[Choice]:
         choices = []
         if len(self.compared) > 0:
             choices.append(Choice("method", "Method", tuple(self.compared), self.favourite))
         if self.seeds:
             word = "Seed" if self.same_sites else "Split (seed)"
-            choices.append(Choice("seed", word, tuple(map(str, self.seeds))))
+            choices.append(Choice("seed", word, tuple(map(str, self.seeds)), self.worst_seed))
         return choices
 
     def runs(self) -> Iterator[tuple[str, str, int, Record]]:

@@ -58,18 +58,19 @@ def strip(material: Material) -> Chart:
         Column("of", "of", ","),
     ]
     axis = scale.stretched(d for row in rows for d, *_ in row["clients"])
+    many = sum(len(row["clients"]) for row in rows) > POINTS
     gain, loss = ("right", "left") if scale.unit.higher_is_better else ("left", "right")
-    about = (
-        f"One mark for every client{' and seed' if several else ''}: ▲ {gain} of the line gained, ▼ {loss} of it lost."
-    )
+    if many:
+        about = f"Boxes hold the middle half of all clients, thin lines 80 % of them; {gain} of zero is gain."
+    else:
+        about = (
+            f"One mark for every client{' and seed' if several else ''}: ▲ {gain} of the line gained, ▼ {loss} lost."
+        )
     about += " The tall bar is the mean"
     about += ", with its 95 % interval over seeds" if several else ""
     about += "; the ring is round the worst."
     if "type" in axis:
         about += " The axis is stretched near zero, so that small differences can be seen beside large ones."
-    many = sum(len(row["clients"]) for row in rows) > POINTS
-    if many:
-        about = about.replace("One mark for every", "Boxes hold the middle half, thin lines 80 % of every", 1)
     spec = _spec(material, axis, columns, many)
     return Chart(
         "methods", "Every method, every client", about, spec, columns, {"": _flat(rows, scale, many)}, marks=("method",)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from fedekd.report.html.chart import Chart, Column, Row, Spec, tooltip
 from fedekd.report.html.material import Material
 
@@ -31,7 +33,7 @@ def reliability_rows(material: Material) -> dict[str, list[Row]]:
 
 
 def _times(factor: float, value: float | None) -> float | None:
-    return None if value is None else factor * value
+    return None if value is None or not math.isfinite(value) else factor * value
 
 
 def reliability(material: Material) -> Chart:

@@ -52,6 +52,7 @@ def vega() -> str:
     import vl_convert
 
     script = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    script = script.replace("\r\n", "\n").replace("\r", "\n")  # as browsers read it, for its hash in the policy
     return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 

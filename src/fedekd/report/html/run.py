@@ -7,6 +7,7 @@ from typing import Any
 
 from fedekd import metrics
 from fedekd.report.html import clients, cost, holdings, learning, methods, reliability, trust
+from fedekd.report.html.chart import variant
 from fedekd.report.html.material import Material
 from fedekd.report.html.section import Block, Page, Section, Variants
 from fedekd.report.html.words import headline, kicker, minus
@@ -85,7 +86,7 @@ def _distrusted(material: Material) -> Block:
         samples = (material.detail(label, seed) or {}).get("distrusted", [])
         if samples:
             by[key] = {"pictures": any(s["image"] for s in samples), "samples": [_sample(s) for s in samples]}
-    first = f"{material.favourite}|0"
+    first = variant(material.favourite, material.worst_seed)
     about = (
         "The training samples with the lowest weights: what they are, what the client's private model says and what "
         "the proxy says. Where the proxy is wrong the gate did its work; where it is right, it was too wary."

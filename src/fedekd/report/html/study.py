@@ -59,7 +59,7 @@ def _notes(material: StudyMaterial, failures: Sequence[Record]) -> list[str]:
         notes.append(f"{left:,} runs with other settings are left out.")
     if material.book.failures:
         last = material.book.failures[-1]
-        notes.append(f"{len(material.book.failures):,} runs failed, the last with: {last['error']}")
+        notes.append(f"{count(len(material.book.failures), 'run')} failed, the last with: {last['error']}")
     return notes
 
 

@@ -38,7 +38,7 @@ def headline(material: Material, label: str) -> dict[str, Any]:
     noun = "client-runs" if several else "clients"
     harmed, total = row["harmed"], row["clients"]
     helped = sum(harm < -1e-12 for harm, *_ in everyone)
-    title = f"{label} harmed no client" if not harmed else f"{label} harmed {harmed} of {total} {noun}"
+    title = f"{label} harmed no client" if not harmed else f"{label} harmed {harmed:,} of {total:,} {noun}"
     worst_harm, worst, record = max(everyone, key=lambda item: item[0])
     mean = row["avg_delta"]["mean"]
     lines = [_average(unit, mean, len(everyone), several)]
@@ -51,8 +51,8 @@ def headline(material: Material, label: str) -> dict[str, Any]:
         "lines": lines,
         "sure": _sure(unit, row) + _grain(material, label),
         "figures": [
-            (f"{harmed} of {total}", f"{noun} harmed", "harm" if harmed else "help"),
-            (f"{helped} of {total}", f"{noun} helped", ""),
+            (f"{harmed:,} of {total:,}", f"{noun} harmed", "harm" if harmed else "help"),
+            (f"{helped:,} of {total:,}", f"{noun} helped", ""),
             (_signed(unit, mean), "average Δ", _tone(unit.harm(mean))),
             (_signed(unit, worst["delta"]), "worst Δ", _tone(worst_harm)),
         ],
@@ -77,7 +77,7 @@ def _average(unit: Unit, mean: float, clients: int, several: bool) -> str:
 
 
 def _change(unit: Unit, client: dict[str, Any]) -> str:
-    percent = " %" if unit.higher_is_better else ""
+    percent = "\u00a0%" if unit.higher_is_better else ""
     name = "accuracy" if unit.higher_is_better else unit.name
     return (
         f"{name} {unit.value(client['local'])}{percent} alone, {unit.value(client['value'])}{percent} with the method"
