@@ -6,6 +6,7 @@ import http.client
 import os
 import socket
 import ssl
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -33,6 +34,9 @@ def check_site(path: str | Path, schema: str | Path | None = None) -> Iterator[C
     """Each check as it ends; with the federation's ``schema`` also whether the data fits it."""
     need_flower()
     site = read_site(path)
+    folder = str(Path(path).expanduser().absolute().parent)
+    if folder not in sys.path:  # as `site run` does: modules beside the settings can be named in them
+        sys.path.insert(0, folder)
     yield Check("settings", "ok", f"{Path(path)} is complete")
     connection = _Connection(site)
     for name, look in (
@@ -148,10 +152,12 @@ def _model(site: Site) -> str:
     except FedekdError:
         raise Unknown("the model is built from the data, which cannot be read") from None
     shape = tuple(data.x.shape[1:])
-    model = models.build("private", make, shape, data.outputs, seed=0, client=0).eval()
     try:
+        model = models.build("private", make, shape, data.outputs, seed=0, client=0).eval()
         with torch.no_grad():
             out = model(torch.zeros(2, *shape))
+    except FedekdError:
+        raise
     except Exception as error:  # a user's model may raise anything
         problem = (str(error).splitlines() or [type(error).__name__])[0]
         raise FedekdError(f"{_named(site)} does not take rows of shape {shape}: {problem}") from None

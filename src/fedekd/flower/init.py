@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,18 @@ def init_server(
     """
     need_flower()
     host, _ = checked_address(address, "--address")
-    folder = _new_folder(folder, "server.toml")
+    with _new_folder(folder, "server.toml") as made:
+        return _fill_server(made, host, address, certificates, user, settings or {})
+
+
+def _fill_server(
+    folder: Path,
+    host: str,
+    address: str,
+    certificates: tuple[str, str, str] | None,
+    user: str,
+    settings: Mapping[str, Any],
+) -> list[str]:
     if certificates:
         paths = [Path(path).expanduser().absolute() for path in certificates]
         for path in paths[:2]:
@@ -55,7 +68,7 @@ def init_server(
     (folder / "state").mkdir(mode=0o700)
     values = {
         "address": address, "ca": _inside(ca, folder), "certificate": _inside(certificate, folder),
-        "key": _inside(key, folder), "nodes": "nodes", "state": "state", "schema": "schema.json", **(settings or {}),
+        "key": _inside(key, folder), "nodes": "nodes", "state": "state", "schema": "schema.json", **settings,
     }  # fmt: skip
     file = _write_settings(Server, "A federation's server. `fedekd server run` reads this file.", folder, values)
     read_server(file)
@@ -89,7 +102,13 @@ def init_site(
     need_flower()
     checked_name(name, "--name")
     checked_address(server, "--server")
-    folder = _new_folder(folder, "site.toml")
+    with _new_folder(folder, "site.toml") as made:
+        return _fill_site(made, name, server, data, ca, user, settings or {})
+
+
+def _fill_site(
+    folder: Path, name: str, server: str, data: str, ca: str | None, user: str, settings: Mapping[str, Any]
+) -> list[str]:
     public = make_node_key(folder / "keys" / name)
     (folder / "state").mkdir(mode=0o700)
     if ca:
@@ -98,7 +117,7 @@ def init_site(
         write_new(folder / "ca.crt", given.read_bytes())
     values = {
         "name": name, "server": server, "ca": "ca.crt", "key": f"keys/{name}", "state": "state",
-        "data": _absolute(data), **(settings or {}),
+        "data": _absolute(data), **settings,
     }  # fmt: skip
     file = _write_settings(Site, "A site of a federation. `fedekd site run` reads this file.", folder, values)
     read_site(file)
@@ -113,8 +132,10 @@ def init_site(
     ]
 
 
-def _new_folder(folder: str | Path, file: str) -> Path:
-    folder = Path(folder).expanduser().absolute()
+@contextlib.contextmanager
+def _new_folder(given: str | Path, file: str) -> Iterator[Path]:
+    """An empty folder to fill, which is empty again if that fails."""
+    folder = Path(given).expanduser().absolute()
     if (folder / file).exists():
         raise FedekdError(f"{folder / file} exists; nothing is changed: name another folder")
     try:
@@ -123,7 +144,12 @@ def _new_folder(folder: str | Path, file: str) -> Path:
         raise FedekdError(f"cannot make {folder}: {error.strerror}") from None
     if any(folder.iterdir()):
         raise FedekdError(f"{folder} is not empty; nothing is changed: name another folder")
-    return folder
+    try:
+        yield folder
+    except BaseException:
+        for path in folder.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        raise
 
 
 def _write_settings(cls: type, title: str, folder: Path, values: Mapping[str, Any]) -> Path:

@@ -27,7 +27,7 @@ class Child:
     """A running process. ``lines`` reads what it has written since it started."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path, env: dict[str, str] | None = None) -> None:
-        self.name, self.log = name, log
+        self.name, self.log, self.born = name, log, time.monotonic()
         log.parent.mkdir(parents=True, exist_ok=True)
         if log.exists() and log.stat().st_size > LOG_LIMIT:
             os.replace(log, log.with_name(f"{log.name}.old"))
@@ -124,10 +124,12 @@ def script(name: str) -> str:
     return str(path)
 
 
-def environment(home: Path, **more: str) -> dict[str, str]:
-    """For Flower's processes: no telemetry, a home of its own, and its commands in the path."""
+def environment(home: Path, modules: Path | None = None, **more: str) -> dict[str, str]:
+    """For Flower's processes: no telemetry, a home of its own, its commands in the path, and a folder of modules."""
+    paths = [*([str(modules)] if modules else []), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -135,6 +137,7 @@ def environment(home: Path, **more: str) -> dict[str, str]:
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         "PYTHONUNBUFFERED": "1",
+        "FORWARDED_ALLOW_IPS": "",  # nobody may claim another address than the one he connects from
         **more,
     }
 

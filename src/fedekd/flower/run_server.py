@@ -7,6 +7,7 @@ goes on where the last one stopped.
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +25,8 @@ from fedekd.flower.server_file import Server, check_method, read_server
 STARTING = 60.0  # seconds a SuperLink may take to answer
 PAUSE = 2.0  # seconds before it is started again
 FAILURES = 3  # of a run that made no progress, before it counts as hopeless
-LOOK = 1.0  # seconds between two looks at the run
+LOOK, ASK = 1.0, 4.0  # seconds between two looks at files and processes, and two questions to the SuperLink
+SILENT = 120.0  # seconds a living SuperLink may leave questions unanswered
 NO_PROGRESS = ("flower", "log", "report.json", ".lock")  # what is written in the state folder at other times too
 
 
@@ -85,7 +87,7 @@ class _Supervisor:
         """A SuperLink that answers, and the process that runs the ServerApp; both gone at the end."""
         server = self.server
         _, port = checked_address(server.address, "address")
-        env = environment(self.folder / "home")
+        env = environment(self.folder / "home", self.file.parent)
         link = Child(
             "superlink",
             command(
@@ -163,21 +165,33 @@ class _Supervisor:
             self.say(f"the run failed ({why}); submitting it again")
 
     def _until_finished(self, run: int) -> control.RunState:
-        keys = self._keys()
+        keys, report = self._keys(), _changed(self.server.state / "report.json")
+        asked = answered = time.monotonic()
         while True:
             time.sleep(LOOK)
             self.told.look()
             for child in self.children:
                 if child.code is not None:
                     raise Died(f"{child.name} ended ({_last(child)})")
-            if (now := self._progress()) != self.progress:
-                self.progress, self.last_progress, self.failures = now, time.monotonic(), 0
+            now = time.monotonic()
+            if (progress := self._progress()) != self.progress:
+                self.progress, self.last_progress, self.failures = progress, now, 0
             self._check_time("the run goes on, but no round has ended")
-            with self._calls() as superlink:
-                if (present := self._keys()) != keys:
-                    keys = present
-                    self._admit(superlink)
-                state = superlink.state(run)
+            same = (present := self._keys()) == keys and _changed(self.server.state / "report.json") == report
+            if same and now < asked + ASK:
+                continue
+            asked = now
+            try:
+                with control.connected(self.address, self.server.ca) as superlink:
+                    if present != keys:
+                        self._admit(superlink)
+                        keys = present
+                    state = superlink.state(run)
+            except control.Unreachable as error:
+                if now > answered + SILENT:
+                    raise Died(str(error)) from None
+                continue
+            answered = now
             if state.status == "finished":
                 return state
 
@@ -249,7 +263,11 @@ class _Tail:
         whole = new[: new.rfind(b"\n") + 1]
         self.position += len(whole)
         for line in whole.decode(errors="replace").splitlines():
-            self.say(line)
+            self.say(re.sub(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", "", line))  # the time is said anyway
+
+
+def _changed(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.exists() else 0
 
 
 def _last(child: Child) -> str:

@@ -44,7 +44,7 @@ class Server:
         "of the mean: uniform, or by the samples of each site", "uniform", choices=CHOICES["weighting"]
     )
     proxy: str | None = entry(
-        "own proxy model: package.module:function(shape, outputs); the built-in one if left out",
+        "own proxy model: package.module:function(shape, outputs), installed or beside this file; else a built-in",
         None,
         example="hospital.models:proxy",
     )

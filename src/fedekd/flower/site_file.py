@@ -40,7 +40,7 @@ class Site:
     target: str | None = entry("target column of a .csv", None, example="outcome")
     task: str | None = entry("where the data does not say", None, choices=CHOICES["task"], example="regression")
     private: str | None = entry(
-        "own private model: package.module:function(shape, outputs); the built-in one if left out",
+        "own private model: package.module:function(shape, outputs), installed or beside this file; else a built-in",
         None,
         example="hospital.models:private",
     )

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd[flower]'")
+
+
+def processes(folder: Path) -> list[int]:
+    """Those that work in a folder, by their environment or command."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            text = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if str(folder).encode() in text and int(entry.name) != os.getpid():
+            found.append(int(entry.name))
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    source = Path(__file__).parents[2] / "src"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(source), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return tmp_path / "demo"
+
+
+def test_the_demo_reports_three_sites_and_stops_everything(folder: Path) -> None:
+    line = [sys.executable, "-m", "fedekd", "federation", "demo", "--rounds", "1", "--out", str(folder)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in ("north", "south", "west"):
+        row = next(line.split() for line in done.stdout.splitlines() if line.split()[:1] == [name])
+        n, alone, joined, delta = (float(number) for number in row[1:])
+        assert n >= 60
+        assert 0 <= alone <= 1
+        assert delta == pytest.approx(joined - alone, abs=1.1e-4)
+    assert "1 rounds of fedekd" in done.stdout
+    assert processes(folder) == []
+
+
+def test_an_interrupted_demo_leaves_nothing_behind(folder: Path) -> None:
+    line = [sys.executable, "-m", "fedekd", "federation", "demo", "--rounds", "50", "--out", str(folder)]
+    demo = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    end = time.monotonic() + 120
+    while "has joined" not in (log.read_text() if (log := folder / "server" / "state" / "log").exists() else ""):
+        assert demo.poll() is None, demo.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.2)
+    demo.send_signal(signal.SIGINT)
+    out, _ = demo.communicate(timeout=60)
+    assert demo.returncode == 130
+    assert "interrupted" in out
+    assert processes(folder) == []

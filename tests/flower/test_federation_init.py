@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import configparser
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd[flower]'")
+
+from fedekd.cli import main
+from fedekd.flower.keys import make_authority, make_server_certificate, read_node_key, read_public_key
+from fedekd.flower.run_server import local_address
+from fedekd.flower.server_file import read_server
+from fedekd.flower.site_file import read_site
+
+SITE = ["--server", "a:1", "--data", "digits"]
+
+
+def unit(path: Path) -> configparser.SectionProxy:
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read(path)
+    return parser["Service"]
+
+
+def test_a_server_and_a_site_are_made_ready(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["server", "init", str(tmp_path / "hub"), "--address", "fed.example.org:8443", "--rounds", "4"]) == 0
+    told = capsys.readouterr().out
+    server = read_server(tmp_path / "hub" / "server.toml")
+    assert (server.address, server.rounds) == ("fed.example.org:8443", 4)
+    assert str(server.ca) in told
+    assert all(path.is_file() for path in (server.ca, server.certificate, server.key))
+    assert local_address(server) == "127.0.0.1:8443"
+    service = unit(tmp_path / "hub" / "fedekd-server.service")
+    assert service["ExecStart"].endswith(f"-m fedekd server run {tmp_path}/hub/server.toml")
+    assert service["ReadWritePaths"] == str(server.state)
+    for key in ("NoNewPrivileges", "PrivateTmp"):
+        assert service[key] == "yes"
+
+    (tmp_path / "rows.csv").write_text("a,y\n1,0\n")
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--name", "north", "--server", server.address, "--data", "rows.csv", "--target", "y"]
+    assert main(["site", "init", str(tmp_path / "north"), *arguments, "--ca", str(server.ca)]) == 0
+    told = capsys.readouterr().out
+    site = read_site(tmp_path / "north" / "site.toml")
+    assert (site.name, site.data, site.target) == ("north", str(tmp_path / "rows.csv"), "y")
+    assert site.ca.read_bytes() == server.ca.read_bytes()
+    assert str(tmp_path / "north" / "keys" / "north.pub") in told
+    assert read_node_key(site.key).public_key() == read_public_key(tmp_path / "north" / "keys" / "north.pub")
+    assert {path.stat().st_mode & 0o777 for path in (site.state, server.state)} == {0o700}
+    assert unit(tmp_path / "north" / "fedekd-site.service")["User"] == "fedekd"
+
+
+def test_given_certificates_are_used_where_they_are(tmp_path: Path) -> None:
+    authority = make_authority(tmp_path / "own")
+    certificate, key = make_server_certificate(tmp_path / "own", authority, ["fed.example.org"])
+    own = ["--ca", str(authority[0]), "--certificate", str(certificate), "--key", str(key)]
+    assert main(["server", "init", str(tmp_path / "hub"), "--address", "fed.example.org:8000", *own]) == 0
+    server = read_server(tmp_path / "hub" / "server.toml")
+    assert (server.ca, server.certificate, server.key) == (authority[0], certificate, key)
+    assert not (tmp_path / "hub" / "certificates").exists()
+    assert local_address(server) == "fed.example.org:8000"  # which is all that the certificate names
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["server", "init", "DIR/full", "--address", "a:1"], "is not empty; nothing is changed"),
+        (["server", "init", "DIR/new", "--address", "a"], "--address must look like"),
+        (["server", "init", "DIR/new", "--address", "a:1", "--ca", "x"], "need all three"),
+        (["server", "init", "DIR/new"], "--address"),
+        (["site", "init", "DIR/new", "--name", "a/b", *SITE], "a site's name"),
+        (["site", "init", "DIR/new", "--name", "a", *SITE, "--ca", "no"], "cannot read"),
+        (["site", "init", "DIR/new", "--name", "a", *SITE, "--task", "guess"], "unknown task 'guess'"),
+    ],
+)
+def test_what_is_wrong_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    assert main([argument.replace("DIR", str(tmp_path)) for argument in arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "new").exists() or not any((tmp_path / "new").iterdir())  # nothing half made
+
+
+def test_a_second_init_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["site", "init", str(tmp_path / "a"), "--name", "a", "--server", "a:1", "--data", "digits"]
+    assert main(line) == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()}
+    assert main(line) == 2
+    assert "site.toml exists; nothing is changed" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()} == before

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import asyncio
+import http.client
+import socket
+import ssl
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedekd.flower.superlink import Gate, from_here
+
+OTHER, HERE = ("10.0.0.9", 5), ("10.0.0.1", 8000)
+
+
+def answer(path: str, client: tuple[str, int] | None, server: tuple[str, int] | None = HERE, kind: str = "http") -> int:
+    """The status that a request gets; 200 is the app's behind the gate."""
+    sent: list[dict[str, Any]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200})
+
+    async def send(event: dict[str, Any]) -> None:
+        sent.append(event)
+
+    async def receive() -> None:
+        raise AssertionError
+
+    asyncio.run(Gate(app)({"type": kind, "path": path, "client": client, "server": server}, receive, send))
+    return sent[0]["status"] if sent else 0
+
+
+@pytest.mark.parametrize("path", ["/v1/control/start-run", "/v1/runtime/acquire-task", "/docs", "/v1/fleet", "/"])
+def test_other_machines_are_refused(path: str) -> None:
+    assert answer(path, OTHER) == 403
+    assert answer(path, None) == 403
+    assert answer(path, ("not an address", 1)) == 403
+    assert answer(path, OTHER, kind="websocket") == 0  # not even answered
+
+
+@pytest.mark.parametrize("path", ["/v1/fleet/pull-messages", "/health"])
+def test_what_sites_need_is_open(path: str) -> None:
+    assert answer(path, OTHER) == 200
+
+
+def test_this_machine_is_let_through() -> None:
+    assert answer("/v1/control/start-run", ("127.0.0.1", 5)) == 200
+    assert answer("/v1/control/start-run", ("::1", 5)) == 200
+    assert from_here({"client": ("10.0.0.1", 5), "server": HERE})
+
+
+def own_address() -> str:
+    """An address of this machine that is not loopback; nothing is sent to find it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return ""
+        return str(probe.getsockname()[0])
+
+
+def test_a_real_superlink_refuses_a_stranger_its_control(tmp_path: Path) -> None:
+    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd[flower]'")
+    stranger = own_address()
+    if not stranger or stranger.startswith("127."):
+        pytest.skip("this machine has no address besides loopback to pose as a stranger with")
+    from fedekd.flower.addresses import free_port
+    from fedekd.flower.keys import make_authority, make_server_certificate
+    from fedekd.flower.processes import Child, command, environment, stop
+
+    authority = make_authority(tmp_path)
+    certificate, key = make_server_certificate(tmp_path, authority, ["127.0.0.1"])
+    port = free_port()
+    link = Child(
+        "superlink",
+        command(
+            "fedekd.flower.superlink",
+            *("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key), "--ssl-ca-certfile", str(authority[0])),
+            *("--enable-supernode-auth", "--isolation", "process", "--host", "0.0.0.0", "--port", str(port)),
+        ),
+        tmp_path / "log",
+        environment(tmp_path / "home"),
+    )
+
+    def ask(method: str, path: str, source: str) -> int:
+        context = ssl.create_default_context(cafile=str(authority[0]))
+        connection = http.client.HTTPSConnection(
+            "127.0.0.1", port, timeout=10, context=context, source_address=(source, 0)
+        )
+        try:
+            connection.request(method, path, headers={"X-Forwarded-For": "127.0.0.1"})  # which nobody believes
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    try:
+        end = time.monotonic() + 60
+        while True:
+            try:
+                assert ask("HEAD", "/health", stranger) == 200
+                break
+            except OSError:
+                assert time.monotonic() < end, link.lines()
+                assert link.code is None, link.lines()
+                time.sleep(0.2)
+        for path in ("/v1/control/list-nodes", "/v1/runtime/acquire-task", "/docs"):
+            assert ask("POST", path, stranger) == 403
+            assert ask("POST", path, "127.0.0.1") != 403
+        assert ask("POST", "/v1/fleet/pull-messages", stranger) != 403
+    finally:
+        stop([link])

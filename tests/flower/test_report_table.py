@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fedekd.errors import FedekdError
+from fedekd.flower.report import print_report, read_report
+
+REPORT = {
+    "method": "fedekd", "complete": True, "rounds": 3, "bytes_up": 1_234_000, "bytes_down": 999, "seconds": 41.6,
+    "sites": [
+        {"name": "north", "n": 600, "metric": "accuracy", "local": 0.9, "value": 0.925, "delta": 0.025},
+        {"name": "south", "delta": -0.01},
+        {"name": "west"},
+    ],
+}  # fmt: skip
+
+
+def test_a_report_is_a_table_of_what_sites_share(tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text(json.dumps({**REPORT, "later": "keys are ignored"}))
+    out = io.StringIO()
+    report = read_report(tmp_path)
+    assert report
+    print_report(Console(file=out, width=100), report)
+    lines = [" ".join(line.split()) for line in out.getvalue().splitlines()]
+    assert "north 600 0.9000 0.9250 +0.0250" in lines
+    assert "south kept kept kept -0.0100" in lines
+    assert "west kept kept kept kept" in lines
+    assert "1 of 2 sites that share their Δ were harmed by joining" in lines
+    assert "3 rounds of fedekd, 1.23 MB up, 999 B down, 42 s" in lines
+
+
+def test_no_report_and_a_broken_one(tmp_path: Path) -> None:
+    assert read_report(tmp_path) is None
+    for content in ("{", "[]", '{"rounds": 3}'):
+        (tmp_path / "report.json").write_text(content)
+        with pytest.raises(FedekdError, match=r"cannot read .*report\.json"):
+            read_report(tmp_path)

@@ -1,0 +1,116 @@
+"""Real SuperLinks and SuperNodes on loopback with TLS and node authentication: who gets in, and what a kill does."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd[flower]'")
+
+from loopback import Loopback
+
+from fedekd.flower.keys import make_authority
+
+HERE = Path(__file__).parent
+Make = Callable[..., Loopback]
+
+
+@pytest.fixture
+def federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    source = HERE.parents[1] / "src"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(source), os.environ.get("PYTHONPATH", "")]))
+    made: list[Loopback] = []
+
+    def make(sites: int, **settings: Any) -> Loopback:
+        made.append(Loopback(tmp_path, sites, **settings))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.stop()
+        assert one.processes() == []
+
+
+def test_a_federation_runs_to_its_end_and_strangers_stay_outside(federation: Make, tmp_path: Path) -> None:
+    here = federation(2, rounds=2)
+    here.add_site("unknown", known=False)
+    here.add_site("fooled", ca=make_authority(tmp_path / "other")[0])
+    here.start("server", "site0", "site1", "unknown", "fooled")
+
+    here.wait(lambda: here.child("server").code is not None, 90, "end")
+    assert here.child("server").code == 0, here.told()
+    assert "complete=True" in here.child("server").lines()[-1]
+    np.testing.assert_array_equal(np.load(here.state / "rounds" / "0002.npy"), [2, 2, 2])
+
+    for name in ("site0", "site1"):
+        children, parents = zip(*(line.split() for line in here.visits(name)), strict=True)
+        assert len(set(children)) == 2  # a process for each message
+        assert len(set(parents)) == 1  # from one that has everything imported
+    assert not here.visits("unknown")
+    assert not here.visits("fooled")
+    assert any("does not let this site in" in line for line in here.child("unknown").lines()), here.told()
+    assert any("not signed by this site's `ca`" in line for line in here.child("fooled").lines()), here.told()
+
+    for name in ("site0", "site1", "unknown", "fooled"):
+        os.kill(here.child(name).process.pid, signal.SIGTERM)  # the supervisor alone, not its group
+    here.wait(lambda: not here.processes(), 30, "end of all sites")
+
+    here.start("server")  # again: nothing is left to do
+    here.wait(lambda: here.child("server").code is not None, 60, "second end")
+    assert "complete already" in here.child("server").lines()[0]
+
+
+def test_what_is_killed_comes_back_and_no_finished_round_is_lost(federation: Make) -> None:
+    """One federation for all kills: Flower keeps a killed SuperNode out for a minute, in which the rest happens."""
+    here = federation(2, rounds=100, min_sites=1, deadline=10.0)
+    here.start("server", "site0", "site1")
+    here.wait(lambda: here.visits("site0") and here.visits("site1"), 60, "visits")
+    here.kill("site0", "fedekd.flower.supernode")
+    before, rounds = len(here.visits("site0")), here.rounds()
+    here.wait(lambda: here.rounds() > rounds, 60, "round without the killed site")
+
+    here.kill("site1", "fedekd.flower.executor")
+    visits = len(here.visits("site1"))
+    here.wait(lambda: len(here.visits("site1")) > visits, 60, "visit after the executor's death")
+
+    here.kill("server", "fedekd.flower.superlink")
+    rounds = here.rounds()
+    here.wait(lambda: here.rounds() > rounds, 90, "round after the SuperLink's death")
+    assert any("starting again" in line for line in here.child("server").lines())
+
+    here.wait(lambda: len(here.visits("site0")) > before, 120, "visit after the SuperNode's death")
+    assert sum("connected" in line for line in here.child("site0").lines()) >= 2, here.told()
+    told = (here.state / "log").read_text().splitlines()
+    assert told == [f"round {n} of 100" for n in range(1, len(told) + 1)]  # each once, in order
+
+
+def test_killed_supervisors_leave_nothing_behind(federation: Make) -> None:
+    here = federation(1, rounds=100)
+    here.start("server", "site0")
+    here.wait(lambda: here.visits("site0"), 60, "visit")
+    assert len(here.processes()) >= 5
+    for child in here.children:
+        os.kill(child.process.pid, signal.SIGKILL)  # the supervisor alone, not its group
+    here.wait(lambda: not here.processes(), 20, "end of all processes")
+
+
+def test_a_site_gives_up_in_the_end(federation: Make) -> None:
+    here = federation(0, min_sites=1)
+    here.add_site("lonely", give_up=4.0)
+    here.start("lonely")
+    here.wait(lambda: here.child("lonely").code is not None, 60, "end")
+    last = here.child("lonely").lines()[-1]
+    assert "given up: the server does not answer" in last, here.told()
+
+
+def test_a_hopeless_run_ends(federation: Make) -> None:
+    here = federation(0, min_sites=1, deadline=1.0)
+    here.start("server")
+    here.wait(lambda: here.child("server").code is not None, 90, "end")
+    assert "failed 3 times without progress" in here.child("server").lines()[-1], here.told()
