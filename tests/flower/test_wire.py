@@ -99,11 +99,29 @@ def test_a_letter_survives_flower():
     same(letter(), wire.from_records(wire.to_records(letter())))
 
 
+LAYOUTS = [
+    "[]",
+    "nonsense",
+    '["none", [], {}]', '["none", [["w", "float32", [3]]], {}]', '["none", [["w", "object", [1]]], {}]',
+    '["none", [["w", "uint8", [-8]]], {}]', '["none", [["w", "uint8", [16]]], {}]', '["none", [[1, "uint8", [8]]], {}]',
+    '["none", [["w", "U2", [1]]], {}]', '["none", [["w", "uint8", [8]]], {"w": "x"}]',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_that_does_not_fit_is_one_clear_error(layout):
+    app = pytest.importorskip("flwr.app", reason="pip install 'fedekd[flower]'")
+    models = app.ArrayRecord({"proxy": app.Array(np.zeros(8, np.uint8))})
+    records = app.RecordDict({"words": app.ConfigRecord({"model proxy": layout}), "models": models})
+    with pytest.raises(FedekdError, match="a message cannot be read"):
+        wire.from_records(records)
+
+
 def test_broken_records_are_one_clear_error():
     app = pytest.importorskip("flwr.app", reason="pip install 'fedekd[flower]'")
-    broken = app.Array(dtype="float32", shape=(2,), stype="numpy.ndarray", data=b"not an array")
+    broken = app.Array(dtype="uint8", shape=(2,), stype="numpy.ndarray", data=b"not an array")
     records = wire.to_records(letter())
-    records["proxy"] = app.ArrayRecord({"w": broken})
+    records["models"] = app.ArrayRecord({"proxy": broken})
     with pytest.raises(FedekdError, match="a message cannot be read"):
         wire.from_records(records)
     with pytest.raises(FedekdError, match="a message cannot be read"):

@@ -21,6 +21,7 @@ import json
 import math
 import os
 from collections.abc import Callable
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,11 @@ class PrivateClient(Client):
         self.rate = min(1.0, training.batch_size / rows)
         self.batches = training.epochs * math.ceil(rows / training.batch_size)
         self.planned, self.spent = len(noisy) * self.batches, 0
-        self.noise = _noise(dp, self.rate, self.planned)
+
+    @cached_property
+    def noise(self) -> float:
+        """In multiples of the clipping norm; it takes seconds to find, and is kept with the state."""
+        return _noise(self.dp, self.rate, self.planned)
 
     def _check(self, noisy: list[Train]) -> None:
         name = self.method.name
@@ -193,11 +198,11 @@ class PrivateClient(Client):
         return self._reads_rows or any(step.frozen for step in steps)
 
     def state(self) -> dict[str, Any]:
-        return {**super().state(), "spent": self.spent}
+        return {**super().state(), "spent": self.spent, "noise": self.noise}
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
-        self.spent = state["spent"]
+        self.spent, self.noise = state["spent"], state["noise"]
 
 
 def round_(value: float) -> int:
@@ -212,6 +217,7 @@ def _accountant() -> Any:
     return RDPAccountant()
 
 
+@cache
 def _noise(dp: Privacy, rate: float, steps: int) -> float:
     """The least noise (in multiples of the clipping norm) that keeps all steps within the budget."""
     _accountant()

@@ -78,7 +78,7 @@ def main(grid: Grid, context: Context) -> None:
     log_to(server.state / "log")
     try:
         if server.schema is None:
-            raise FedekdError(f"{file} names no `schema`; make one with `fedekd server schema`")
+            raise FedekdError(f"{file} names no `schema`; make one with `fedekd site schema`")
         expected = max(server.min_sites, len(list(server.nodes.glob("*.pub"))))
         Rounds(server, Schema.read(server.schema), GridPost(grid, server.deadline), expected).run()
     except TooFew as error:

@@ -59,7 +59,7 @@ def join(site: Site, letter: Letter) -> Letter:
         kept = folder / "agreement.json"
         if kept.exists() and kept.read_text() != agreement:
             raise FedekdError("the server's terms or schema changed in the middle of a federation")
-    Work(site, folder, terms, schema, number=0)  # everything that a visit needs, tried before it is promised
+    Work(site, folder, terms, schema, number=0).try_out()  # all that a visit needs, before it is promised
     with failing(Code.STATE):
         write_text(kept, agreement)
     return Letter({"code": int(Code.DONE), "name": site.name})
@@ -144,6 +144,11 @@ class Work:
         from fedekd.flower.privacy import PrivateClient
 
         return PrivateClient(job, self.number, self.site.dp, self.folder)
+
+    def try_out(self) -> None:
+        """What only training would find out."""
+        with failing(Code.MODEL):
+            getattr(self.client, "noise", None)
 
     def _copy(self, role: str) -> dict[str, Tensor]:
         return {name: tensor.detach().cpu().clone() for name, tensor in self.client.message(role).items()}

@@ -9,6 +9,7 @@ hold, so earlier rounding mends itself.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -125,25 +126,41 @@ def from_state(state: Mapping[str, Any]) -> Letter:
 
 
 def to_records(letter: Letter) -> RecordDict:
+    """Words in one record, each model as one flat array: every array costs Flower a request of its own."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-    records = RecordDict({"words": ConfigRecord(dict(letter.words))})
+    words, flat = dict(letter.words), {}
     for role, packed in letter.models.items():
-        records[role] = ArrayRecord({name: Array(array) for name, array in packed.arrays.items()})
-        how: dict[str, Any] = {"how": packed.how, "names": list(packed.scales), "scales": list(packed.scales.values())}
-        records[f"{role}.how"] = ConfigRecord(how)
-    return records
+        layout = [[name, str(array.dtype), list(array.shape)] for name, array in packed.arrays.items()]
+        words[f"model {role}"] = json.dumps([packed.how, layout, packed.scales], separators=(",", ":"))
+        content = b"".join(np.ascontiguousarray(array).tobytes() for array in packed.arrays.values())
+        flat[role] = Array(np.frombuffer(content, np.uint8))
+    return RecordDict({"words": ConfigRecord(words), "models": ArrayRecord(flat)})  # type: ignore[arg-type]
 
 
 def from_records(records: RecordDict) -> Letter:
     """A letter from what another machine sent; raises ``FedekdError`` for anything else."""
     try:
-        words = dict(records.config_records["words"])
+        words: dict[str, Any] = dict(records.config_records["words"])
         models = {}
-        for role, arrays in records.array_records.items():
-            how: Any = records.config_records[f"{role}.how"]
-            scales = {str(k): float(v) for k, v in zip(how["names"], how["scales"], strict=True)}
-            models[role] = Packed(str(how["how"]), {k: array.numpy() for k, array in arrays.items()}, scales)
-    except Exception as error:  # numpy and Flower raise a dozen kinds for broken bytes
+        for role, array in records.array_records["models"].items():
+            how, layout, scales = json.loads(words.pop(f"model {role}"))
+            arrays = _cut(array.numpy(), layout)
+            models[role] = Packed(str(how), arrays, {str(k): float(v) for k, v in scales.items()})
+    except Exception as error:  # numpy, json and Flower raise a dozen kinds for broken bytes
         raise FedekdError(f"a message cannot be read ({type(error).__name__})") from None
-    return Letter(words, models)  # type: ignore[arg-type]
+    return Letter(words, models)
+
+
+def _cut(flat: np.ndarray, layout: list[Any]) -> dict[str, np.ndarray]:
+    content, start, arrays = flat.tobytes(), 0, {}
+    for name, kind, shape in layout:
+        dtype = np.dtype(kind)
+        if dtype.kind not in "biuf" or not isinstance(name, str) or not all(type(n) is int and n >= 0 for n in shape):
+            raise ValueError(kind)
+        end = start + dtype.itemsize * math.prod(shape)
+        arrays[name] = np.frombuffer(content[start:end], dtype).reshape(shape).copy()
+        start = end
+    if start != len(content):
+        raise ValueError("left over")
+    return arrays
