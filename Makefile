@@ -2,11 +2,13 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+READY := $(VENV)/.ready
 STAMP := $(VENV)/.installed
+INSTALL := $(BIN)/pip install --disable-pip-version-check --quiet --editable
 
 .PHONY: demo test lint docs bench clean
 
-demo: $(STAMP)
+demo: $(READY)
 	$(BIN)/fedekd run --out demo-results
 
 test: lint
@@ -24,10 +26,15 @@ docs: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/cpu.py
 
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) .
+	touch $(READY)
+
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --disable-pip-version-check --quiet --editable ".[dev]"
-	touch $(STAMP)
+	$(INSTALL) ".[dev]"
+	touch $(READY) $(STAMP)
 
 clean:
 	rm -rf $(VENV) site demo-results .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -27,7 +27,8 @@ class Kept:
 def write(folder: Path, record: Record, position: int, client: Client) -> None:
     from safetensors.torch import save
 
-    tensors = {name: t.detach().cpu().contiguous() for name, t in client.message("private").items()}
+    # safetensors refuses tensors that share memory, as tied weights do
+    tensors = {name: t.detach().cpu().contiguous().clone() for name, t in client.message("private").items()}
     about = {name: json.dumps(value) for name, value in card(record, position, client).items()}
     write_whole(folder / "models" / record["key"] / f"{position}.safetensors", save(tensors, about))
 

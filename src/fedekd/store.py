@@ -134,7 +134,7 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise FedekdError(f"cannot write {path}: {error.strerror or error}; choose another --out") from None
+        raise FedekdError(f"cannot write {path}: {error.strerror or error}; choose another place") from None
 
 
 def _end_of_last_line(fd: int) -> int:
