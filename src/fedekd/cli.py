@@ -9,7 +9,21 @@ import sys
 from collections.abc import Sequence
 
 from fedekd import __version__
-from fedekd.commands import data, export, federation, figures, methods, predict, report, run, server, site, study, table, watch
+from fedekd.commands import (
+    data,
+    export,
+    federation,
+    figures,
+    methods,
+    predict,
+    report,
+    run,
+    server,
+    site,
+    study,
+    table,
+    watch,
+)
 from fedekd.commands.parser import Parser
 from fedekd.errors import FedekdError
 
