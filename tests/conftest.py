@@ -18,6 +18,12 @@ def take(dataset: Dataset, count: int) -> Dataset:
     return replace(dataset, x=dataset.x[rows], y=dataset.y[rows])
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    """What fedekd keeps beside its data does not land in the user's own cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
 @pytest.fixture(scope="session")
 def digits() -> Dataset:
     return take(load_dataset("digits"), 260)
