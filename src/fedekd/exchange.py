@@ -36,14 +36,20 @@ class Door:
 
     def up(self, role: str, client: str, message: Message) -> Message:
         """Take an upload, unless the role may not leave or the numbers are not finite."""
-        if role not in self.roles:
-            raise FedekdError(f"the {role} model of client {client} may not leave it: only {sorted(self.roles)} may")
+        self.admit(role, client)
         bad = [name for name, t in message.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]
         if bad:
             raise FedekdError(f"client {client} diverged: its {role} model has NaN or inf in {bad[0]}; lower --lr")
+        self.count(role, client, message)
+        return message
+
+    def admit(self, role: str, client: str) -> None:
+        if role not in self.roles:
+            raise FedekdError(f"the {role} model of client {client} may not leave it: only {sorted(self.roles)} may")
+
+    def count(self, role: str, client: str, message: Message) -> None:
         self.bytes_up += size(message)
         self.log.append((client, role))
-        return message
 
     def down(self, message: Message, clients: int) -> Message:
         self.bytes_down += size(message) * clients

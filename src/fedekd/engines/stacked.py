@@ -8,7 +8,7 @@ variants of a method may differ. The method files are the serial engine's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -191,7 +191,11 @@ class Stacked:
                     self.trust_log.restore(before)
                     continue
                 waiting = waiting[self.limit :]
-        bad = [i for role in step.roles for w in self.weights[role].values() for i in not_finite(w)]
+        self._check_finite(step.roles)
+
+    def _check_finite(self, roles: Iterable[str]) -> None:
+        """For all models at once: asking one by one makes the host wait for the device as often."""
+        bad = [i for role in roles for w in self.weights[role].values() for i in not_finite(w)]
         if bad:
             member = self.members[bad[0]]
             raise FedekdError(
@@ -256,12 +260,14 @@ class Stacked:
 
     def _exchange(self, step: Exchange) -> None:
         role, stack = step.role, self.weights[step.role]
+        self._check_finite([role])
         new: dict[str, list[Tensor]] = {n: [] for n in stack}
         memory: dict[str, list[Tensor]] = {n: [] for n in stack}
         for j, job in enumerate(self.jobs):
             here = self._members_of(j)
             for i in here:
-                self.doors[j].up(role, self.members[i].name, {n: w[i] for n, w in stack.items()})
+                self.doors[j].admit(role, self.members[i].name)
+                self.doors[j].count(role, self.members[i].name, {n: w[i] for n, w in stack.items()})
             weights = averaging_weights(self.training.weighting, [len(self.members[i].train) for i in here])
             share = torch.tensor(weights, device=self.device)
             share = share / share.sum()
