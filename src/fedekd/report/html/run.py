@@ -97,7 +97,7 @@ def _distrusted(material: Material) -> Block:
 
 def _sample(sample: dict[str, Any]) -> dict[str, Any]:
     def text(value: Any) -> str:
-        return f"{value:.4g}" if isinstance(value, float) else str(value)
+        return f"{value:.3g}" if isinstance(value, float) else str(value)
 
     shown = {key: text(sample[key]) for key in ("client", "row", "label", "private", "proxy", "energy")}
     numbers = isinstance(sample["label"], float)
