@@ -97,12 +97,12 @@ def _distrusted(material: Material) -> Block:
 
 def _sample(sample: dict[str, Any]) -> dict[str, Any]:
     def text(value: Any) -> str:
-        return f"{value:.4g}" if isinstance(value, float) else str(value)
+        return f"{value:,.5g}" if isinstance(value, float) else str(value)
 
-    shown = {key: text(sample[key]) for key in ("client", "row", "label", "private", "proxy", "energy")}
+    shown = {key: text(sample[key]) for key in ("client", "row", "label", "private", "proxy")}
     numbers = isinstance(sample["label"], float)
     return {
-        **shown, "trust": f"{sample['trust']:.2f}", "image": sample["image"],
+        **shown, "energy": f"{sample['energy']:.3g}", "trust": f"{sample['trust']:.2f}", "image": sample["image"],
         "wrong": None if numbers else shown["proxy"] != shown["label"],
     }  # fmt: skip
 
