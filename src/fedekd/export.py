@@ -33,8 +33,8 @@ def export(
     card = make_card(facts, _record(Path(folder), facts), target.name)
     content = _onnx if target.suffix.lower() == ".onnx" else _safetensors
     about = {name: json.dumps(value) for name, value in {**facts.about, "card": card}.items()}
-    write_whole(target, content(facts, about, private))
-    write_whole(card_path(target), card.encode())
+    write_whole(target, content(facts, about, private), "--to")
+    write_whole(card_path(target), card.encode(), "--to")
     return facts
 
 

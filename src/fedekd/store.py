@@ -113,9 +113,9 @@ def read_records(path: Path) -> list[Record]:
     return records
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """The file is there with all of its content, or as it was before."""
-    with writing(path):
+def write_whole(path: Path, content: bytes, option: str = "--out") -> None:
+    """The file is there with all of its content, or as it was before. ``option`` is where the user named the place."""
+    with writing(path, option):
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{path.name}.{os.getpid()}.part")
         try:
@@ -129,12 +129,12 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
+def writing(path: Path, option: str = "--out") -> Iterator[None]:
     """Turn the system's refusals (no permission, full disk, a file in the way) into one line."""
     try:
         yield
     except OSError as error:
-        raise FedekdError(f"cannot write {path}: {error.strerror or error}; choose another place") from None
+        raise FedekdError(f"cannot write {path}: {error.strerror or error}; choose another {option}") from None
 
 
 def _end_of_last_line(fd: int) -> int:
