@@ -18,8 +18,9 @@ import numpy as np
 
 from fedekd.data import Dataset, Split
 from fedekd.engines.serial import Serial
+from fedekd.observers import Nobody
 from fedekd.plan import Run, plan
-from fedekd.runs import Nobody, perform
+from fedekd.runs import perform
 from fedekd.settings import make_settings
 from fedekd.store import Store
 

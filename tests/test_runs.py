@@ -19,8 +19,9 @@ import fedekd
 from fedekd import methods
 from fedekd.engines.serial import Serial
 from fedekd.errors import FedekdError
+from fedekd.observers import Nobody
 from fedekd.plan import choose_methods, plan
-from fedekd.runs import Nobody, execute
+from fedekd.runs import execute
 from fedekd.settings import make_settings
 from tiny import tiny_private, tiny_proxy
 

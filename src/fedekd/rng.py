@@ -14,6 +14,8 @@ def stream(seed: int, *key: str | int) -> np.random.Generator:
     """An independent generator for each (seed, key); words in the key are hashed the same way everywhere."""
     if "" in key:
         raise ValueError(f"an empty word in {key}: its hash is 0, and 0 has that stream")
+    if any(isinstance(k, int) and not 0 <= k < 2**32 for k in key):
+        raise ValueError(f"a number of {key} is not in 0..2**32-1: another key has that stream")
     words = [zlib.crc32(k.encode()) if isinstance(k, str) else int(k) for k in key]
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=tuple(words))))
 

@@ -6,41 +6,55 @@ import hashlib
 import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 
-from fedekd import __version__, metrics
+from fedekd import __version__, details, metrics, model_files
 from fedekd.data import Dataset
 from fedekd.engines.job import has_bf16, pick_device
 from fedekd.engines.serial import Serial
-from fedekd.engines.stacked import NotStackable, Stacked, signature
+from fedekd.engines.stackable import NotStackable, signature
+from fedekd.engines.stacked import Stacked
+from fedekd.observers import Nobody, Observer
 from fedekd.plan import Run, plan
 from fedekd.results import Result
 from fedekd.settings import Settings, make_settings
 from fedekd.store import Record, Store
 
+CHECKPOINT_FORMAT = 2
 STACK_CHECKPOINTS = 60.0  # seconds at least between checkpoints of a stack, which may hold gigabytes
 
 
-class Observer(Protocol):
-    """Who watches: the live display, plain lines, or nobody."""
+@dataclass(frozen=True)
+class Keep:
+    """What a run leaves besides its record: details for the report, and the clients' models on these seeds."""
 
-    def plan(self, jobs: list[tuple[str, int, int]]) -> None: ...  # (label, seed, samples to train on)
-    def begin(self, label: str, seed: int, work: int, rounds: int, resumed: int) -> None: ...
-    def advance(self, round: int, client: str, samples: int) -> None: ...
-    def finish(self, record: Record, cached: bool) -> None: ...
-    def note(self, line: str) -> None: ...
+    details: bool = False
+    seeds: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, settings: Settings) -> Keep:
+        seeds = {"first": settings.seeds[:1], "all": settings.seeds, "none": ()}[settings.models]
+        return cls(True, frozenset(seeds))
 
 
-class Nobody:
-    def plan(self, jobs: list[tuple[str, int, int]]) -> None: ...
-    def begin(self, label: str, seed: int, work: int, rounds: int, resumed: int) -> None: ...
-    def advance(self, round: int, client: str, samples: int) -> None: ...
-    def finish(self, record: Record, cached: bool) -> None: ...
-    def note(self, line: str) -> None: ...
+@dataclass
+class Story:
+    """What a worker has gone through so far, for each of its runs; it survives an interruption with the worker."""
+
+    seconds: float
+    curves: list[list[list[float]]]  # by run, round and client
+    exchange: list[list[dict[str, int]]]  # by run and round
+
+    @classmethod
+    def fresh(cls, runs: int) -> Story:
+        return cls(0.0, [[] for _ in range(runs)], [[] for _ in range(runs)])
+
+
+NOTHING = Keep()
 
 
 def run(dataset: str | Dataset = "digits", *, progress: bool = True, **given: Any) -> Result:
@@ -65,11 +79,13 @@ def execute(settings: Settings, observer: Observer | None = None, dataset: Datas
     store = Store(settings.out)
     if settings.precision == "bf16" and not has_bf16(runs[0].job.training.device):
         observer.note("this CPU has no bf16 instructions: bf16 is emulated here, and slower than fp32")
-    records = perform(runs, store, observer, settings.engine)
+    records = perform(runs, store, observer, settings.engine, Keep.of(settings))
     return Result([records[r.key] for r in runs])
 
 
-def perform(runs: Sequence[Run], store: Store, observer: Observer, engine: str = "auto") -> dict[str, Record]:
+def perform(
+    runs: Sequence[Run], store: Store, observer: Observer, engine: str = "auto", keep: Keep = NOTHING
+) -> dict[str, Record]:
     """The records of all these runs by key: from the store where they are, by running where they are not."""
     wanted = {r.key for r in runs}
     records = {record["key"]: record for record in store.records() if record.get("key") in wanted}
@@ -78,7 +94,7 @@ def perform(runs: Sequence[Run], store: Store, observer: Observer, engine: str =
     for key in list(records):
         observer.finish(records[key], cached=True)
     for group in in_groups(waiting, engine):
-        for record in run_group(group, store, observer, records, engine):
+        for record in run_group(group, store, observer, records, engine, keep):
             records[record["key"]] = record
             observer.finish(record, cached=False)
     return records
@@ -103,7 +119,12 @@ def stacks(run: Run, engine: str) -> bool:
 
 
 def run_group(
-    runs: Sequence[Run], store: Store, observer: Observer, known: Mapping[str, Record], engine: str
+    runs: Sequence[Run],
+    store: Store,
+    observer: Observer,
+    known: Mapping[str, Record],
+    engine: str,
+    keep: Keep = NOTHING,
 ) -> Iterator[Record]:
     """Runs that train together, from their last checkpoint or from the start, to their records."""
     worker: Serial | Stacked
@@ -113,32 +134,56 @@ def run_group(
         except NotStackable as reason:
             observer.note(f"{runs[0].label}: serial engine, since {reason}")
             for r in runs:
-                yield from run_group([r], store, observer, known, "serial")
+                yield from run_group([r], store, observer, known, "serial", keep)
             return
     else:
         worker = Serial(runs[0].job, observer.advance)
-    key = stack_key(runs)
-    seconds, rounds = 0.0, runs[0].job.training.rounds
+    key, story, rounds = stack_key(runs), Story.fresh(len(runs)), runs[0].job.training.rounds
     saved = store.restore(key)
-    if saved:
+    if saved and saved.get("format") == CHECKPOINT_FORMAT:
         worker.restore(saved["engine"])
-        seconds = saved["seconds"]
+        story = Story(**saved["story"])
     label = runs[0].label if len(runs) == 1 else f"{runs[0].label} and {len(runs) - 1} more"
     observer.begin(label, runs[0].job.seed, sum(r.job.work() for r in runs), rounds, worker.round_number)
+    values = worker.evaluate() if worker.round_number == rounds else []
     began = saved_at = time.perf_counter()
     while worker.round_number < rounds:
+        before = [(door.bytes_up, door.bytes_down) for door in worker.doors]
         worker.round()
+        for history, door, (up, down) in zip(story.exchange, worker.doors, before, strict=True):
+            history.append({"up": door.bytes_up - up, "down": door.bytes_down - down})
+        if keep.details or worker.round_number == rounds:
+            values = worker.evaluate()
+            _tell(observer, runs, worker, values, story)
         if worker.round_number < rounds and (len(runs) == 1 or time.perf_counter() - saved_at > STACK_CHECKPOINTS):
             saved_at = time.perf_counter()
-            store.save(key, {"engine": worker.state(), "seconds": seconds + time.perf_counter() - began})
-    values = worker.evaluate()
-    seconds += time.perf_counter() - began
-    for r, own, door, trust in zip(runs, values, worker.doors, worker.trust, strict=True):
+            so_far = replace(story, seconds=story.seconds + saved_at - began)
+            store.save(key, {"format": CHECKPOINT_FORMAT, "engine": worker.state(), "story": vars(so_far)})
+    seconds = story.seconds + time.perf_counter() - began
+    for j, (r, own, door) in enumerate(zip(runs, values, worker.doors, strict=True)):
         alone = own if r.key == r.local_key else [client["value"] for client in known[r.local_key]["clients"]]
-        record = make_record(r, own, alone, door.bytes_up, door.bytes_down, seconds / len(runs), trust)
+        record = make_record(r, own, alone, door.bytes_up, door.bytes_down, seconds / len(runs), worker.trust[j])
+        if keep.details:
+            clients = worker.clients_of(j)
+            found = details.describe(r.key, clients, story.curves[j], worker.trust[j], story.exchange[j])
+            details.write(store.folder, r.key, found)
+            if r.job.seed in keep.seeds and r.job.method.roles:
+                for position, client in enumerate(clients):
+                    model_files.write(store.folder, record, position, client)
         store.add(record)
         yield record
     store.discard(key)
+
+
+def _tell(
+    observer: Observer, runs: Sequence[Run], worker: Serial | Stacked, values: list[list[float]], story: Story
+) -> None:
+    for r, own, curve, trust in zip(runs, values, story.curves, worker.trust, strict=True):
+        curve.append(own)
+        names, now = r.job.federation.names, worker.round_number
+        seen = trust[-1]["clients"] if trust and trust[-1]["round"] == now else None
+        by_name = dict(zip(names, seen, strict=True)) if seen else None
+        observer.measured(r.label, r.job.seed, now, dict(zip(names, own, strict=True)), by_name)
 
 
 def stack_key(runs: Sequence[Run]) -> str:
@@ -176,7 +221,7 @@ def make_record(
         "bytes_up": bytes_up,
         "bytes_down": bytes_down,
         "seconds": seconds,
-        "trust": trust,
+        "trust": [{name: value for name, value in entry.items() if name != "clients"} for entry in trust],
         "partition": federation.partition,
         "versions": {
             "fedekd": __version__,

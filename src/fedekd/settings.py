@@ -27,6 +27,7 @@ CHOICES = {
     "weighting": ("uniform", "samples"),
     "optimizer": ("adam", "sgd"),
     "task": ("classification", "regression"),
+    "models": ("first", "all", "none"),
 }
 
 
@@ -60,6 +61,7 @@ class Settings:
     private: str | None = _help("own private model, package.module:function")
     proxy: str | None = _help("own proxy model, package.module:function")
     parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by method
+    models: str = _help("keep the trained models of the first seed, of all or of none", "first")
     out: str = _help("folder for the results", "fedekd-results")
 
 

@@ -113,6 +113,21 @@ def read_records(path: Path) -> list[Record]:
     return records
 
 
+def write_whole(path: Path, content: bytes) -> None:
+    """The file is there with all of its content, or as it was before."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.{os.getpid()}.part")
+        try:
+            with open(partial, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turn the system's refusals (no permission, full disk, a file in the way) into one line."""

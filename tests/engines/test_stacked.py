@@ -10,8 +10,10 @@ from fedekd import methods
 from fedekd.data import federate
 from fedekd.engines.job import Job, Training
 from fedekd.engines.serial import Serial
-from fedekd.engines.stacked import NotStackable, Stacked, signature
-from fedekd.runs import Nobody, execute
+from fedekd.engines.stackable import NotStackable, signature
+from fedekd.engines.stacked import Stacked
+from fedekd.observers import Nobody
+from fedekd.runs import execute
 from fedekd.settings import make_settings
 from tiny import tiny_private, tiny_proxy
 

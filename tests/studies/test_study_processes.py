@@ -11,8 +11,8 @@ import pytest
 from small_study import RUNS, make_home, same, start
 
 from fedekd.errors import FedekdError
+from fedekd.observers import Nobody
 from fedekd.report.paper_tables import make_tables, render
-from fedekd.runs import Nobody
 from fedekd.store import Store, read_records
 from fedekd.studies import load_study, run_study
 from fedekd.studies.processes import over_processes

@@ -12,7 +12,7 @@ from small_study import RUNS, make_home, same
 
 from fedekd.errors import FedekdError
 from fedekd.methods.local import Local
-from fedekd.runs import Nobody
+from fedekd.observers import Nobody
 from fedekd.studies import Tally, carry, cells, describe, load_study, run_study
 
 

@@ -133,6 +133,11 @@ class Client:
 
     # --- outputs -----------------------------------------------------------------------------------------
 
+    def batch(self, at: Tensor, out: dict[str, tuple[Tensor, Tensor]]) -> Batch:
+        """These rows and what the models make of them, outside of training."""
+        uniform = torch.from_numpy(rng.stream(self.job.seed, "aside", self.number).random((len(at), self.method.draws)))
+        return self._batch(at, out, {}, uniform.float().to(self.device))
+
     def _batch(self, at: Tensor, out: dict[str, tuple[Tensor, Tensor]], weights: Any, uniform: Tensor) -> Batch:
         outputs = {role: o for role, (o, _) in out.items()}
         features = {role: f for role, (_, f) in out.items()}

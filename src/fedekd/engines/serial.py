@@ -62,6 +62,9 @@ class Serial:
         """The task's metric per job and client."""
         return [[client.score(split) for client in self.clients]]
 
+    def clients_of(self, job: int) -> list[Client]:
+        return self.clients
+
     def state(self) -> dict[str, Any]:
         return {
             "round": self.round_number,

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedekd import models, rng
-from fedekd.engines.client import EVALUATION_BATCH, moved
+from fedekd.engines.client import EVALUATION_BATCH, Client, Rows, moved
 from fedekd.engines.job import Advance, Job, Scale, TrustLog, pick_device, precision, trust_of_round
 from fedekd.engines.piece import Group, Piece
 from fedekd.engines.schedule import schedule
+from fedekd.engines.stackable import NotStackable, check, make_template
 from fedekd.engines.stacking import graph_pool, not_finite, padded, stack_trees
 from fedekd.errors import FedekdError
 from fedekd.exchange import Door, averaging_weights, shared_roles
@@ -30,25 +31,6 @@ from fedekd.trees import with_values
 
 BUNCHES = 12  # stack sizes that a piece goes through on a GPU
 PIECE = 96  # models trained at once: more gain little speed, and clients of like size waste less padding
-
-
-class NotStackable(Exception):
-    """Why these jobs cannot share a stack; the serial engine takes them."""
-
-
-def signature(job: Job) -> tuple[Any, ...]:
-    """Jobs of equal signature can be stacked: same data, models, settings and shape of the steps."""
-
-    def shape(step: Any) -> tuple[Any, ...]:
-        if isinstance(step, Train):
-            return "train", step.roles, step.frozen
-        if isinstance(step, Remember):
-            return "remember", step.split, step.roles
-        return "exchange", step.role, step.server is not None
-
-    rounds = tuple(tuple(shape(s) for s in job.method.steps(r)) for r in range(job.training.rounds))
-    anchors = job.method.anchors
-    return id(job.federation.dataset), job.training, job.private, job.proxy, rounds, anchors, job.method.draws
 
 
 @dataclass(frozen=True)
@@ -81,14 +63,7 @@ class Stacked:
         self.task, self.training, self.method = first.task, first.training, first.method
         self.device = pick_device(first.training.device)
         self.advance = advance or (lambda round, client, samples: None)
-        for job in jobs:
-            job.method.check(self.task.name)
-            if signature(job) != signature(first):
-                raise NotStackable("jobs differ in data, models, settings or steps")
-        if not self.method.roles:
-            raise NotStackable(f"{self.method.name} has no model")
-        if self.training.optimizer != "adam":
-            raise NotStackable(f"optimizer {self.training.optimizer!r} is not stacked")
+        check(jobs)
         self.limit = piece
         self.graphs = graphs and self.device.type == "cuda"
         self.bunches = BUNCHES if self.graphs else None
@@ -122,15 +97,7 @@ class Stacked:
     # --- setting up --------------------------------------------------------------------------------------
 
     def _template(self, role: str) -> nn.Module:
-        job, dataset = self.jobs[0], self.jobs[0].federation.dataset
-        make, shape = job.factory(role), dataset.x.shape[1:]
-        if models.takes_client(make):
-            raise NotStackable(f"each client has its own {role} architecture")
-        module = models.build(role, make, shape, dataset.outputs, job.seed, 0).to(self.device)
-        if not all(w.requires_grad for w in module.parameters()):
-            raise NotStackable(f"{type(module).__name__} has weights that are not trained, which are not stacked")
-        if any(True for _ in module.buffers()):
-            raise NotStackable(f"{type(module).__name__} has buffers (batch norm?), which are not stacked")
+        module = make_template(self.jobs[0], role).to(self.device)
         if self.device.type == "cuda" and self.fused:
             from fedekd.engines import kernels
 
@@ -384,6 +351,19 @@ class Stacked:
                     )
                     values[member.job].append(job.task.score(out[at, : len(rows[at])], y))
         return values
+
+    def clients_of(self, job: int) -> list[Client]:
+        """A job's clients with their models as they are now, one by one."""
+        one, clients = self.jobs[job], []
+        rows = Rows(
+            self.x, Scale.of(one.federation, self.device).targets(self.y), Scale.of(one.federation, self.device)
+        )
+        for i in self._members_of(job):
+            client = Client(one, self.members[i].client, rows=rows)
+            for role, tree in self.weights.items():
+                client.models[role].load_state_dict({n: w[i] for n, w in tree.items()})
+            clients.append(client)
+        return clients
 
     # --- interruption ------------------------------------------------------------------------------------
 

@@ -118,6 +118,10 @@ class Method:
         """Outputs for ``count`` samples, for a method without a model; None means the private model's outputs."""
         return None
 
+    def examine(self, batch: Batch) -> dict[str, Tensor] | None:
+        """Each sample's "energy" and "trust" for the report; None for a method without a gate."""
+        return None
+
     @property
     def needs_features(self) -> bool:
         return False

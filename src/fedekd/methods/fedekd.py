@@ -83,6 +83,9 @@ class FedeKD(Method):
                 h_private, h_proxy = batch.features["private"], batch.features["proxy"]
                 return gate.energy_feature(h_private, h_proxy, batch.memory["projection"])
 
+    def examine(self, batch: Batch) -> dict[str, Tensor]:
+        return {"energy": self.energies(batch), "trust": self.trust(batch)}
+
     @property
     def needs_features(self) -> bool:
         return self.energy == "feature"

@@ -4,33 +4,35 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from fedekd.observers import Observer, Together
 from fedekd.report.numbers import Unit, count, duration
-
-if TYPE_CHECKING:
-    from fedekd.runs import Observer
 
 QUIET_SECONDS = 60.0  # between plain lines about one long run
 
 
 @contextmanager
-def watch(progress: bool | None = None) -> Iterator[Observer]:
-    """An observer for ``runs.execute``; False means silence."""
+def watch(progress: bool | None = None, also: Sequence[Observer] = ()) -> Iterator[Observer]:
+    """An observer for ``runs.execute``; False means silence. ``also`` see and hear the same."""
     console = Console(stderr=True, highlight=False)
     if progress is False:
-        yield Watcher()
+        yield _joined(Watcher(), also)
     elif console.is_terminal and not console.is_dumb_terminal:
         with Live(console) as live:
-            yield live
+            yield _joined(live, also)
     else:
-        yield Lines()
+        yield _joined(Lines(), also)
+
+
+def _joined(first: Observer, also: Sequence[Observer]) -> Observer:
+    return Together([first, *also]) if also else first
 
 
 class Watcher:
@@ -64,6 +66,9 @@ class Watcher:
         else:
             self.finished += 1
             self.done = self.goal
+
+    def measured(self, label: str, seed: int, round: int, clients: dict[str, float], trust: Any) -> None:
+        """The clients' current values are for the trackers."""
 
     def note(self, line: str) -> None:
         """Something worth knowing that stops nothing."""

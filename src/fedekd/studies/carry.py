@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 
 from fedekd.errors import FedekdError
+from fedekd.observers import Observer, Trust
 from fedekd.plan import Run
-from fedekd.runs import Observer, in_groups, run_group, stack_key
+from fedekd.runs import in_groups, run_group, stack_key
 from fedekd.store import Record, Store, writing
 from fedekd.studies.cells import Cell, Sketch, loaded, width
 
@@ -169,6 +170,11 @@ class Weighted:
 
     def advance(self, round: int, client: str, samples: int) -> None:
         self.observer.advance(round, client, samples * self.weight)
+
+    def measured(
+        self, label: str, seed: int, round: int, clients: dict[str, float], trust: dict[str, Trust] | None
+    ) -> None:
+        self.observer.measured(label, seed, round, clients, trust)
 
     def finish(self, record: Record, cached: bool) -> None: ...
 

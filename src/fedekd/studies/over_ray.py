@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fedekd.errors import FedekdError
-from fedekd.runs import Nobody
+from fedekd.observers import Nobody
 from fedekd.store import Record, Store
 from fedekd.studies.carry import Failure, Item, Started, Task, carry_out
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fedekd.runs import Nobody, Observer
+from fedekd.observers import Nobody, Observer
 from fedekd.store import Store
 from fedekd.studies.carry import Busy, Failure, Item, Started, Task, carry_out, in_words
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedekd.engines.job import pick_device
 from fedekd.errors import FedekdError
-from fedekd.runs import Observer
+from fedekd.observers import Observer
 from fedekd.store import Record, Store
 from fedekd.studies.carry import Failure, Item, Started, Task, here
 from fedekd.studies.grid import Study

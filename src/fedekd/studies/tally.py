@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
+from fedekd.observers import Nobody
 from fedekd.store import Record
 
 QUIET_SECONDS = 60.0  # at most, while there is nothing to tell but the time
@@ -16,7 +17,7 @@ def to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-class Tally:
+class Tally(Nobody):
     """An observer of runs that may go on at the same time: it counts work, and work alone."""
 
     def __init__(self, say: Callable[[str], None] = to_stderr) -> None:

@@ -1,0 +1,185 @@
+"""What a report shows beyond a run's record, in DIR/details/KEY.json: curves, trust, doubted samples, reliability."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedekd import rng
+from fedekd.data import Federation
+from fedekd.engines.client import Client
+from fedekd.errors import FedekdError
+from fedekd.exchange import size
+from fedekd.store import write_whole
+
+DOUBTED = 24  # samples shown
+DECILES = 10
+THUMBNAIL = 96  # pixels at most on a side
+
+Details = dict[str, Any]
+
+
+def write(folder: Path, key: str, details: Details) -> None:
+    write_whole(folder / "details" / f"{key}.json", json.dumps(details, separators=(",", ":")).encode())
+
+
+def read(folder: str | Path) -> dict[str, Details]:
+    """The details of every run in a results folder that has any, by the run's key."""
+    found = {}
+    for path in sorted((Path(folder) / "details").glob("*.json")):
+        try:
+            found[path.stem] = json.loads(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise FedekdError(f"cannot read {path}: {error}; remove it to do without") from None
+    return found
+
+
+def describe(
+    key: str, clients: Sequence[Client], curve: list[list[float]], trust: list[Any], exchange: list[dict[str, int]]
+) -> Details:
+    """Everything about one finished run: ``clients`` as training left them."""
+    job = clients[0].job
+    federation, dataset = job.federation, job.federation.dataset
+    counts, edges = partition(federation)
+    shared = sorted(clients[0].received)
+    seen = [examine(client) for client in clients]
+    return {
+        "key": key,
+        "task": dataset.task,
+        "classes": list(dataset.labels or map(str, range(dataset.outputs))) if dataset.task == "classification" else [],
+        "curve": curve,
+        "trust": [{"round": entry["round"], "clients": entry["clients"]} for entry in trust],
+        "exchange": exchange,
+        "private_bytes": size(clients[0].message("private")) if clients[0].models else 0,
+        "shared_bytes": sum(size(clients[0].message(role)) for role in shared),
+        "partition": counts,
+        "edges": edges,
+        "distrusted": doubted(clients, [s["train"] for s in seen if s]),
+        "reliability": reliability(job.task.name, [s["test"] for s in seen if s]),
+    }
+
+
+def partition(federation: Federation) -> tuple[list[dict[str, Any]], list[float] | None]:
+    """How many samples of each class (of each tenth of the target's range) every client holds."""
+    dataset, edges = federation.dataset, None
+    if dataset.task == "regression":
+        edges = np.linspace(dataset.y.min(), dataset.y.max(), 11)
+    rows = []
+    for name, split in zip(federation.names, federation.clients, strict=True):
+        y = dataset.y[np.concatenate([split.train, split.val, split.test])]
+        held = np.bincount(y, minlength=dataset.outputs) if edges is None else np.histogram(y, edges)[0]
+        rows.append({"client": name, "counts": held.tolist()})
+    return rows, None if edges is None else edges.tolist()
+
+
+# --- the gate, sample by sample ------------------------------------------------------------------------------
+
+
+def examine(client: Client) -> dict[str, dict[str, np.ndarray]] | None:
+    """By split, what the gate makes of each sample now that training is over; None for a method without a gate."""
+    found = {split: _look(client, split) for split in ("train", "test")}
+    return None if None in found.values() else found  # type: ignore[return-value]
+
+
+@torch.no_grad()
+def _look(client: Client, split: str) -> dict[str, np.ndarray] | None:
+    rows = client.rows[split]
+    if not {"private", "proxy"} <= client.models.keys():
+        return None
+    order = rng.stream(client.job.seed, "examine", split, client.number).permutation(len(rows))
+    rows = rows[torch.from_numpy(order).to(client.device)]  # a gate compares a sample with its batch: mix them
+    out = {role: client.outputs(role, rows) for role in ("private", "proxy")}
+    parts = []
+    for at in torch.arange(len(rows), device=client.device).split(client.job.training.batch_size):
+        batch = client.batch(rows[at], {role: (o[at], f[at]) for role, (o, f) in out.items()})
+        seen = client.method.examine(batch)
+        if seen is None:
+            return None
+        parts.append(seen)
+    columns = {name: _array(torch.cat([part[name] for part in parts])) for name in ("energy", "trust")}
+    answers = {"target": client.data.y[rows], **{role: o for role, (o, _) in out.items()}}
+    if client.task.name == "regression":  # in the user's units
+        answers = {name: a * client.data.scale.std + client.data.scale.mean for name, a in answers.items()}
+    return {**columns, "row": _array(rows), **{name: _array(a) for name, a in answers.items()}}
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().cpu().numpy()
+
+
+def doubted(clients: Sequence[Client], seen: Sequence[dict[str, np.ndarray]]) -> list[dict[str, Any]]:
+    """The training samples on which the gate trusts the proxy least, among all clients."""
+    if not seen or max(float(np.ptp(s["trust"])) for s in seen) < 1e-6:
+        return []
+    every = [(float(s["trust"][i]), k, i) for k, s in enumerate(seen) for i in np.argsort(s["trust"])[:DOUBTED]]
+    federation = clients[0].job.federation
+    shown = []
+    for weight, k, i in sorted(every)[:DOUBTED]:
+        own = seen[k]
+        shown.append(
+            {
+                "client": clients[k].name,
+                "row": int(own["row"][i]),
+                "split": "train",
+                **{
+                    word: _answer(federation, own[source][i])
+                    for word, source in (("label", "target"), ("private", "private"), ("proxy", "proxy"))
+                },
+                "energy": float(own["energy"][i]),
+                "trust": weight,
+                "image": thumbnail(federation.dataset.x[own["row"][i]]),
+            }
+        )
+    return shown
+
+
+def _answer(federation: Federation, value: np.ndarray) -> str | float:
+    """A class's name, or the number."""
+    if federation.dataset.task == "regression":
+        return float(value)
+    label = int(value.argmax()) if value.ndim else int(value)
+    return federation.dataset.labels[label] if federation.dataset.labels else str(label)
+
+
+def thumbnail(x: np.ndarray) -> str | None:
+    """A sample as the base64 text of a PNG, if it is an image of one or three channels."""
+    if x.ndim != 3 or x.shape[0] not in (1, 3):
+        return None
+    from PIL import Image
+
+    low, high = (0.0, 255.0) if x.dtype == np.uint8 and x.max() > 16 else (float(x.min()), float(x.max()))
+    pixels = ((x.astype(np.float64) - low) * (255 / (high - low or 1))).clip(0, 255).astype(np.uint8)
+    picture = Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
+    picture.thumbnail((THUMBNAIL, THUMBNAIL))
+    file = io.BytesIO()
+    picture.save(file, "PNG", optimize=True)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def reliability(task: str, seen: Sequence[dict[str, np.ndarray]]) -> dict[str, list[float]] | None:
+    """Over tenths of the test samples by rising energy: how right proxy and private model are, and the mean trust."""
+    if not seen:
+        return None
+    whole = {name: np.concatenate([s[name] for s in seen]) for name in seen[0]}
+    result: dict[str, list[float]] = {name: [] for name in ("energy", "count", "proxy", "private", "trust")}
+    for part in np.array_split(np.argsort(whole["energy"], kind="stable"), DECILES):
+        if not len(part):
+            continue
+        result["count"].append(len(part))
+        for name in ("energy", "trust"):
+            result[name].append(float(whole[name][part].mean()))
+        for role in ("proxy", "private"):
+            output, target = whole[role][part], whole["target"][part]
+            if task == "classification":
+                result[role].append(float((output.argmax(-1) == target).mean()))
+            else:
+                result[role].append(float(np.sqrt(np.mean((output - target) ** 2))))
+    return result

@@ -1,0 +1,182 @@
+"""What a run leaves for its report, and the models it keeps."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.numpy import load_file
+
+from fedekd import details, model_files
+from fedekd.data import load_dataset
+from fedekd.errors import FedekdError
+from fedekd.observers import Nobody
+from fedekd.runs import execute
+from fedekd.settings import make_settings
+from tiny import tiny_private, tiny_proxy
+
+SMALL = {"rounds": 3, "epochs": 1, "clients": 3, "alpha": 1.0, "private": tiny_private, "proxy": tiny_proxy}
+
+
+def settings(out, **given):
+    return make_settings({**SMALL, "dataset": "digits", "methods": "fedekd,fedavg", "out": str(out), **given})
+
+
+class Heard(Nobody):
+    def __init__(self):
+        self.rounds = []
+
+    def measured(self, label, seed, round, clients, trust):
+        self.rounds.append((label, seed, round, clients, trust))
+
+
+@pytest.fixture(scope="module", params=["serial", "stacked"])
+def finished(request, tmp_path_factory):
+    out = tmp_path_factory.mktemp(request.param)
+    heard = Heard()
+    result = execute(settings(out, engine=request.param), heard)
+    return out, {r["method"]: r for r in result.records}, heard
+
+
+def test_every_round_is_measured_and_told(finished):
+    out, records, heard = finished
+    found = details.read(out)
+    assert set(found) == {r["key"] for r in records.values()}
+    for method, record in records.items():
+        curve = found[record["key"]]["curve"]
+        told = [entry for entry in heard.rounds if entry[0] == method]
+        assert [entry[2] for entry in told] == [1, 2, 3]
+        assert [list(entry[3].values()) for entry in told] == curve
+        assert curve[-1] == [client["value"] for client in record["clients"]]
+        assert all((entry[4] is not None) == (method == "fedekd") for entry in told)
+
+
+def test_trust_of_the_clients_adds_up_to_that_of_the_record(finished):
+    out, records, _ = finished
+    record = records["fedekd"]
+    trust = details.read(out)[record["key"]]["trust"]
+    assert [entry["round"] for entry in trust] == [entry["round"] for entry in record["trust"]] == [1, 2, 3]
+    for entry, whole in zip(trust, record["trust"], strict=True):
+        assert "clients" not in whole
+        assert np.sum([c["histogram"] for c in entry["clients"]], 0).tolist() == whole["histogram"]
+        assert sum(sum(c["histogram"]) for c in entry["clients"]) == sum(c["n_train"] for c in record["clients"])
+    assert details.read(out)[records["fedavg"]["key"]]["trust"] == []
+
+
+def test_bytes_of_the_rounds_add_up(finished):
+    out, records, _ = finished
+    for record in records.values():
+        found = details.read(out)[record["key"]]
+        assert sum(r["up"] for r in found["exchange"]) == record["bytes_up"]
+        assert sum(r["down"] for r in found["exchange"]) == record["bytes_down"]
+        assert record["bytes_up"] == 3 * 3 * found["shared_bytes"]
+
+
+def test_partition_counts_every_sample(finished):
+    out, records, _ = finished
+    found = details.read(out)[records["local"]["key"]]
+    for row, client in zip(found["partition"], records["local"]["clients"], strict=True):
+        assert sum(row["counts"]) == sum(client[n] for n in ("n_train", "n_val", "n_test"))
+
+
+def test_doubted_samples_are_shown_with_what_the_models_say(finished):
+    out, records, _ = finished
+    digits = load_dataset("digits")
+    shown = details.read(out)[records["fedekd"]["key"]]["distrusted"]
+    assert len(shown) == details.DOUBTED
+    weights = [one["trust"] for one in shown]
+    assert weights == sorted(weights)
+    assert weights[0] < 0.3
+    for one in shown:
+        assert one["label"] == str(digits.y[one["row"]])
+        picture = np.asarray(Image.open(io.BytesIO(base64.b64decode(one["image"]))))
+        assert picture.shape == (8, 8)
+        assert picture.argmax() == digits.x[one["row"]].argmax()
+
+
+def test_reliability_covers_the_test_samples_in_order(finished):
+    out, records, _ = finished
+    found = details.read(out)[records["fedekd"]["key"]]["reliability"]
+    assert sum(found["count"]) == sum(c["n_test"] for c in records["fedekd"]["clients"])
+    assert found["energy"] == sorted(found["energy"])
+    private = np.average(found["private"], weights=found["count"])
+    right = sum(c["value"] * c["n_test"] for c in records["fedekd"]["clients"]) / sum(found["count"])
+    assert private == pytest.approx(right)
+    assert details.read(out)[records["local"]["key"]]["reliability"] is None
+
+
+def test_both_engines_leave_the_same(tmp_path):
+    results = {}
+    for engine in ("serial", "stacked"):
+        result = execute(settings(tmp_path / engine, engine=engine, methods="fedekd"))
+        results[engine] = details.read(tmp_path / engine)[result.records[-1]["key"]]
+    ours, theirs = results.values()
+    assert ours["curve"] == pytest.approx(np.array(theirs["curve"]), abs=1e-4)
+    assert ours["reliability"]["energy"] == pytest.approx(theirs["reliability"]["energy"], rel=1e-2)
+    assert [one["row"] for one in ours["distrusted"][:5]] == [one["row"] for one in theirs["distrusted"][:5]]
+
+
+def test_regression_speaks_in_the_users_units(tmp_path):
+    result = execute(settings(tmp_path, dataset="diabetes", methods="fedekd"))
+    found = details.read(tmp_path)[result.records[-1]["key"]]
+    assert found["classes"] == []
+    assert len(found["edges"]) == 11
+    assert all(25 <= one["label"] <= 346 and one["image"] is None for one in found["distrusted"])
+    rmse = np.sqrt(np.average(np.square(found["reliability"]["private"]), weights=found["reliability"]["count"]))
+    assert 20 < rmse < 400
+
+
+def test_an_interrupted_run_leaves_the_same_details(tmp_path):
+    class Stop(Nobody):
+        def measured(self, label, seed, round, clients, trust):
+            if (label, round) == ("fedekd", 3):
+                raise KeyboardInterrupt
+
+    whole, cut = settings(tmp_path / "whole", methods="fedekd"), settings(tmp_path / "cut", methods="fedekd")
+    key = execute(whole).records[-1]["key"]
+    with pytest.raises(KeyboardInterrupt):
+        execute(cut, Stop())
+    execute(cut)
+    assert details.read(tmp_path / "cut")[key] == details.read(tmp_path / "whole")[key]
+
+
+# --- models --------------------------------------------------------------------------------------------------
+
+
+def test_models_are_kept_with_what_it_takes_to_use_them(tmp_path):
+    digits = load_dataset("digits")
+    result = execute(settings(tmp_path, methods="fedekd", seeds="0-1"))
+    kept = list(model_files.kept(tmp_path))
+    assert {one.about["seed"] for one in kept} == {0}
+    assert len(kept) == 2 * 3
+    record = next(r for r in result.records if r["method"] == "fedekd" and r["seed"] == 0)
+    mine = [one for one in kept if one.about["key"] == record["key"]]
+    for one, client in zip(mine, record["clients"], strict=True):
+        assert one.about["delta"] == client["delta"]
+        module = tiny_private((1, 8, 8), 10)
+        module.load_state_dict({n: torch.from_numpy(t) for n, t in load_file(one.path).items()})
+        gain, shift = (np.asarray(one.about[name], np.float32) for name in ("gain", "shift"))
+        out = module(torch.from_numpy(digits.x.astype(np.float32) * gain + shift)).argmax(-1).numpy()
+        assert (out == digits.y).mean() > 0.12
+
+
+@pytest.mark.parametrize(("which", "seeds"), [("all", {0, 1}), ("none", set())])
+def test_which_models_are_kept(tmp_path, which, seeds):
+    execute(settings(tmp_path, methods="fedekd", seeds="0-1", rounds=1, models=which))
+    assert {one.about["seed"] for one in model_files.kept(tmp_path)} == seeds
+
+
+def test_a_corrupt_file_is_one_line(tmp_path):
+    for path in (tmp_path / "details" / "k.json", tmp_path / "models" / "k" / "0.safetensors"):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"\x08\0\0\0\0\0\0\0{oops")
+    with pytest.raises(FedekdError, match=r"k\.json"):
+        details.read(tmp_path)
+    with pytest.raises(FedekdError, match=r"0\.safetensors"):
+        list(model_files.kept(tmp_path))
+    assert json.dumps(details.read(tmp_path / "nothing")) == "{}"
