@@ -16,6 +16,7 @@ from village import Hand, federate, make_server, schema_of, state_of, write_site
 
 pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
 
+from fedekd import model_files
 from fedekd.flower.codes import Code
 from fedekd.flower.post import TooFew
 from fedekd.flower.rounds import Rounds
@@ -107,8 +108,11 @@ def test_only_what_a_site_shares_leaves_it(tmp_path, digits, schema, share):
     allowed |= {"metric", "delta"} if "delta" in share else set()
     assert set().union(*(reply.words for _, _, reply in post.sent)) == allowed
     assert all(set(site) <= allowed - {"code"} for site in report["sites"])
-    own = next(sites[0].state.glob("*/report.json")).read_text()
-    assert '"delta"' in own, "the site itself knows all"
+    own = next(sites[0].state.glob("*/report.json"))
+    assert '"delta"' in own.read_text(), "the site itself knows all"
+    (kept,) = model_files.kept(own.parent)
+    assert kept.about["client"] == sites[0].name
+    assert kept.about["delta"] == kept.about["value"] - kept.about["local"]
 
 
 def test_weights_by_samples_need_a_site_that_shares_them(tmp_path, digits, schema):
