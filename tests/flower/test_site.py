@@ -78,7 +78,7 @@ def test_terms_cannot_change_in_the_middle(tmp_path, digits, schema):
     assert code(answer(site, "join", letter(make_server(tmp_path, rounds=9), schema))) == Code.REFUSED
 
 
-@pytest.mark.parametrize("words", [{"visit": 99}, {"visit": "x"}, {"number": None}, {}])
+@pytest.mark.parametrize("words", [{"visit": 99}, {"visit": -1}, {"visit": "x"}, {"number": None}, {}])
 def test_nonsense_is_a_code(tmp_path, digits, schema, words):
     (site,) = write_sites(tmp_path, digits)[:1]
     answer(site, "join", letter(make_server(tmp_path), schema))

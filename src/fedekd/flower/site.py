@@ -74,6 +74,8 @@ def visit(site: Site, letter: Letter) -> Letter:
         terms, schema = Terms.parse(agreement["terms"]), Schema.parse(agreement["schema"])
         _consent(site, terms, schema)
         planned = visits(terms.make_method(), terms.rounds)[wanted]
+        if planned.number != wanted:
+            raise FedekdError(f"there is no visit {wanted}")
     saved = SavedState(folder)
     with failing(Code.STATE), saved.locked():
         last = saved.load(wanted)
