@@ -34,6 +34,17 @@ def test_a_report_is_a_table_of_what_sites_share(tmp_path: Path) -> None:
     assert "3 rounds of fedekd, 1.23 MB up, 999 B down, 42 s" in lines
 
 
+def test_a_larger_error_is_harm_and_a_spent_budget_is_told(tmp_path: Path) -> None:
+    sites = [{"name": "north", "metric": "rmse", "delta": 2.5}, {"name": "south", "metric": "rmse", "delta": -1.0}]
+    spent = {"north": {"epsilon": 7.99, "delta": 1e-5, "clip": 1.0, "guarantee": "the sent models, end to end"}}
+    (tmp_path / "report.json").write_text(json.dumps({**REPORT, "sites": sites, "privacy": spent}))
+    report, out = read_report(tmp_path), io.StringIO()
+    assert report
+    print_report(Console(file=out, width=100), report)
+    assert "1 of 2 sites that share their Δ were harmed by joining" in out.getvalue()
+    assert "north: epsilon 7.99 at delta 1e-05, for the sent models, end to end" in out.getvalue()
+
+
 def test_no_report_and_a_broken_one(tmp_path: Path) -> None:
     assert read_report(tmp_path) is None
     for content in ("{", "[]", '{"rounds": 3}'):

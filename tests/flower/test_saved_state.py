@@ -77,7 +77,7 @@ def test_foreign_objects_are_not_unpickled(tmp_path):
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "evil"),)
 
-    payload = pickle.dumps({"visit": 1, "state": Evil()})
+    payload = pickle.dumps({"visit": 1, "state": Evil()}, protocol=2)
     (tmp_path / "state.pt").write_bytes(MARK + hashlib.sha256(payload).hexdigest().encode() + b"\n" + payload)
     with pytest.raises(Exception, match=r"(?i)weights|unpickl|magic"):
         SavedState(tmp_path).load()

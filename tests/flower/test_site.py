@@ -16,6 +16,7 @@ from village import Hand, federate, make_server, schema_of, state_of, write_site
 
 pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
 
+from fedekd import model_files
 from fedekd.flower.codes import Code
 from fedekd.flower.post import TooFew
 from fedekd.flower.rounds import Rounds
@@ -77,7 +78,7 @@ def test_terms_cannot_change_in_the_middle(tmp_path, digits, schema):
     assert code(answer(site, "join", letter(make_server(tmp_path, rounds=9), schema))) == Code.REFUSED
 
 
-@pytest.mark.parametrize("words", [{"visit": 99}, {"visit": "x"}, {"number": None}, {}])
+@pytest.mark.parametrize("words", [{"visit": 99}, {"visit": -1}, {"visit": "x"}, {"number": None}, {}])
 def test_nonsense_is_a_code(tmp_path, digits, schema, words):
     (site,) = write_sites(tmp_path, digits)[:1]
     answer(site, "join", letter(make_server(tmp_path), schema))
@@ -107,8 +108,11 @@ def test_only_what_a_site_shares_leaves_it(tmp_path, digits, schema, share):
     allowed |= {"metric", "delta"} if "delta" in share else set()
     assert set().union(*(reply.words for _, _, reply in post.sent)) == allowed
     assert all(set(site) <= allowed - {"code"} for site in report["sites"])
-    own = next(sites[0].state.glob("*/report.json")).read_text()
-    assert '"delta"' in own, "the site itself knows all"
+    own = next(sites[0].state.glob("*/report.json"))
+    assert '"delta"' in own.read_text(), "the site itself knows all"
+    (kept,) = model_files.kept(own.parent)
+    assert kept.about["client"] == sites[0].name
+    assert kept.about["delta"] == kept.about["value"] - kept.about["local"]
 
 
 def test_weights_by_samples_need_a_site_that_shares_them(tmp_path, digits, schema):

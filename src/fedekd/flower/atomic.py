@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
+
+from fedekd.store import write_whole
 
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Temporary file, fsync, rename, fsync of the folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with open(partial, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+    write_whole(path, content)
     sync_folder(path.parent)
 
 

@@ -29,8 +29,8 @@ def visit(message: Message, context: Context) -> Message:
 def _answered(kind: str, message: Message, context: Context) -> Message:
     try:
         letter = _answer(kind, message, context)
-    except Exception:
-        log.exception("fault before the message was read")
+    except (Exception, SystemExit):  # a user's model may even try to end the process
+        log.exception("fault outside of the work itself")
         letter = Letter({"code": int(Code.FAULT)})
     return Message(wire.to_records(letter), reply_to=message)
 

@@ -26,6 +26,7 @@ class Report:
     bytes_up: int = 0
     bytes_down: int = 0
     seconds: float = 0.0
+    privacy: Mapping[str, Any] | None = None  # by site: what it spent of its budget
     error: str = ""
 
 
@@ -43,11 +44,16 @@ def read_report(state: Path) -> Report | None:
 
 
 def print_report(console: Console, report: Report) -> None:
+    from fedekd.metrics import harmed
+
     console.print(_table(report))
-    known = [site["delta"] for site in report.sites if isinstance(site.get("delta"), (int, float))]
+    known = [site for site in report.sites if isinstance(site.get("delta"), (int, float))]
     if known:
-        harmed = sum(delta < 0 for delta in known)
-        console.print(f"{harmed} of {len(known)} sites that share their Δ were harmed by joining")
+        errors = any(site.get("metric") == "rmse" for site in known)
+        count = harmed([site["delta"] for site in known], higher_is_better=not errors)
+        console.print(f"{count} of {len(known)} sites that share their Δ were harmed by joining")
+    for name, spent in (report.privacy or {}).items():
+        console.print(f"{name}: epsilon {spent['epsilon']:.3g} at delta {spent['delta']:g}, for {spent['guarantee']}")
     traffic = f"{_size(report.bytes_up)} up, {_size(report.bytes_down)} down"
     console.print(f"{report.rounds} rounds of {report.method}, {traffic}, {report.seconds:.0f} s")
 

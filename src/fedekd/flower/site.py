@@ -27,13 +27,13 @@ from fedekd.flower.saved_state import SavedState
 from fedekd.flower.schema import Schema
 from fedekd.flower.site_data import of_site
 from fedekd.flower.site_file import Site
+from fedekd.flower.site_report import finish
 from fedekd.flower.terms import Terms
 from fedekd.flower.visits import Visit, alone, visits
 from fedekd.flower.wire import Letter
 from fedekd.methods.base import Train
 
 log = logging.getLogger("fedekd.site")
-HEADER = ("federation", "visit", "number")
 
 
 def answer(site: Site, kind: str, letter: Letter) -> Letter:
@@ -74,6 +74,8 @@ def visit(site: Site, letter: Letter) -> Letter:
         terms, schema = Terms.parse(agreement["terms"]), Schema.parse(agreement["schema"])
         _consent(site, terms, schema)
         planned = visits(terms.make_method(), terms.rounds)[wanted]
+        if planned.number != wanted:
+            raise FedekdError(f"there is no visit {wanted}")
     saved = SavedState(folder)
     with failing(Code.STATE), saved.locked():
         last = saved.load(wanted)
@@ -189,27 +191,10 @@ class Work:
     def _words(self, visit: Visit) -> dict[str, wire.Word]:
         """The numbers that leave beside the model: what the site shares, and no more."""
         words: dict[str, wire.Word] = {"code": int(Code.DONE), "name": self.site.name}
-        count = len(self.client.rows["train"])
+        if visit.sends is None:
+            return words | finish(self.site, self.folder, self.terms.method, self.client, self.local)
         if self.terms.weighting == "samples" and "n" in self.site.share:
-            words["n"] = count
-        if visit.sends is not None:
-            return words
-        value, local = self.client.score(), self.local.score()
-        metric = self.client.task.metric
-        privacy = getattr(self.client, "privacy", None)
-        whole: dict[str, Any] = {
-            "name": self.site.name, "n": count, "metric": metric, "local": local, "value": value,
-            "delta": value - local, "privacy": privacy,
-        }  # fmt: skip
-        write_text(self.folder / "report.json", json.dumps(whole, indent=1) + "\n")
-        if "n" in self.site.share:
-            words["n"] = count
-        if "metric" in self.site.share:
-            words |= {"metric": metric, "local": local, "value": value}
-        if "delta" in self.site.share:
-            words |= {"metric": metric, "delta": value - local}
-        if privacy:
-            words["privacy"] = json.dumps(privacy)
+            words["n"] = len(self.client.rows["train"])
         return words
 
     def state(self) -> dict[str, Any]:

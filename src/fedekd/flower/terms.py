@@ -13,6 +13,8 @@ from fedekd.errors import FedekdError
 from fedekd.flower.server_file import COMPRESSIONS, Server
 from fedekd.methods.base import Method
 
+MOST = 100_000  # rounds, epochs or samples per batch: more is a mistake, or an attack
+
 
 @dataclass(frozen=True)
 class Terms:
@@ -43,7 +45,7 @@ class Terms:
             terms = cls(**json.loads(text))
             for name in ("rounds", "epochs", "batch_size"):
                 value = getattr(terms, name)
-                if type(value) is not int or value < 1:
+                if type(value) is not int or not 1 <= value <= MOST:
                     raise ValueError(f"{name} is {value!r}")
             if type(terms.seed) is not int or not terms.lr > 0 or terms.compression not in COMPRESSIONS:
                 raise ValueError("seed, lr or compression")

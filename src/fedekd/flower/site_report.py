@@ -1,0 +1,36 @@
+"""What a site has at the end: its numbers and its model on its own disk, and the part of the numbers that leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fedekd import model_files
+from fedekd.engines.client import Client
+from fedekd.flower.atomic import write_text
+from fedekd.flower.site_file import Site
+from fedekd.flower.wire import Word
+
+
+def finish(site: Site, folder: Path, method: str, client: Client, local: Client) -> dict[str, Word]:
+    """Write ``report.json`` and the private model (for `fedekd export` and `fedekd predict`); return what is shared."""
+    value, alone, metric = client.score(), local.score(), client.task.metric
+    counts = {f"n_{split}": len(rows) for split, rows in client.rows.items()}
+    own: dict[str, Any] = {"local": alone, "value": value, "delta": value - alone, **counts}
+    privacy = getattr(client, "privacy", None)
+    whole = {"name": site.name, "method": method, "metric": metric, **own, "privacy": privacy}
+    write_text(folder / "report.json", json.dumps(whole, indent=1) + "\n")
+    if "private" in client.models:
+        record = {"key": folder.name, "label": method, "metric": metric, "clients": [{"id": site.name, **own}]}
+        model_files.write(folder, record, 0, client)
+    words: dict[str, Word] = {}
+    if "n" in site.share:
+        words["n"] = counts["n_train"]
+    if "metric" in site.share:
+        words |= {"metric": metric, "local": alone, "value": value}
+    if "delta" in site.share:
+        words |= {"metric": metric, "delta": value - alone}
+    if privacy:
+        words["privacy"] = json.dumps(privacy)
+    return words
