@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedekd import __version__, details, metrics, model_files
+from fedekd import __version__, details, metrics
 from fedekd.data import Dataset
 from fedekd.engines.job import has_bf16, pick_device
 from fedekd.engines.serial import Serial
 from fedekd.engines.stackable import NotStackable, signature
 from fedekd.engines.stacked import Stacked
+from fedekd.handover import files
 from fedekd.observers import Nobody, Observer
 from fedekd.plan import Run, plan
 from fedekd.results import Result
@@ -171,7 +172,7 @@ def run_group(
             details.write(store.folder, r.key, found)
             if r.job.seed in keep.seeds and r.job.method.roles:
                 for position, client in enumerate(clients):
-                    model_files.write(store.folder, record, position, client)
+                    files.write(store.folder, record, position, client)
         store.add(record)
         yield record
     store.discard(key)

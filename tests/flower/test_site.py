@@ -16,13 +16,13 @@ from village import Hand, federate, make_server, schema_of, state_of, write_site
 
 pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
 
-from fedekd import model_files
 from fedekd.flower.codes import Code
 from fedekd.flower.post import TooFew
 from fedekd.flower.rounds import Rounds
 from fedekd.flower.site import answer
 from fedekd.flower.terms import Terms
 from fedekd.flower.wire import Letter
+from fedekd.handover import files
 
 FEDERATION = "0123456789abcdef"
 
@@ -110,7 +110,7 @@ def test_only_what_a_site_shares_leaves_it(tmp_path, digits, schema, share):
     assert all(set(site) <= allowed - {"code"} for site in report["sites"])
     own = next(sites[0].state.glob("*/report.json"))
     assert '"delta"' in own.read_text(), "the site itself knows all"
-    (kept,) = model_files.kept(own.parent)
+    (kept,) = files.kept(own.parent)
     assert kept.about["client"] == sites[0].name
     assert kept.about["delta"] == kept.about["value"] - kept.about["local"]
 

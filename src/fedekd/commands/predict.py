@@ -20,7 +20,7 @@ def add(commands: Any) -> None:
 def predict_rows(given: argparse.Namespace) -> None:
     from pathlib import Path
 
-    from fedekd.predict import predict
+    from fedekd.handover.predict import predict
     from fedekd.store import write_whole
 
     found = predict(given.model, given.file, private=given.private)

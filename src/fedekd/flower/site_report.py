@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fedekd import model_files
 from fedekd.engines.client import Client
 from fedekd.flower.atomic import write_text
 from fedekd.flower.site_file import Site
 from fedekd.flower.wire import Word
+from fedekd.handover import files
 
 
 def finish(site: Site, folder: Path, method: str, client: Client, local: Client) -> dict[str, Word]:
@@ -23,7 +23,7 @@ def finish(site: Site, folder: Path, method: str, client: Client, local: Client)
     write_text(folder / "report.json", json.dumps(whole, indent=1) + "\n")
     if "private" in client.models:
         record = {"key": folder.name, "label": method, "metric": metric, "clients": [{"id": site.name, **own}]}
-        model_files.write(folder, record, 0, client)
+        files.write(folder, record, 0, client)
     words: dict[str, Word] = {}
     if "n" in site.share:
         words["n"] = counts["n_train"]

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fedekd import results
-from fedekd.card import card_path, make_card
 from fedekd.errors import FedekdError, unknown
-from fedekd.kept import Facts, kept_models
+from fedekd.handover.card import card_path, make_card
+from fedekd.handover.facts import Facts, kept_models
 from fedekd.store import write_whole
 
 KINDS = (".safetensors", ".onnx")
@@ -70,7 +70,7 @@ def _record(folder: Path, facts: Facts) -> dict[str, Any]:
 def _safetensors(facts: Facts, about: dict[str, str], private: str | None) -> bytes:
     from safetensors.torch import save
 
-    from fedekd.ready import read_weights
+    from fedekd.handover.ready import read_weights
 
     return save(read_weights(facts), about)
 
@@ -78,7 +78,7 @@ def _safetensors(facts: Facts, about: dict[str, str], private: str | None) -> by
 def _onnx(facts: Facts, about: dict[str, str], private: str | None) -> bytes:
     import torch
 
-    from fedekd.ready import make_ready
+    from fedekd.handover.ready import make_ready
 
     model = make_ready(facts, private)
     rows = torch.zeros(2, *facts.shape)

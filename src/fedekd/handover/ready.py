@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedekd import models
 from fedekd.errors import FedekdError
-from fedekd.kept import Facts
+from fedekd.handover.facts import Facts
 
 BUILT_IN = "fedekd.models:private"
 

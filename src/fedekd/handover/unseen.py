@@ -13,7 +13,7 @@ from fedekd.data.dataset import as_float32
 from fedekd.data.own import channels
 from fedekd.data.tables import read_table
 from fedekd.errors import FedekdError
-from fedekd.kept import Facts
+from fedekd.handover.facts import Facts
 
 if TYPE_CHECKING:
     import pandas as pd

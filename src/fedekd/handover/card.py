@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedekd.kept import Facts
+from fedekd.handover.facts import Facts
 from fedekd.report.numbers import Unit
 
 MOST_NAMES = 60

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from fedekd.errors import FedekdError
-from fedekd.kept import Facts, read_facts
-from fedekd.unseen import read_unseen
+from fedekd.handover.facts import Facts, read_facts
+from fedekd.handover.unseen import read_unseen
 
 BATCH = 256
 Answer = Callable[[np.ndarray], np.ndarray]
@@ -67,7 +67,7 @@ def _from_safetensors(path: Path, private: str | None) -> tuple[Facts, Answer]:
     facts = read_facts(path)
     import torch
 
-    from fedekd.ready import make_ready
+    from fedekd.handover.ready import make_ready
 
     model = make_ready(facts, private)
 

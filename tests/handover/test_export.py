@@ -14,11 +14,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from fedekd.card import make_card, verdict
 from fedekd.errors import FedekdError
-from fedekd.export import export
-from fedekd.kept import Facts, kept_models, read_facts
-from fedekd.predict import predict
+from fedekd.handover.card import make_card, verdict
+from fedekd.handover.export import export
+from fedekd.handover.facts import Facts, kept_models, read_facts
+from fedekd.handover.predict import predict
 from tiny import tiny_proxy
 from trained import Trained, by_number, patients, train, write_patients
 

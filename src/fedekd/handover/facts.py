@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from fedekd import model_files
 from fedekd.data.dataset import TASKS
 from fedekd.errors import FedekdError
+from fedekd.handover import files
 
 NEEDED = ("client", "method", "model", "shape", "outputs", "task", "gain", "shift", "target_mean", "target_std")
 
@@ -121,14 +121,14 @@ def read_facts(path: Path) -> Facts:
     """What a .safetensors file says of its model; reads the head of the file only."""
     if not path.is_file():
         raise FedekdError(f"there is no model file {str(path)!r}; `fedekd export` makes one")
-    return Facts.of(path, model_files.read_card(path))
+    return Facts.of(path, files.read_card(path))
 
 
 def kept_models(folder: Path) -> list[Facts]:
     """The models that a run has kept in its folder."""
     if not folder.is_dir():
         raise FedekdError(f"there is no folder {str(folder)!r}; give the --out folder of a run")
-    found = [Facts.of(one.path, one.about) for one in model_files.kept(folder)]
+    found = [Facts.of(one.path, one.about) for one in files.kept(folder)]
     if not found:
         raise FedekdError(f"no models are kept in {folder}; train into a new --out folder with --models first")
     return found
