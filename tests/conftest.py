@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch; the models are tiny, and processes have it from here
+
 import numpy as np
 import pytest
 import torch
