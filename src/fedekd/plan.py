@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from fedekd.data.clusters import by_clusters, clusters_for
 from fedekd.engines.job import Job, Training
 from fedekd.errors import unknown
 from fedekd.methods.base import Method
-from fedekd.settings import SHORTCUTS, Settings
+from fedekd.settings import SHORTCUTS, Settings, model_name
 
 
 @dataclass(frozen=True)
@@ -126,9 +127,26 @@ def run_key(job: Job, data_checksum: str) -> str:
         "method": f"{method.__module__}.{method.__qualname__}",
         "params": asdict(job.method),
         "training": asdict(replace(job.training, device=job.training.device.split(":")[0])),
-        "models": [f"{f.__module__}.{f.__qualname__}" for f in (job.private, job.proxy)],
+        "models": [architecture(job, role) for role in ("private", "proxy")],
     }
     return hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def architecture(job: Job, role: str) -> str:
+    """A built-in model by its name; one of the user's by its layers too, which change while the name stays."""
+    make, dataset = job.factory(role), job.federation.dataset
+    name = model_name(make).replace(":", ".")
+    if make is models.BUILT_IN[role]:
+        return name
+    clients = len(job.federation.clients) if models.takes_client(make) else 1
+    shape = tuple(dataset.x.shape[1:])
+    return "\n".join([name, *(_layers(role, make, shape, dataset.outputs, client) for client in range(clients))])
+
+
+@cache
+def _layers(role: str, make: models.Factory, shape: tuple[int, ...], outputs: int, client: int) -> str:
+    module = models.build(role, make, shape, outputs, 0, client)
+    return f"{module} {[(name, *tensor.shape) for name, tensor in module.state_dict().items()]}"
 
 
 def fingerprint(dataset: Dataset) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import nn
@@ -13,6 +15,7 @@ from fedekd.engines.job import Job, Training
 from fedekd.engines.serial import Serial
 from fedekd.engines.stackable import NotStackable, signature
 from fedekd.engines.stacked import Stacked
+from fedekd.methods import Exchange, Train
 from fedekd.observers import Nobody
 from fedekd.runs import execute
 from fedekd.settings import make_settings
@@ -153,3 +156,56 @@ def test_ragged_clients_cost_little():
         parts = dirichlet(labels, 6, 0.1, np.random.default_rng(seed))
         sizes = [int(0.6 * len(p)) for p in parts]
         assert sum(-(-n // 64) * 64 for n in sizes) < 1.25 * sum(sizes)
+
+
+@dataclass(frozen=True)
+class Momentum(methods.Method):
+    """Its server halves what comes in the second exchange of a round, and remembers under names of its own."""
+
+    name = "momentum"
+
+    def steps(self, round):
+        train = Train(("private",), lambda batch: batch.supervised("private"))
+        return train, Exchange("private"), train, Exchange("private", self.server)
+
+    def server(self, mean, previous, memory):
+        times = memory.get("times", torch.zeros(())) + 1
+        return {name: w / (1 + times) for name, w in mean.items()}, {"times": times}
+
+
+def test_a_server_with_a_memory_of_its_own_and_two_exchanges(images, tables):
+    compare([job(images, Momentum()), job(images, Momentum(), seed=3)])
+
+
+class Tied(nn.Module):
+    def __init__(self, shape, outputs):
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, outputs)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.head(torch.relu(self.second(torch.relu(self.first(x.flatten(1))))))
+
+
+@pytest.mark.parametrize("name", ["fedekd", "fedtype"])
+def test_its_clients_are_those_of_the_serial_engine(images, name):
+    one = job(images, methods.get(name), private=Tied)
+    stacked, serial = Stacked([one]), Serial(one)
+    for engine in (stacked, serial):
+        engine.round()
+    for ours, theirs in zip(stacked.clients_of(0), serial.clients, strict=True):
+        assert ours.score() == pytest.approx(theirs.score(), abs=1e-4)
+        for mine, yours in ((ours.received, theirs.received), (ours.memory, theirs.memory)):
+            assert mine.keys() == yours.keys()
+            for role in mine:
+                for key in mine[role]:
+                    assert torch.allclose(mine[role][key].float(), yours[role][key].float(), atol=1e-4)
+
+
+def test_a_method_that_answers_for_its_model_is_refused(images):
+    class Stubborn(type(methods.get("fedavg"))):
+        def predict(self, train_targets, count):
+            return torch.zeros(count, 10)
+
+    with pytest.raises(NotStackable, match="answers without its private model"):
+        Stacked([job(images, Stubborn())])
