@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import linecache
 import os
 import signal
 import subprocess
@@ -320,3 +322,29 @@ def test_a_method_without_a_private_model_leaves_a_record(digits, tmp_path, engi
     result = small(digits, tmp_path, methods=[Majority()], engine=engine)
     assert result.records[1]["bytes_up"] > 0
     assert not (tmp_path / "models" / result.records[1]["key"]).exists()
+
+
+CODE = """
+from dataclasses import dataclass
+from fedekd.methods.fedavg import FedAvg
+
+@dataclass(frozen=True)
+class Own(FedAvg):
+    def begin(self, client):
+        return {}
+"""
+
+
+def test_a_method_whose_code_has_changed_is_another_run(digits, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    keys = []
+    for code in (CODE, CODE, CODE.replace("{}", "{'seen': 1}")):
+        (tmp_path / "ownmethod.py").write_text(code)
+        monkeypatch.delitem(sys.modules, "ownmethod", raising=False)
+        importlib.invalidate_caches()
+        linecache.clearcache()
+        settings = make_settings({**SMALL, "dataset": "digits", "methods": ["ownmethod:Own"], "out": str(tmp_path)})
+        keys.append([run.key for run in plan(settings, digits)])
+    assert keys[0] == keys[1]
+    assert keys[0][0] == keys[2][0]
+    assert keys[0][1] != keys[2][1]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import inspect
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -118,18 +120,28 @@ def make_job(settings: Settings, federation: Federation, method: Method, seed: i
 
 def run_key(job: Job, data_checksum: str) -> str:
     """A changed setting gives another key, so that a finished run is never taken for another."""
-    method = type(job.method)
     identity = {
         "dataset": job.federation.dataset.name,
         "data": data_checksum,
         "partition": job.federation.partition,
         "seed": job.seed,
-        "method": f"{method.__module__}.{method.__qualname__}",
+        "method": algorithm(job.method),
         "params": asdict(job.method),
         "training": asdict(replace(job.training, device=job.training.device.split(":")[0])),
         "models": [architecture(job, role) for role in ("private", "proxy")],
     }
     return hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def algorithm(method: Method) -> str:
+    """A method of fedekd by its name; one of the user's by its code too, where Python can find it."""
+    kind = type(method)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if kind.__module__.startswith("fedekd."):
+        return name
+    with contextlib.suppress(OSError, TypeError):
+        return f"{name}\n{inspect.getsource(kind)}"
+    return name
 
 
 def architecture(job: Job, role: str) -> str:
