@@ -181,3 +181,14 @@ def test_a_corrupt_file_is_one_line(tmp_path):
     with pytest.raises(FedekdError, match=r"0\.safetensors"):
         list(files.kept(tmp_path))
     assert json.dumps(details.read(tmp_path / "nothing")) == "{}"
+
+
+def test_only_the_details_that_are_asked_for_must_be_whole(finished):
+    out, records, _ = finished
+    key = records["fedekd"]["key"]
+    for text in ("{", "[]", '{"key": 1}'):
+        (out / "details" / "other.json").write_text(text)
+        assert set(details.read(out, {key})) == {key}
+        with pytest.raises(FedekdError, match=r"other\.json.*remove it to do without"):
+            details.read(out)
+    (out / "details" / "other.json").unlink()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import linecache
 import os
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -234,3 +237,114 @@ def test_batch_norm_buffers_travel(digits, tmp_path):
     means = [client.models["private"][1].running_mean for client in engine.clients]
     assert all(torch.equal(m, means[0]) for m in means)
     assert means[0].abs().sum() > 0
+
+
+class Notes(Nobody):
+    def __init__(self) -> None:
+        self.lines = []
+
+    def note(self, line):
+        self.lines.append(line)
+
+
+@pytest.mark.parametrize("what", ["details", "models"])
+def test_a_run_whose_details_cannot_be_written_is_kept(digits, tmp_path, what):
+    (tmp_path / what).write_text("in the way")
+    settings, notes = (
+        make_settings({**SMALL, "dataset": "digits", "methods": ["fedavg"], "out": str(tmp_path)}),
+        Notes(),
+    )
+    assert len(execute(settings, notes, digits).records) == 2
+    assert [line.partition(":")[0] for line in notes.lines] == ["local", "fedavg"]
+    assert all(f"cannot write {tmp_path / what}" in line for line in notes.lines)
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_checkpoint_of_the_other_engine_is_started_anew(digits, tmp_path):
+    given = {**SMALL, "dataset": "digits", "methods": ["fedekd"], "rounds": 3}
+    whole = execute(make_settings({**given, "out": str(tmp_path / "whole")}), dataset=digits)
+    with pytest.raises(KeyboardInterrupt):
+        execute(make_settings({**given, "engine": "stacked", "out": str(tmp_path / "cut")}), Stop(16), digits)
+    (checkpoint,) = (tmp_path / "cut").glob("checkpoints/*.pt")
+    old = torch.load(checkpoint, weights_only=True)
+    for saved in ({**old, "format": -1}, {**old, "engine": {}}, [1, 2], old):
+        torch.save(saved, checkpoint)
+        notes = Notes()
+        if saved is not old:
+            notes.advance = Stop(1).advance
+            with pytest.raises(KeyboardInterrupt):
+                execute(make_settings({**given, "out": str(tmp_path / "cut")}), notes, digits)
+        else:
+            cut = execute(make_settings({**given, "out": str(tmp_path / "cut")}), notes, digits)
+        assert notes.lines == ["fedekd: starts anew, since its checkpoint is of another version or engine"]
+    assert list(map(numbers, cut.records)) == list(map(numbers, whole.records))
+
+
+def flat(shape, outputs, width):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, outputs))
+
+
+def test_another_model_under_the_same_name_is_another_run(digits, tmp_path):
+    given = {"methods": ["fedekd"], "log_to": "none"}
+    makers = [partial(flat, width=4), partial(flat, width=5), lambda *s: flat(*s, 4), lambda *s: flat(*s, 5)]
+    for make in (*makers, *makers):
+        small(digits, tmp_path, private=make, **given)
+    assert len({r["key"] for r in fedekd.load(tmp_path).records}) == 8
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 8
+
+
+def test_a_run_that_two_processes_did_counts_once(digits, tmp_path):
+    small(digits, tmp_path, methods=["fedavg"])
+    lines = (tmp_path / "results.jsonl").read_text()
+    (tmp_path / "results.jsonl").write_text(lines + lines)
+    assert [len(row["seeds"]) for row in fedekd.load(tmp_path).summary] == [1, 1]
+    (tmp_path / "results.jsonl").write_text(lines + "{}\n")
+    with pytest.raises(FedekdError, match="not a results file"):
+        fedekd.load(tmp_path)
+
+
+@dataclass(frozen=True)
+class Majority(methods.Method):
+    """Trains a proxy for others to look at, and answers with the client's commonest class"""
+
+    name = "majority"
+    roles = ("proxy",)
+
+    def steps(self, round):
+        return methods.Train(("proxy",), lambda batch: batch.supervised("proxy")), methods.Exchange("proxy")
+
+    def predict(self, train_targets, count):
+        return nn.functional.one_hot(train_targets.mode().values.expand(count), 10).float()
+
+
+@pytest.mark.parametrize("engine", ["serial", "stacked"])
+def test_a_method_without_a_private_model_leaves_a_record(digits, tmp_path, engine):
+    result = small(digits, tmp_path, methods=[Majority()], engine=engine)
+    assert result.records[1]["bytes_up"] > 0
+    assert not (tmp_path / "models" / result.records[1]["key"]).exists()
+
+
+CODE = """
+from dataclasses import dataclass
+from fedekd.methods.fedavg import FedAvg
+
+@dataclass(frozen=True)
+class Own(FedAvg):
+    def begin(self, client):
+        return {}
+"""
+
+
+def test_a_method_whose_code_has_changed_is_another_run(digits, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    keys = []
+    for code in (CODE, CODE, CODE.replace("{}", "{'seen': 1}")):
+        (tmp_path / "ownmethod.py").write_text(code)
+        monkeypatch.delitem(sys.modules, "ownmethod", raising=False)
+        importlib.invalidate_caches()
+        linecache.clearcache()
+        settings = make_settings({**SMALL, "dataset": "digits", "methods": ["ownmethod:Own"], "out": str(tmp_path)})
+        keys.append([run.key for run in plan(settings, digits)])
+    assert keys[0] == keys[1]
+    assert keys[0][0] == keys[2][0]
+    assert keys[0][1] != keys[2][1]

@@ -409,3 +409,17 @@ def test_a_checkpoint_that_would_run_code_is_not_run(tmp_path, write):
     with contextlib.suppress(RuntimeError):
         torch.load(store.checkpoint("key"), weights_only=False)
     assert mark.exists()  # it would have run
+
+
+def test_a_save_while_another_process_sweeps(tmp_path, monkeypatch):
+    """Two processes on one run: the one that is done removes what the other is about to put in place."""
+    store, other = Store(tmp_path), Store(tmp_path)
+    write = torch.save
+
+    def and_swept(state, path):
+        write(state, path)
+        other.discard("key")
+
+    monkeypatch.setattr(torch, "save", and_swept)
+    store.save("key", {"round": 1})
+    assert os.listdir(tmp_path / "checkpoints") == []

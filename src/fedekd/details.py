@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from fedekd.store import write_whole
 
 DOUBTED = 24  # samples shown
 DECILES = 10
+NEEDED = {"curve", "trust", "exchange", "partition", "distrusted", "reliability"}  # where a file is whole
 THUMBNAIL = 96  # pixels at most on a side
 
 Details = dict[str, Any]
@@ -31,14 +32,19 @@ def write(folder: Path, key: str, details: Details) -> None:
     write_whole(folder / "details" / f"{key}.json", json.dumps(details, separators=(",", ":")).encode())
 
 
-def read(folder: str | Path) -> dict[str, Details]:
-    """The details of every run in a results folder that has any, by the run's key."""
+def read(folder: str | Path, keys: Collection[str] | None = None) -> dict[str, Details]:
+    """By the run's key, the details of every run in a results folder that has any, or of these runs alone."""
     found = {}
     for path in sorted((Path(folder) / "details").glob("*.json")):
+        if keys is not None and path.stem not in keys:
+            continue
         try:
-            found[path.stem] = json.loads(path.read_bytes())
+            content = json.loads(path.read_bytes())
+            if not (isinstance(content, dict) and content.keys() >= NEEDED):
+                raise ValueError("it does not hold a run's details")
         except (OSError, ValueError) as error:
             raise FedekdError(f"cannot read {path}: {error}; remove it to do without") from None
+        found[path.stem] = content
     return found
 
 
@@ -58,7 +64,7 @@ def describe(
         "curve": curve,
         "trust": [{"round": entry["round"], "clients": entry["clients"]} for entry in trust],
         "exchange": exchange,
-        "private_bytes": size(clients[0].message("private")) if clients[0].models else 0,
+        "private_bytes": size(clients[0].message("private")) if "private" in clients[0].models else 0,
         "shared_bytes": sum(size(clients[0].message(role)) for role in shared),
         "partition": counts,
         "edges": edges,

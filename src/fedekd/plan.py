@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import inspect
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,7 @@ from fedekd.data.clusters import by_clusters, clusters_for
 from fedekd.engines.job import Job, Training
 from fedekd.errors import unknown
 from fedekd.methods.base import Method
-from fedekd.settings import SHORTCUTS, Settings
+from fedekd.settings import SHORTCUTS, Settings, model_name
 
 
 @dataclass(frozen=True)
@@ -117,18 +120,45 @@ def make_job(settings: Settings, federation: Federation, method: Method, seed: i
 
 def run_key(job: Job, data_checksum: str) -> str:
     """A changed setting gives another key, so that a finished run is never taken for another."""
-    method = type(job.method)
     identity = {
         "dataset": job.federation.dataset.name,
         "data": data_checksum,
         "partition": job.federation.partition,
         "seed": job.seed,
-        "method": f"{method.__module__}.{method.__qualname__}",
+        "method": algorithm(job.method),
         "params": asdict(job.method),
         "training": asdict(replace(job.training, device=job.training.device.split(":")[0])),
-        "models": [f"{f.__module__}.{f.__qualname__}" for f in (job.private, job.proxy)],
+        "models": [architecture(job, role) for role in ("private", "proxy")],
     }
     return hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def algorithm(method: Method) -> str:
+    """A method of fedekd by its name; one of the user's by its code too, where Python can find it."""
+    kind = type(method)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if kind.__module__.startswith("fedekd."):
+        return name
+    with contextlib.suppress(OSError, TypeError):
+        return f"{name}\n{inspect.getsource(kind)}"
+    return name
+
+
+def architecture(job: Job, role: str) -> str:
+    """A built-in model by its name; one of the user's by its layers too, which change while the name stays."""
+    make, dataset = job.factory(role), job.federation.dataset
+    name = model_name(make).replace(":", ".")
+    if make is models.BUILT_IN[role]:
+        return name
+    clients = len(job.federation.clients) if models.takes_client(make) else 1
+    shape = tuple(dataset.x.shape[1:])
+    return "\n".join([name, *(_layers(role, make, shape, dataset.outputs, client) for client in range(clients))])
+
+
+@cache
+def _layers(role: str, make: models.Factory, shape: tuple[int, ...], outputs: int, client: int) -> str:
+    module = models.build(role, make, shape, outputs, 0, client)
+    return f"{module} {[(name, *tensor.shape) for name, tensor in module.state_dict().items()]}"
 
 
 def fingerprint(dataset: Dataset) -> str:

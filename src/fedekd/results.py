@@ -46,7 +46,10 @@ class Result:
 
 def load(folder: str | Path) -> Result:
     """The results that an earlier run left in a folder."""
-    records = read_records(Path(folder) / "results.jsonl")
+    path = Path(folder) / "results.jsonl"
+    records = read_records(path)
     if not records:
         raise FedekdError(f"no results.jsonl in {folder}; run `fedekd run --out {folder}` first")
-    return Result(records)
+    if not all("key" in record for record in records):
+        raise FedekdError(f"{path} is not a results file: a line is not a record")
+    return Result(list({record["key"]: record for record in records}.values()))  # two processes may do a run twice

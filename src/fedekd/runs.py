@@ -14,10 +14,12 @@ import torch
 
 from fedekd import __version__, details, metrics
 from fedekd.data import Dataset
+from fedekd.engines.client import Client
 from fedekd.engines.job import has_bf16, pick_device
 from fedekd.engines.serial import Serial
 from fedekd.engines.stackable import NotStackable, signature
 from fedekd.engines.stacked import Stacked
+from fedekd.errors import FedekdError
 from fedekd.handover import files
 from fedekd.observers import Nobody, Observer
 from fedekd.plan import Run, plan
@@ -25,7 +27,7 @@ from fedekd.results import Result
 from fedekd.settings import Settings, make_settings
 from fedekd.store import Record, Store
 
-CHECKPOINT_FORMAT = 2
+CHECKPOINT_FORMAT = 3
 STACK_CHECKPOINTS = 60.0  # seconds at least between checkpoints of a stack, which may hold gigabytes
 
 
@@ -95,6 +97,7 @@ def perform(
     waiting = [r for r in runs if r.key not in records]
     observer.plan([(r.label, r.job.seed, r.job.work()) for r in waiting])
     for key in list(records):
+        store.discard(key)  # a process killed at its very end may have left a checkpoint
         observer.finish(records[key], cached=True)
     for group in in_groups(waiting, engine):
         for record in run_group(group, store, observer, records, engine, keep):
@@ -130,22 +133,14 @@ def run_group(
     keep: Keep = NOTHING,
 ) -> Iterator[Record]:
     """Runs that train together, from their last checkpoint or from the start, to their records."""
-    worker: Serial | Stacked
-    if stacks(runs[0], engine):
-        try:
-            worker = Stacked([r.job for r in runs], observer.advance)
-        except NotStackable as reason:
-            observer.note(f"{runs[0].label}: serial engine, since {reason}")
-            for r in runs:
-                yield from run_group([r], store, observer, known, "serial", keep)
-            return
-    else:
-        worker = Serial(runs[0].job, observer.advance)
-    key, story, rounds = stack_key(runs), Story.fresh(len(runs)), runs[0].job.training.rounds
-    saved = store.restore(key)
-    if saved and saved.get("format") == CHECKPOINT_FORMAT:
-        worker.restore(saved["engine"])
-        story = Story(**saved["story"])
+    key, rounds = stack_key(runs), runs[0].job.training.rounds
+    try:
+        worker, story = _resumed(runs, store.restore(key), observer, engine)
+    except NotStackable as reason:
+        observer.note(f"{runs[0].label}: serial engine, since {reason}")
+        for r in runs:
+            yield from run_group([r], store, observer, known, "serial", keep)
+        return
     label = runs[0].label if len(runs) == 1 else f"{runs[0].label} and {len(runs) - 1} more"
     observer.begin(label, runs[0].job.seed, sum(r.job.work() for r in runs), rounds, worker.round_number)
     values = worker.evaluate() if worker.round_number == rounds else []
@@ -169,13 +164,41 @@ def run_group(
         if keep.details:
             clients = worker.clients_of(j)
             found = details.describe(r.key, clients, story.curves[j], worker.trust[j], story.exchange[j])
-            details.write(store.folder, r.key, found)
-            if r.job.seed in keep.seeds and r.job.method.roles:
-                for position, client in enumerate(clients):
-                    files.write(store.folder, record, position, client)
+            _leave(store, observer, record, found, clients if r.job.seed in keep.seeds else ())
         store.add(record)
         yield record
     store.discard(key)
+
+
+def _resumed(runs: Sequence[Run], saved: Any, observer: Observer, engine: str) -> tuple[Serial | Stacked, Story]:
+    """Where a checkpoint left off; at the start if there is none, or one that the code here cannot go on from."""
+
+    def fresh() -> Serial | Stacked:
+        if stacks(runs[0], engine):
+            return Stacked([r.job for r in runs], observer.advance)
+        return Serial(runs[0].job, observer.advance)
+
+    worker = fresh()
+    try:
+        if saved is not None and saved["format"] == CHECKPOINT_FORMAT:
+            worker.restore(saved["engine"])
+            return worker, Story(**saved["story"])
+    except (KeyError, IndexError, TypeError, ValueError, RuntimeError):
+        worker = fresh()  # the first may be half restored
+    if saved is not None:
+        observer.note(f"{runs[0].label}: starts anew, since its checkpoint is of another version or engine")
+    return worker, Story.fresh(len(runs))
+
+
+def _leave(store: Store, observer: Observer, record: Record, found: details.Details, clients: Sequence[Client]) -> None:
+    """Write the details and models. What cannot be written is not worth the run, whose record takes less room."""
+    try:
+        details.write(store.folder, record["key"], found)
+        for position, client in enumerate(clients):
+            if "private" in client.models:
+                files.write(store.folder, record, position, client)
+    except FedekdError as error:
+        observer.note(f"{record['label']}: the run is kept, but not all it leaves: {error}")
 
 
 def _tell(

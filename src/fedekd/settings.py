@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -95,6 +96,14 @@ def canonical(dataset: str) -> str:
     """A published name in the registry's spelling: "CIFAR-10" and "cifar_10" are "cifar10"."""
     plain = "".join(c for c in dataset.lower() if c.isalnum())
     return "dr_regular" if plain in ("dr", "drregular") or plain.startswith("diabeticretinopathy") else plain
+
+
+def model_name(make: Any) -> str:
+    """A factory of models as the command line names it, package.module:function; a partial by what it completes."""
+    while isinstance(make, functools.partial):
+        make = make.func
+    named = make if hasattr(make, "__qualname__") else type(make)
+    return f"{named.__module__}:{named.__qualname__}"
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:

@@ -67,7 +67,8 @@ class Store:
             partial = path.with_suffix(f".{os.getpid()}.part")
             try:
                 torch.save(state, partial)
-                os.replace(partial, path)
+                with contextlib.suppress(FileNotFoundError):  # another process has finished the run, and swept
+                    os.replace(partial, path)
             except RuntimeError as error:  # torch reports a full disk as a RuntimeError
                 raise OSError(errno.ENOSPC, str(error).splitlines()[0]) from None
             finally:

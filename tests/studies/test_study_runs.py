@@ -98,6 +98,24 @@ def test_a_run_that_fails_leaves_the_others_alone_and_is_tried_again(home, monke
     assert run_study(study, folder, Nobody(), workers=1).complete
 
 
+def test_a_part_of_a_study_leaves_the_checkpoints_of_the_rest(home):
+    class Stop(Nobody):
+        def begin(self, label, seed, work, rounds, resumed):
+            self.label = label
+
+        def advance(self, round, client, samples):
+            if (self.label, round) == ("fedavg", 1):
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_study(small("seed=0,alpha=0.3"), "out", Stop(), workers=1)
+    (left,) = home.glob("out/checkpoints/*.pt")
+    run_study(small("seed=0,alpha=0.3,method=fedekd"), "out", Nobody(), workers=1)
+    assert left.exists()
+    assert run_study(small("seed=0,alpha=0.3"), "out", Nobody(), workers=1).fresh == 1
+    assert not left.exists()
+
+
 def test_where_local_fails_nothing_is_measured_against_it(home, monkeypatch):
     def fails(self, client):
         raise FedekdError("no")

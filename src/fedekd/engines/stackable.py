@@ -9,7 +9,7 @@ from torch import nn
 
 from fedekd import models
 from fedekd.engines.job import Job
-from fedekd.methods.base import Remember, Train
+from fedekd.methods.base import Method, Remember, Train
 
 
 class NotStackable(Exception):
@@ -35,10 +35,10 @@ def check(jobs: Sequence[Job]) -> None:
     first = jobs[0]
     for job in jobs:
         job.method.check(first.task.name)
+        if type(job.method).predict is not Method.predict:
+            raise NotStackable(f"{job.method.name} answers without its private model")
         if signature(job) != signature(first):
             raise NotStackable("jobs differ in data, models, settings or steps")
-    if not first.method.roles:
-        raise NotStackable(f"{first.method.name} has no model")
     if first.training.optimizer != "adam":
         raise NotStackable(f"optimizer {first.training.optimizer!r} is not stacked")
 

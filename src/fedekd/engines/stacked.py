@@ -20,7 +20,7 @@ from torch.func import functional_call, vmap
 from fedekd import models, rng
 from fedekd.engines.client import EVALUATION_BATCH, Client, Rows, moved
 from fedekd.engines.job import Advance, Job, Scale, TrustLog, pick_device, precision, trust_of_round
-from fedekd.engines.piece import Group, Piece
+from fedekd.engines.piece import Group, Piece, pick
 from fedekd.engines.schedule import schedule
 from fedekd.engines.stackable import NotStackable, check, make_template
 from fedekd.engines.stacking import graph_pool, not_finite, padded, stack_trees
@@ -89,7 +89,7 @@ class Stacked:
         roles = self.doors[0].roles
         starts = torch.tensor([self._members_of(j)[0] for j in range(len(jobs))], device=self.device)
         self.received = {role: {n: w[starts] for n, w in self.weights[role].items()} for role in roles}
-        self.server: dict[str, dict[str, Tensor]] = {role: {} for role in roles}
+        self.server: dict[str, list[dict[str, Tensor]]] = {role: [{} for _ in jobs] for role in roles}
         self.pieces: dict[tuple[int, ...], tuple[Any, Piece]] = {}
         self.trust_log = TrustLog(len(self.members), self.device)
         self.round_number = 0
@@ -172,7 +172,7 @@ class Stacked:
                 elif isinstance(step, Remember):
                     self._remember(index, step)
                 else:
-                    self._exchange(step)
+                    self._exchange(index, step)
         rows = self.trust_log.rows()
         for j, history in enumerate(self.trust):
             history += trust_of_round(self.round_number, rows[self._members_of(j)])
@@ -258,11 +258,10 @@ class Stacked:
         at = self.job_of[torch.tensor(indices, device=self.device)]
         return {role: {n: w[at] for n, w in self.received[role].items()} for role in self.method.anchors}
 
-    def _exchange(self, step: Exchange) -> None:
+    def _exchange(self, index: int, step: Exchange) -> None:
         role, stack = step.role, self.weights[step.role]
         self._check_finite([role])
         new: dict[str, list[Tensor]] = {n: [] for n in stack}
-        memory: dict[str, list[Tensor]] = {n: [] for n in stack}
         for j, job in enumerate(self.jobs):
             here = self._members_of(j)
             for i in here:
@@ -272,18 +271,16 @@ class Stacked:
             share = torch.tensor(weights, device=self.device)
             share = share / share.sum()
             mean = {n: torch.einsum("k,k...->...", share, w[here[0] : here[-1] + 1]) for n, w in stack.items()}
-            server = next(s for s in job.method.steps(self.round_number) if isinstance(s, Exchange) and s.role == role)
-            if server.server:
+            own = job.method.steps(self.round_number)[index]
+            assert isinstance(own, Exchange)
+            if own.server:
                 previous = {n: w[j] for n, w in self.received[role].items()}
-                changed, kept = server.server(mean, previous, {n: w[j] for n, w in self.server[role].items()})
-                mean = dict(changed)
-                for n, w in kept.items():
-                    memory[n].append(w)
+                changed, memory = own.server(mean, previous, self.server[role][j])
+                mean, self.server[role][j] = dict(changed), dict(memory)
             self.doors[j].down(mean, len(here))
             for n, w in mean.items():
                 new[n].append(w)
         self.received[role] = {n: torch.stack(w) for n, w in new.items()}
-        self.server[role] = {n: torch.stack(w) for n, w in memory.items() if w}
         for n, w in self.received[role].items():
             stack[n].copy_(w[self.job_of])
 
@@ -369,7 +366,10 @@ class Stacked:
         for i in self._members_of(job):
             client = Client(one, self.members[i].client, rows=rows)
             for role, tree in self.weights.items():
-                client.models[role].load_state_dict({n: w[i] for n, w in tree.items()})
+                client.models[role].load_state_dict({n: w[i] for n, w in tree.items()}, strict=False)  # tied: one name
+            client.received = {role: pick(tree, job) for role, tree in self.received.items()}
+            group = next(group for group in self.groups if i in group.indices)
+            client.memory = pick(group.memory, group.indices.index(i))
             clients.append(client)
         return clients
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedekd import __version__
 from fedekd.errors import FedekdError
+from fedekd.settings import model_name
 from fedekd.store import Record, write_whole
 
 if TYPE_CHECKING:
@@ -36,14 +37,14 @@ def write(folder: Path, record: Record, position: int, client: Client) -> None:
 def card(record: Record, position: int, client: Client) -> dict[str, Any]:
     """What a model's file says of it: where it comes from, what it takes and gives, how good it is."""
     job, own = client.job, record["clients"][position]
-    federation, dataset, make = job.federation, job.federation.dataset, job.private
+    federation, dataset = job.federation, job.federation.dataset
     return {
         "role": "private",
         "client": own["id"],
         "dataset": dataset.name,
         "method": record["label"],
         "seed": job.seed,
-        "model": f"{make.__module__}:{make.__qualname__}",
+        "model": model_name(job.private),
         "number": client.number,  # which a factory that takes `client` is given
         "task": dataset.task,
         "shape": list(dataset.x.shape[1:]),

@@ -50,7 +50,8 @@ def _figures(folder: Path, method: str | None, seed: int | None) -> Iterator[tup
     from fedekd.report.drawings.run import run_figures
     from fedekd.report.html.material import Material
 
-    material = Material(latest_settings(records)[0], details.read(folder))
+    latest, _ = latest_settings(records)
+    material = Material(latest, details.read(folder, {r["key"] for r in latest}))
     if method is not None and method not in material.compared:
         raise unknown("method in these results", method, material.compared)
     if seed is not None and seed not in material.seeds:

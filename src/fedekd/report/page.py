@@ -41,7 +41,7 @@ def _page(records: Sequence[Record], failures: Sequence[Record], folder: Path) -
 
     latest, left = latest_settings(records)
     notes = [f"{left} runs with other settings in this folder are left out."] if left else []
-    return run_page(Material(latest, details.read(folder)), notes)
+    return run_page(Material(latest, details.read(folder, {r["key"] for r in latest})), notes)
 
 
 def is_study(records: Sequence[Record]) -> bool:

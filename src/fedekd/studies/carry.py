@@ -101,7 +101,7 @@ def carry_out(task: Task, store: Store, observer: Observer) -> Iterator[Item]:
             for start in range(0, len(group), most):
                 whole = group[start : start + most]
                 stack = [r for r in whole if r.key in wanted and r.key not in known]
-                if len(stack) < len(whole):  # no longer the stack that may have left a checkpoint
+                if any(r.key in known for r in whole):  # no longer the stack that may have left a checkpoint
                     store.discard(stack_key(whole))
                 yield from attempt(stack)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from fedekd.settings import Settings
+from fedekd.settings import Settings, model_name
 
 ELSEWHERE = ("methods", "seeds", "parameters", "out", "data", "engine", "models")  # in the label, or without effect
 
@@ -33,7 +33,7 @@ class Group:
 
 
 def _plain(value: Any) -> Any:
-    return f"{value.__module__}:{value.__qualname__}" if callable(value) else value
+    return model_name(value) if callable(value) else value
 
 
 def tag(text: str) -> str:
