@@ -17,32 +17,21 @@ import json
 import multiprocessing
 import os
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from gpu_layers import BATCH, LAYERS, draw, elapsed, launch, prepare
+from gpu_steps import profile, steps
 from torch import Tensor
 from torch.nn import functional
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from fedekd.engines import kernels
 
-START = time.monotonic()
-DEVICE, BATCH = "cuda", 64
 PROGRAMS = kernels.PROGRAMS
 STACKS = (60, 240)  # models; the first stack is tuned, the second timed with the winners
-# name: inputs, outputs, height and width
-LAYERS = {
-    "private28.1": (1, 64, 28), "private28.2": (64, 128, 14), "private28.3": (128, 128, 7),
-    "proxy28.1": (1, 32, 28), "proxy28.2": (32, 64, 14),
-    "private32.1": (3, 64, 32), "private32.2": (64, 128, 16), "private32.3": (128, 128, 8),
-    "proxy32.1": (3, 32, 32), "proxy32.2": (32, 64, 16),
-    "private224.1": (3, 64, 224), "private224.2": (64, 128, 112), "private224.3": (128, 128, 56),
-    "odd": (20, 40, 9),
-}  # fmt: skip
 TUNED = [name for name in LAYERS if "28." in name]
 LIMITS = {"fp32": 1e-5, "tf32": 1e-3, "bf16": 1e-2}
 # rows, columns, depth (of bf16; tf32 takes half), warps, stages
@@ -68,52 +57,6 @@ TILES = {
         (64, 0, 16, 4, 3),
     ],
 }  # fmt: skip
-
-
-def elapsed() -> float:
-    return time.monotonic() - START
-
-
-def draw(name: str, m: int, batch: int, precision: str) -> dict[str, Tensor]:
-    """A layer's operands. A first layer reads planar float32 images, as the engine hands them over."""
-    (c, n, size), cuda = LAYERS[name], torch.device(DEVICE)
-    half, kind = size // 2, kernels.PRECISIONS[precision][0]
-    if c <= kernels.FEW:
-        x = torch.randn(m, batch, c, size, size, device=cuda).permute(0, 1, 3, 4, 2)
-    else:
-        x = torch.randn(m, batch, size, size, c, device=cuda, dtype=kind)
-    w, b = torch.randn(m, n, c, 3, 3, device=cuda) / (9 * c) ** 0.5, torch.randn(m, n, device=cuda) / 4
-    dy = torch.randn(m, batch, half, half, n, device=cuda, dtype=kind)
-    return {"x": x, "w": w, "b": b, "dy": dy}
-
-
-def prepare(data: dict[str, Tensor], precision: str) -> dict[str, Tensor]:
-    """Outputs full of NaN, packed weights, and the code and gradient that the backward kernels read."""
-    x, w, b, dy = data["x"], data["w"], data["b"], data["dy"]
-    c, n = x.shape[4], w.shape[1]
-    data["y"] = torch.full_like(dy, torch.nan)
-    data["code"] = torch.full(dy.shape, 255, dtype=torch.uint8, device=dy.device)
-    data["forward_w"] = kernels.packed(w, precision, *((0, 1, 2, 3, 4) if c <= kernels.FEW else (0, 3, 4, 1, 2)))
-    data["dgrad_w"] = kernels.packed(w, precision, 0, 3, 4, 2, 1)
-    tile = kernels.tile("forward", c, n, precision)
-    kernels.convolve(x, data["forward_w"], b, data["y"], data["code"], precision, tile)
-    data["d"], data["sums"] = kernels.spread(dy, data["code"], precision)
-    data["dx"] = torch.full(x.shape, torch.nan, dtype=x.dtype, device=x.device)
-    data["dw"] = torch.full_like(w, torch.nan)
-    return data
-
-
-def launch(kernel: str, data: dict[str, Tensor], precision: str, tile: tuple[int, ...]) -> Any:
-    x, b, dy, d, code = data["x"], data["b"], data["dy"], data["d"], data["code"]
-    if kernel in ("forward", "first"):
-        return kernels.convolve(x, data["forward_w"], b, data["y"], code, precision, tile)
-    if kernel == "dgrad":
-        return kernels.convolve(d, data["dgrad_w"], b, data["dx"], None, precision, tile)
-    if kernel == "wgrad":
-        return kernels.weight_gradient(x, d, data["dw"], precision, tile)
-    if kernel == "first_wgrad":
-        return kernels.first_gradient(x, dy, code, precision, tile)
-    return kernels.spread(dy, code, precision)
 
 
 # --- 1. check ------------------------------------------------------------------------------------------------
@@ -313,91 +256,6 @@ def winners(rows: list[dict[str, Any]]) -> dict[tuple[str, int, int, str], tuple
             tile = tuple(v or 16 for v in entry["tile"])
             found["forward" if kernel == "first" else kernel, c, n, row["precision"]] = tile
     return found
-
-
-# --- 3. step, 4. profile -------------------------------------------------------------------------------------
-
-
-def make_step(m: int, precision: str, role: str = "private") -> Callable[[], Tensor]:
-    from torch.func import functional_call, vmap
-
-    from fedekd import models
-
-    torch.manual_seed(0)
-    template = kernels.lower(getattr(models, role)((1, 28, 28), 10).to(DEVICE), precision)
-    weights = {n: p.detach().expand(m, *p.shape).clone().requires_grad_() for n, p in template.named_parameters()}
-    optimizer = torch.optim.Adam(list(weights.values()), lr=1e-3, fused=True, capturable=True)
-    x, y = torch.randn(m, BATCH, 1, 28, 28, device=DEVICE), torch.randint(10, (m, BATCH), device=DEVICE)
-
-    def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return functional.cross_entropy(functional_call(template, weights, (x,)).float(), y)
-
-    def step() -> Tensor:
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(DEVICE, torch.bfloat16, enabled=precision == "bf16"):
-            total = vmap(loss)(weights, x, y).sum()
-        total.backward()
-        optimizer.step()
-        return total.detach()
-
-    return step
-
-
-def rate(step: Callable[[], Any], m: int, repeats: int) -> float:
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    for _ in range(repeats):
-        step()
-    torch.cuda.synchronize()
-    return m * BATCH * repeats / (time.perf_counter() - begin)
-
-
-def steps(budget: float) -> Iterator[dict[str, Any]]:
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    for role, m, precision in [
-        *(("private", m, p) for p in ("bf16", "tf32") for m in (60, 240, 6)),
-        *(("proxy", 60, p) for p in ("bf16", "tf32")),
-    ]:
-        if elapsed() > budget:
-            return
-        row: dict[str, Any] = {"role": role, "models": m, "precision": precision}
-        try:
-            step = make_step(m, precision, role)
-            stream = torch.cuda.Stream()
-            with torch.cuda.stream(stream):
-                begin = float(step())
-                for _ in range(3):
-                    step()
-            torch.cuda.current_stream().wait_stream(stream)
-            row["eager"] = rate(step, m, 20)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                total = step()
-            row["graph"] = rate(graph.replay, m, 30)
-            row["loss"] = [begin / m, float(total) / m]  # falls: the step does train
-            row["gigabytes"] = torch.cuda.max_memory_allocated() / 1e9
-            del graph, step
-        except Exception as error:
-            row["failure"] = f"{type(error).__name__}: {error}"[:300]
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        yield row
-
-
-def profile(m: int, precision: str) -> list[tuple[str, float, int]]:
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as profiler
-
-    step = make_step(m, precision)
-    for _ in range(3):
-        step()
-    torch.cuda.synchronize()
-    with profiler(activities=[ProfilerActivity.CUDA]) as found:
-        for _ in range(5):
-            step()
-        torch.cuda.synchronize()
-    events = [(e.key[:70], e.self_device_time_total / 5000, e.count // 5) for e in found.key_averages()]
-    return sorted(events, key=lambda e: -e[1])[:13]
 
 
 # --- the report ----------------------------------------------------------------------------------------------

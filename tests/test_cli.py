@@ -225,6 +225,9 @@ def test_missing_config(ask: Ask) -> None:
     [
         ("rnu", "unknown command 'rnu'; did you mean 'run'?"),
         ("data lst", "did you mean 'list'?"),
+        ("figures DIR --format gif", "unknown --format 'gif'; known: pdf, png, svg"),
+        (f"report {__file__}", "is not a folder; give the one that a run or a study wrote"),
+        (f"watch {__file__} --once", "is not a folder; give the one that a run or a study writes"),
         ("run --alhpa 0.1", "unknown option '--alhpa'; did you mean '--alpha'?"),
         ("run --alhpa=0.1", "did you mean '--alpha'?"),
         ("run --round 3", "did you mean '--rounds'?"),

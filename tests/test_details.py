@@ -69,6 +69,15 @@ def test_trust_of_the_clients_adds_up_to_that_of_the_record(finished):
     assert details.read(out)[records["fedavg"]["key"]]["trust"] == []
 
 
+def test_errors_of_the_test_samples_are_those_of_the_result(finished):
+    out, records, _ = finished
+    for record in records.values():
+        errors = details.read(out)[record["key"]]["errors"]
+        for own, client in zip(errors, record["clients"], strict=True):
+            assert len(own) == client["n_test"]
+            assert 1 - np.mean(own) == pytest.approx(client["value"])
+
+
 def test_bytes_of_the_rounds_add_up(finished):
     out, records, _ = finished
     for record in records.values():

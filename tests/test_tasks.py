@@ -122,3 +122,11 @@ def test_an_unknown_task_is_answered_with_the_nearest():
     with pytest.raises(FedekdError, match="unknown task 'regresion'; did you mean 'regression'") as error:
         make_task("regresion")
     assert "\n" not in str(error.value)
+
+
+def test_the_errors_of_the_samples_make_up_the_score():
+    output, target = torch.randn(40, 3), torch.randint(0, 3, (40,))
+    sort = make_task("classification")
+    assert 1 - sort.errors(output, target).double().mean() == pytest.approx(sort.score(output, target))
+    fit, value, goal = make_task("regression", unit=7.0), torch.randn(40), torch.randn(40)
+    assert fit.errors(value, goal).double().square().mean().sqrt() == pytest.approx(fit.score(value, goal))

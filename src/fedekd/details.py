@@ -62,6 +62,7 @@ def describe(
         "task": dataset.task,
         "classes": list(dataset.labels or map(str, range(dataset.outputs))) if dataset.task == "classification" else [],
         "curve": curve,
+        "errors": [client.errors().tolist() for client in clients],
         "trust": [{"round": entry["round"], "clients": entry["clients"]} for entry in trust],
         "exchange": exchange,
         "private_bytes": size(clients[0].message("private")) if "private" in clients[0].models else 0,

@@ -102,6 +102,8 @@ def read_records(path: Path) -> list[Record]:
                 data += stream.read()
         except FileNotFoundError:
             continue
+        except NotADirectoryError:
+            raise FedekdError(f"{path.parent} is not a folder; give the one that a run or a study wrote") from None
         except (OSError, EOFError, zlib.error) as error:
             raise FedekdError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
     lines = data.split(b"\n")[:-1]

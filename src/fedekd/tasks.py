@@ -38,6 +38,10 @@ class Task(ABC):
     def score(self, output: Tensor, target: Tensor) -> float:
         """The metric over a whole split."""
 
+    @abstractmethod
+    def errors(self, output: Tensor, target: Tensor) -> Tensor:
+        """Sample by sample: 1 where the class is wrong and 0 where it is right, or the error in the target's units."""
+
 
 @dataclass(frozen=True)
 class Classification(Task):
@@ -57,6 +61,9 @@ class Classification(Task):
 
     def score(self, output: Tensor, target: Tensor) -> float:
         return float((output.argmax(-1) == target).double().mean())
+
+    def errors(self, output: Tensor, target: Tensor) -> Tensor:
+        return (output.argmax(-1) != target).int()
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,9 @@ class Regression(Task):
 
     def score(self, output: Tensor, target: Tensor) -> float:
         return self.unit * float((output - target).double().square().mean().sqrt())
+
+    def errors(self, output: Tensor, target: Tensor) -> Tensor:
+        return self.unit * (output - target)
 
 
 def make_task(name: str, unit: float = 1.0) -> Task:

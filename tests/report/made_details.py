@@ -28,6 +28,7 @@ def make_details(
         "classes": [] if regression else list(classes),
         "task": record["task"],
         "curve": curve,
+        "errors": [errors(draw, client, regression) for client in clients],
         "trust": [{"round": r + 1, "clients": [trust_of(draw) for _ in clients]} for r in range(rounds * gated)],
         "exchange": [{"up": sent, "down": sent} for _ in range(rounds)],
         "private_bytes": 20_000,
@@ -42,6 +43,13 @@ def make_details(
         ],
         "reliability": reliability(regression) if gated else None,
     }  # fmt: skip
+
+
+def errors(draw: np.random.Generator, client: dict[str, Any], regression: bool) -> list[float]:
+    size = client["n_test"]
+    return (
+        draw.normal(0, client["value"], size).tolist() if regression else (draw.random(size) > client["value"]).tolist()
+    )
 
 
 def trust_of(draw: np.random.Generator) -> dict[str, Any]:

@@ -140,7 +140,7 @@ def test_a_full_disk_is_no_reason_to_stop(tmp_path: Path) -> None:
     with Beacon(tmp_path / "file" / "out") as it:
         (tmp_path / "file").touch()
         it.plan([("local", 0, 10)])
-    with pytest.raises(FedekdError, match="cannot read"):
+    with pytest.raises(FedekdError, match="is not a folder"):
         read(tmp_path / "file" / "out")
 
 

@@ -106,6 +106,8 @@ def test_clients_that_are_the_same_sites_get_intervals_over_seeds(tmp_path, resu
     records = result(2, 4).records
     dealt = material(page(save(tmp_path / "dealt", records)))["charts"]["clients"]
     assert dealt["follows"] == ["method", "seed"]
+    low, high = (dealt["fields"].index(name) for name in ("low", "high"))
+    assert all(row[low] < row[high] for rows in dealt["rows"].values() for row in rows)
     for one in records:
         one["partition"] = {"kind": "sites", "clients": 6}
     sites = material(page(save(tmp_path / "sites", records)))["charts"]["clients"]
@@ -113,6 +115,17 @@ def test_clients_that_are_the_same_sites_get_intervals_over_seeds(tmp_path, resu
     low, delta, high = (sites["fields"].index(name) for name in ("low", "delta", "high"))
     assert all(row[low] < row[delta] < row[high] for row in sites["rows"]["0"])
     assert "95 % from" in [column["title"] for column in sites["columns"]]
+
+
+def test_one_seed_says_how_many_lost_more_than_chance_explains(tmp_path, record):
+    records = [record("local"), record("fedekd", [-0.6, -0.001, 0.0, 0.01, 0.02, 0.03])]
+    assert "Of the harmed, 1 lost more than chance in the test samples explains." in page(save(tmp_path, records))
+
+
+def test_without_a_gate_there_is_nothing_about_trust(tmp_path, record):
+    text = page(save(tmp_path, [record("local"), record("fedavg")]))
+    assert "trust" not in material(text)["charts"]
+    assert "no gate" not in text
 
 
 def test_nothing_comes_from_outside(tmp_path, result):

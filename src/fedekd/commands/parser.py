@@ -30,7 +30,7 @@ class Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
-            raise unknown("command", str(value), action.choices)
+            raise unknown(action.option_strings[-1] if action.option_strings else "command", str(value), action.choices)
 
     def refuse(self, rest: Sequence[str]) -> NoReturn:
         """For arguments that nothing has taken."""

@@ -167,12 +167,17 @@ class Client:
 
     def score(self, split: str = "test") -> float:
         """The task's metric on one split."""
+        return self.task.score(*self._answers(split))
+
+    def errors(self, split: str = "test") -> Tensor:
+        """What it gets wrong, sample by sample of one split."""
+        return self.task.errors(*self._answers(split))
+
+    def _answers(self, split: str) -> tuple[Tensor, Tensor]:
         rows = self.rows[split]
         with precision(self.job.training.precision, self.device):
             output = self.method.predict(self.data.y[self.rows["train"]], len(rows))
-            if output is None:
-                output = self.outputs("private", rows)[0]
-            return self.task.score(output, self.data.y[rows])
+            return self.outputs("private", rows)[0] if output is None else output, self.data.y[rows]
 
     # --- interruption ------------------------------------------------------------------------------------
 

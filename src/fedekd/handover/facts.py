@@ -130,5 +130,5 @@ def kept_models(folder: Path) -> list[Facts]:
         raise FedekdError(f"there is no folder {str(folder)!r}; give the --out folder of a run")
     found = [Facts.of(one.path, one.about) for one in files.kept(folder)]
     if not found:
-        raise FedekdError(f"no models are kept in {folder}; train into a new --out folder with --models first")
+        raise FedekdError(f"no models are kept in {folder}; train into a new --out folder with `--models first`")
     return found

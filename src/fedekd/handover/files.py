@@ -71,7 +71,7 @@ def read_card(path: Path) -> dict[str, Any]:
             about = file.metadata() or {}
         return {name: json.loads(value) for name, value in about.items()}
     except (OSError, SafetensorError, ValueError) as error:
-        raise FedekdError(f"cannot read the model {path}: {error}") from None
+        raise FedekdError(f"{path} is not a whole .safetensors file ({error})") from None
 
 
 def kept(folder: str | Path) -> Iterator[Kept]:

@@ -170,6 +170,8 @@ def read(folder: str | Path) -> dict[str, Any] | None:
         content = json.loads(file.read_text())
     except FileNotFoundError:
         return None
+    except NotADirectoryError:
+        raise FedekdError(f"{folder} is not a folder; give the one that a run or a study writes") from None
     except OSError as error:
         raise FedekdError(f"cannot read {file}: {error.strerror}") from None
     except ValueError:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from fedekd import metrics
+from fedekd.report.numbers import count
 from fedekd.report.table_formats import Cell
 
 Record = dict[str, Any]
@@ -101,15 +102,25 @@ class Book:
         for dataset in dict.fromkeys(dataset for dataset, _ in columns):
             title = TITLES.get(dataset, dataset)
             failed = [f for f in self.failures if f["dataset"] == dataset]
-            if not any(record["dataset"] == dataset for record in self.records):
-                reason = failed[-1]["error"] if failed else f"not asked for, or `fedekd data fetch {dataset}` first"
-                notes.append(f"no runs of {title} here: {reason}")
-            elif failed:
-                number = len({(f["key"], f["alpha"], f["seed"]) for f in failed})
-                notes.append(f"{number:,} runs of {title} failed, the last with: {failed[-1]['error']}")
+            if failed:
+                notes.append(self._failed(dataset))
+            elif not any(record["dataset"] == dataset for record in self.records):
+                notes.append(f"no runs of {title} here: not asked for, or `fedekd data fetch {dataset}` first")
             if self.left_out[dataset]:
                 notes.append(f"{self.left_out[dataset]:,} runs of {title} with other settings are left out")
         return notes
+
+    def failed(self) -> list[str]:
+        """What could not be run, dataset by dataset."""
+        return [self._failed(dataset) for dataset in dict.fromkeys(f["dataset"] for f in self.failures)]
+
+    def _failed(self, dataset: str) -> str:
+        own = [f for f in self.failures if f["dataset"] == dataset]
+        title, error = TITLES.get(dataset, dataset), own[-1]["error"]
+        if not any(record["dataset"] == dataset for record in self.records):
+            return f"no runs of {title} here: {error}"
+        runs = count(len({(f["key"], f["alpha"], f["seed"]) for f in own}), "run")
+        return f"{runs} of {title} failed, the last with: {error}"
 
 
 def shared_settings(record: Record) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
@@ -30,29 +31,48 @@ WHOLE = "datum.value > 100 ? '' : datum.label"  # there is no accuracy above 100
 def client_rows(material: Material) -> dict[str, list[Row]]:
     """By variant, the most harmed client first. Over all seeds where clients are the same sites, else seed by seed."""
     if not material.same_sites or len(material.seeds) == 1:
-        made = {key: _rows([record], material.scale) for key, _, _, record in material.runs()}
+        made = {key: _one_seed(material, label, seed) for key, label, seed, _ in material.runs()}
         return made if not material.same_sites else {key.split("|")[0]: rows for key, rows in made.items()}
-    return {variant(m): _rows(material.of(label), material.scale) for m, label in enumerate(material.compared)}
+    return {variant(m): _over_seeds(material, label) for m, label in enumerate(material.compared)}
 
 
-def _rows(records: Sequence[dict[str, Any]], scale: Scale) -> list[Row]:
-    """One row per client over the records, which are one method's on several seeds of the same clients."""
+def _one_seed(material: Material, label: str, seed: int) -> list[Row]:
+    """How sure a client's Δ is, its test samples say: those that it gets wrong with the method, and alone."""
+    clients = material.by[label, seed]["clients"]
+    both = [(material.detail(name, seed) or {}).get("errors") for name in (label, material.alone)]
+    intervals: list[tuple[float, float] | None] = [None] * len(clients)
+    if both[0] and both[1]:
+        better = material.unit.higher_is_better
+        intervals = [metrics.sample_interval(a, b, better) for a, b in zip(*both, strict=True)]
+    rows = [_row(str(c["id"]), [c], i, material.scale) for c, i in zip(clients, intervals, strict=True)]
+    return _ordered(rows, material.scale)
+
+
+def _over_seeds(material: Material, label: str) -> list[Row]:
     by_client: dict[str, list[dict[str, Any]]] = {}
-    for record in records:
+    for record in material.of(label):
         for client in record["clients"]:
             by_client.setdefault(str(client["id"]), []).append(client)
-    rows = [_row(name, group, scale) for name, group in by_client.items()]
+    rows = [
+        _row(name, group, metrics.paired_interval([c["delta"] for c in group]), material.scale)
+        for name, group in by_client.items()
+    ]
+    return _ordered(rows, material.scale)
+
+
+def _ordered(rows: list[Row], scale: Scale) -> list[Row]:
     return sorted(rows, key=lambda row: -scale.unit.harm(row["delta"]))
 
 
-def _row(name: str, group: Sequence[dict[str, Any]], scale: Scale) -> dict[str, Any]:
+def _row(name: str, group: Sequence[dict[str, Any]], interval: tuple[float, float] | None, scale: Scale) -> Row:
     f = scale.factor
     local, value, delta = (f * fmean(c[key] for c in group) for key in ("local", "value", "delta"))
-    interval = metrics.paired_interval([f * c["delta"] for c in group])
-    low, high = interval or (delta, delta)
+    low, high = (f * interval[0], f * interval[1]) if interval else (delta, delta)
+    most = 100.0 if scale.unit.higher_is_better else math.inf
+    ends = [min(most, max(0.0, end)) for end in (local + low, local + high)]
     return {
         "client": name, "n": group[0]["n_train"], "local": local, "value": value, "delta": delta,
-        "low": low, "high": high, "from": local + low, "to": local + high,
+        "low": low, "high": high, "from": ends[0], "to": ends[1],
         "effect": scale.effect(delta),
     }  # fmt: skip
 
@@ -61,13 +81,14 @@ def dumbbells(material: Material) -> Chart:
     scale, every = material.scale, client_rows(material)
     rows = {key: _ends(group) for key, group in every.items()}
     over_seeds = material.same_sites and len(material.seeds) > 1
+    banded = any(row["low"] < row["high"] for group in every.values() for row in group)
     columns = [
         Column("client", "client"),
         Column("local", "alone", scale.value),
         Column("value", "with the method", scale.value),
         Column("delta", scale.delta_title, scale.delta),
     ]
-    if over_seeds:
+    if banded:
         columns += [Column("low", "95 % from", scale.delta), Column("high", "95 % to", scale.delta)]
     columns += [Column("effect", "effect"), Column("n", "training samples", ",")]
     better = "right" if scale.unit.higher_is_better else "left"
@@ -77,14 +98,16 @@ def dumbbells(material: Material) -> Chart:
     )
     if over_seeds:
         about += " Bands are 95 % intervals of Δ over the seeds."
-    elif len(material.seeds) > 1:
+    elif banded:
+        about += " Bands are 95 % intervals of Δ over the client's test samples: the fewer it has, the wider."
+    if not over_seeds and len(material.seeds) > 1:
         about += " Every seed deals the data out anew, so clients are not averaged over seeds: choose one above; the "
         about += "page opens with the worst."
     count = max((len(group) for group in every.values()), default=0)
     shown = max((len(group) for group in rows.values()), default=0)
     about += fewer(count, shown, "most harmed and most helped")
     follows = ("method",) if material.same_sites else ("method", "seed")
-    return Chart("clients", "Client by client", about, _spec(scale, columns, over_seeds), columns, rows, follows)
+    return Chart("clients", "Client by client", about, _spec(scale, columns, banded), columns, rows, follows)
 
 
 def _ends(rows: list[Row]) -> list[Row]:

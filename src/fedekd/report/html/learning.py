@@ -12,6 +12,7 @@ from fedekd.report.html.material import Material
 
 MISSING = "This run left no learning curve."
 SHOWN_ONLY = "Nothing was chosen by these curves: they are measured on test data, after training."
+WHOLE = "datum.value % 1 ? '' : format(datum.value, 'd')"  # a narrow axis has ticks between two rounds
 
 
 def mean_rows(material: Material) -> dict[str, list[Row]]:
@@ -146,6 +147,6 @@ def _band(low: str, high: str, opacity: float, y: Spec) -> Spec:
 def _rounds() -> Spec:
     return {
         "field": "round", "type": "quantitative", "title": "round",
-        "axis": {"tickMinStep": 1, "format": "d", "grid": False},
+        "axis": {"tickMinStep": 1, "labelExpr": WHOLE, "grid": False},
         "scale": {"zero": False, "nice": False, "padding": 14},
     }  # fmt: skip

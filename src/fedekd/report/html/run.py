@@ -7,7 +7,7 @@ from typing import Any
 
 from fedekd import metrics
 from fedekd.report.html import clients, cost, holdings, learning, methods, reliability, trust
-from fedekd.report.html.chart import variant
+from fedekd.report.html.chart import Chart, variant
 from fedekd.report.html.material import Material
 from fedekd.report.html.section import Block, Page, Section, Variants
 from fedekd.report.html.words import headline, kicker, minus
@@ -35,20 +35,26 @@ def run_page(material: Material, notes: Sequence[str] = ()) -> Page:
         sections += [
             Section("learning", "Learning", [learning.method_curves(material), learning.clients_learning(material)]),
             Section("data", "The data", [holdings.holdings(material)]),
-            Section(
-                "trust-weights", "Trust",
-                [trust.rounds(material), trust.ends(material), trust.by_client(material), _distrusted(material)],
-                "A gated method weighs each sample: how far may the shared proxy teach the private model here?",
-            ),
-            Section("energy", "Reliability", [reliability.reliability(material), reliability.weights(material)]),
+            *_gate(material),
             Section("cost", "Cost", [cost.traffic(material), cost.time(material), cost.per_round(material)]),
-        ]  # fmt: skip
+        ]
     else:
         notes = [*notes, NO_DETAILS]
         sections.append(Section("cost", "Cost", [cost.traffic(material), cost.time(material)]))
     sections.append(Section("settings", "Settings", [_settings(material)]))
     title = f"{material.first['dataset']}: did joining help?"
     return Page(title, kicker(material), hero, [s for s in sections if s.parts], material.choices(), notes)
+
+
+def _gate(material: Material) -> list[Section]:
+    """What only gated methods leave; nothing where none has run."""
+    weights, energies = trust.rounds(material), reliability.reliability(material)
+    asked = "A gated method weighs each sample: how far may the shared proxy teach the private model here?"
+    parts: list[Chart | Block] = [weights, trust.ends(material), trust.by_client(material), _distrusted(material)]
+    sections = [Section("trust-weights", "Trust", parts, asked)] if weights.rows else []
+    if energies.rows:
+        sections.append(Section("energy", "Reliability", [energies, reliability.weights(material)]))
+    return sections
 
 
 def _summary(material: Material) -> Block:
@@ -74,8 +80,8 @@ def _summary(material: Material) -> Block:
     percent = ", %" if unit.higher_is_better else ""
     heads += [f"mean {unit.name}{percent}", f"worst {unit.name}{percent}", "sent", "time"]
     about = (
-        f"Means over seeds. Δ: with the method minus alone{', in points' if percent else ''}; worst and {unit.tail} "
-        "look to the harmed side of each seed's clients."
+        f"{'Means over seeds. ' if several else ''}Δ: with the method minus alone{', in points' if percent else ''}; "
+        f"worst and {unit.tail} look to the harmed side of {'each seed' if several else 'the run'}'s clients."
     )
     return Block("summary.html", {"heads": heads, "rows": rows, "several": several}, "In figures", about)
 

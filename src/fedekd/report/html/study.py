@@ -57,10 +57,7 @@ def _notes(material: StudyMaterial, failures: Sequence[Record]) -> list[str]:
     notes = []
     if left := sum(material.book.left_out.values()):
         notes.append(f"{left:,} runs with other settings are left out.")
-    if material.book.failures:
-        last = material.book.failures[-1]
-        notes.append(f"{count(len(material.book.failures), 'run')} failed, the last with: {last['error']}")
-    return notes
+    return notes + material.book.failed()
 
 
 def _headline(material: StudyMaterial, label: str) -> dict[str, Any]:

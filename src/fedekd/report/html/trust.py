@@ -118,8 +118,8 @@ def rounds(material: Material) -> Chart:
 
 def _last(row: Row) -> str:
     return (
-        f"In round {row['round']} the mean weight is {row['mean']:.2f}; {row['below']:.1%} of the samples lie below "
-        f"0.1 and {row['above']:.1%} above 0.9."
+        f"In round {row['round']} the mean weight is {row['mean']:.2f}; {100 * row['below']:.1f} % of the samples "
+        f"lie below 0.1 and {100 * row['above']:.1f} % above 0.9."
     )
 
 

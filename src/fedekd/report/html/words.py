@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedekd.report.html.chart import variant
+from fedekd.report.html.clients import client_rows
 from fedekd.report.html.material import Material
 from fedekd.report.numbers import Unit, count
 from fedekd.report.partition import KINDS
@@ -49,7 +51,7 @@ def headline(material: Material, label: str) -> dict[str, Any]:
         "title": title,
         "tone": "harm" if harmed else "help",
         "lines": lines,
-        "sure": _sure(unit, row) + _grain(material, label),
+        "sure": _sure(unit, row) + ("" if several else _by_samples(material, label)) + _grain(material, label),
         "figures": [
             (f"{harmed:,} of {total:,}", f"{noun} harmed", "harm" if harmed else "help"),
             (f"{helped:,} of {total:,}", f"{noun} helped", ""),
@@ -97,6 +99,17 @@ def _sure(unit: Unit, row: dict[str, Any]) -> str:
     }[direction(row, unit)]
     few = " With so few seeds the interval is wide." if seeds < 5 else ""
     return f"Over {seeds} seeds, paired, the 95 % interval of the average runs from {low} to {high}, {reading}.{few}"
+
+
+def _by_samples(material: Material, label: str) -> str:
+    """Of the clients that one seed harmed, how many lost more than the choice of their test samples explains."""
+    m = material.compared.index(label)
+    rows = client_rows(material).get(variant(m) if material.same_sites else variant(m, 0), [])
+    rows = [row for row in rows if row["effect"] == "harmed"]
+    if not any(row["low"] < row["high"] for row in rows):
+        return ""
+    clear = sum(row["low"] * row["high"] > 0 for row in rows)
+    return f" Of the harmed, {clear or 'none'} lost more than chance in the test samples explains."
 
 
 def _grain(material: Material, label: str) -> str:
