@@ -41,6 +41,7 @@ class Child:
                 stderr=subprocess.STDOUT,
                 env=env,
                 start_new_session=True,
+                umask=0o077,  # what it writes holds models and keys
                 preexec_fn=lambda: end_with(parent),
             )
 

@@ -46,6 +46,7 @@ def run_server(
         if report and report.complete:
             say(f"the federation is complete already; for another run set another `state` in {file}")
             return report
+        (server.state / "report.json").unlink(missing_ok=True)  # what stopped the last run need not stop this one
         check_method(server, file)
         return _Supervisor(server, file, (server_app, client_app), say).run()
 
