@@ -63,6 +63,11 @@ class Loopback:
         path = self.folder / name / "state" / "visits"
         return path.read_text().splitlines() if path.exists() else []
 
+    def errors(self) -> list[str]:
+        """What sites whose app raised told the server of it."""
+        path = self.state / "errors"
+        return path.read_text().splitlines() if path.exists() else []
+
     def rounds(self) -> int:
         return len(list((self.state / "rounds").glob("*.npy")))
 

@@ -59,12 +59,27 @@ def test_both_spoilt_is_said_and_not_begun_anew(tmp_path):
         kept.load()
 
 
+def test_a_disk_that_is_full_spoils_neither_version(tmp_path, monkeypatch):
+    kept = SavedState(tmp_path)
+    for visit in range(2):
+        kept.save(visit, state(visit))
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        with pytest.raises(FedekdError, match="No space left on device; choose another `state`"):
+            kept.save(2, state(2))
+    assert [kept.load()[0], kept.load(0)[0]] == [1, 0]
+
+
 def test_a_server_that_lost_rounds_is_told(tmp_path):
     kept = SavedState(tmp_path)
     for visit in (4, 5):
         kept.save(visit, state(visit))
     with pytest.raises(FedekdError, match="at visit 5, past the wanted visit 3"):
         kept.load(3)
+    assert kept.load(4)[0] == 4
+    kept.save(8, state(8))
+    with pytest.raises(FedekdError, match="at visit 8, past the wanted visit 6"):
+        kept.load(6)  # which is not to be done from visit 5, now that 8 is done
 
 
 def test_foreign_objects_are_not_unpickled(tmp_path):

@@ -52,6 +52,9 @@ def test_a_federation_runs_to_its_end_and_strangers_stay_outside(federation: Mak
         children, parents = zip(*(line.split() for line in here.visits(name)), strict=True)
         assert len(set(children)) == 2  # a process for each message
         assert len(set(parents)) == 1  # from one that has everything imported
+        mine = [path for path in (here.folder / name / "state").rglob("*") if path.is_file()]
+        assert mine
+        assert not [path for path in mine if path.stat().st_mode & 0o077 and path.name != ".lock"], "others can read it"
     assert not here.visits("unknown")
     assert not here.visits("fooled")
     assert any("does not let this site in" in line for line in here.child("unknown").lines()), here.told()
@@ -74,6 +77,11 @@ def test_what_is_killed_comes_back_and_no_finished_round_is_lost(federation: Mak
     here.kill("site0", "fedekd.flower.supernode")
     before, rounds = len(here.visits("site0")), here.rounds()
     here.wait(lambda: here.rounds() > rounds, 60, "round without the killed site")
+
+    (here.folder / "site1" / "state" / "fail").touch()
+    here.wait(here.errors, 60, "error of an app")
+    (here.folder / "site1" / "state" / "fail").unlink()
+    assert set(here.errors()) == {"None"}, "that something failed leaves, not what"
 
     here.kill("site1", "fedekd.flower.executor")
     visits = len(here.visits("site1"))

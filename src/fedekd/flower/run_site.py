@@ -131,7 +131,10 @@ class _Supervisor:
 
 
 REASONS = (
-    ("CERTIFICATE_VERIFY_FAILED", "the server's certificate is not signed by this site's `ca`, has expired or names another host"),
+    (
+        "CERTIFICATE_VERIFY_FAILED",
+        "the server's certificate is not signed by this site's `ca`, has expired or names another host",
+    ),
     (
         "Failed to activate SuperNode",
         "the server does not let this site in: it does not have the site's public key, "
