@@ -70,7 +70,7 @@ def test_a_federation_runs_to_its_end_and_strangers_stay_outside(federation: Mak
 
 
 def test_what_is_killed_comes_back_and_no_finished_round_is_lost(federation: Make) -> None:
-    """One federation for all kills: Flower keeps a killed SuperNode out for a minute, in which the rest happens."""
+    """One federation for all kills: Flower keeps a killed SuperNode out for a while, in which the rest happens."""
     here = federation(2, rounds=100, min_sites=1, deadline=10.0)
     here.start("server", "site0", "site1")
     here.wait(lambda: here.visits("site0") and here.visits("site1"), 60, "visits")
