@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ def test_a_federation_runs_to_its_end_and_strangers_stay_outside(federation: Mak
         assert len(set(parents)) == 1  # from one that has everything imported
         mine = [path for path in (here.folder / name / "state").rglob("*") if path.is_file()]
         assert mine
-        assert not [path for path in mine if path.stat().st_mode & 0o077 and path.name != ".lock"], "others can read it"
+        assert not [path for path in mine if path.stat().st_mode & 0o077], "others can read it"
     assert not here.visits("unknown")
     assert not here.visits("fooled")
     assert any("does not let this site in" in line for line in here.child("unknown").lines()), here.told()
@@ -110,6 +111,15 @@ def test_a_site_gives_up_in_the_end(federation: Make) -> None:
     here.wait(lambda: here.child("lonely").code is not None, 60, "end")
     last = here.child("lonely").lines()[-1]
     assert "given up: the server does not answer" in last, here.told()
+
+
+def test_a_port_in_use_is_said(federation: Make) -> None:
+    here = federation(0, min_sites=1)
+    port = int(here.address.rpartition(":")[2])
+    with socket.create_server(("127.0.0.1", port)):
+        here.start("server")
+        here.wait(lambda: here.child("server").code is not None, 90, "end")
+    assert f"another program uses port {port}" in here.child("server").lines()[-1], here.told()
 
 
 def test_a_hopeless_run_ends(federation: Make) -> None:

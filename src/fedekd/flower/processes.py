@@ -41,7 +41,6 @@ class Child:
                 stderr=subprocess.STDOUT,
                 env=env,
                 start_new_session=True,
-                umask=0o077,  # what it writes holds models and keys
                 preexec_fn=lambda: end_with(parent),
             )
 
@@ -98,7 +97,20 @@ def stopping(children: list[Child]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Make the folder, for us alone, and hold it: no second process works in it at the same time."""
+    """Make the folder, for us alone, and hold it: no second process works in it at the same time.
+
+    What we and our children write meanwhile holds models and keys, and is for the owner's eyes only.
+    """
+    before = os.umask(0o077)
+    try:
+        with _held(folder):
+            yield
+    finally:
+        os.umask(before)
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = open(folder / ".lock", "a")  # noqa: SIM115

@@ -127,6 +127,11 @@ class _Supervisor:
         end = time.monotonic() + STARTING
         while True:
             if link.code is not None:
+                if any("address already in use" in line for line in link.lines()):
+                    raise FedekdError(
+                        f"another program uses port {checked_address(self.server.address, 'address')[1]} of this "
+                        "machine: stop it, or set another port in `address`, here and at every site"
+                    )
                 raise FedekdError(f"the SuperLink does not start: {_last(link)}; see {link.log}")
             try:
                 with control.connected(self.address, self.server.ca) as superlink:
