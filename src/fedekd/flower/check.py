@@ -49,7 +49,7 @@ def check_site(path: str | Path, schema: str | Path | None = None) -> Iterator[C
         ("data", lambda: _data(site)),
         *([("schema", lambda: _schema(site, Path(schema)))] if schema else []),
         ("model", lambda: _model(site)),
-        *([("privacy", lambda: _privacy(site.dp))] if site.dp else []),
+        *([("privacy", lambda dp=site.dp: _privacy(dp))] if site.dp else []),
         ("connection", connection.check),
         ("clock", connection.clock),
     ):
