@@ -30,7 +30,7 @@ class Loopback:
     def __init__(self, folder: Path, sites: int, **settings: Any) -> None:
         self.folder, self.children = folder, list[Child]()
         self.address = f"localhost:{free_port()}"
-        here = {"listen": "127.0.0.1", "deadline": 120.0, "give_up": 150.0, "min_sites": sites}
+        here = {"listen": "127.0.0.1", "deadline": 120.0, "give_up": 400.0, "min_sites": sites}
         init_server(folder / "server", self.address, settings={**here, **settings})
         self.state = folder / "server" / "state"
         np.savez(folder / "rows.npz", x=np.zeros((6, 2), np.float32), y=np.arange(6) % 2)
@@ -39,7 +39,7 @@ class Loopback:
 
     def add_site(self, name: str, *, known: bool = True, ca: Path | None = None, **settings: Any) -> None:
         ca = ca or self.folder / "server" / "certificates" / "ca.crt"
-        own = {"port": free_port(), "threads": 1, "give_up": 150.0, **settings}
+        own = {"port": free_port(), "threads": 1, "give_up": 400.0, **settings}
         init_site(self.folder / name, name, self.address, str(self.folder / "rows.npz"), ca=str(ca), settings=own)
         if known:
             shutil.copy(self.folder / name / "keys" / f"{name}.pub", self.folder / "server" / "nodes")
@@ -61,6 +61,11 @@ class Loopback:
 
     def visits(self, name: str) -> list[str]:
         path = self.folder / name / "state" / "visits"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def errors(self) -> list[str]:
+        """What sites whose app raised told the server of it."""
+        path = self.state / "errors"
         return path.read_text().splitlines() if path.exists() else []
 
     def rounds(self) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from flwr.app import ArrayRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
 from fedekd.flower.server_file import read_server
@@ -26,7 +27,8 @@ server = ServerApp()
 def add_one(message: Message, context: Context) -> Message:
     site = read_site(str(context.node_config["site-file"]))
     (site.state / "visits").open("a").write(f"{os.getpid()} {os.getppid()}\n")
-    time.sleep(float(os.environ.get("RELAY_SECONDS", "0")))
+    if (site.state / "fail").exists():
+        raise RuntimeError("a secret of the site's")
     array = message.content["arrays"].to_numpy_ndarrays()[0]
     return Message(RecordDict({"arrays": ArrayRecord([array + 1])}), reply_to=message)
 
@@ -39,7 +41,7 @@ def rounds(grid: Grid, context: Context) -> None:
     done = sorted(folder.glob("*.npy"))
     value = np.load(done[-1]) if done else np.zeros(3, np.float32)
     for number in range(len(done) + 1, settings.rounds + 1):
-        value = np.mean(_answers(grid, value, settings.min_sites, settings.deadline), axis=0)
+        value = np.mean(_answers(grid, value, settings.min_sites, settings.deadline, settings.state), axis=0)
         partial = folder / "next.tmp"
         with open(partial, "wb") as file:
             np.save(file, value)
@@ -49,7 +51,7 @@ def rounds(grid: Grid, context: Context) -> None:
     _write(settings.state, {"method": "relay", "complete": True, "rounds": settings.rounds, "sites": []})
 
 
-def _answers(grid: Grid, value: np.ndarray, sites: int, deadline: float) -> list[np.ndarray]:
+def _answers(grid: Grid, value: np.ndarray, sites: int, deadline: float, state: Path) -> list[np.ndarray]:
     end = time.monotonic() + deadline
     while len(nodes := list(grid.get_node_ids())) < sites:
         if time.monotonic() > end:
@@ -63,6 +65,8 @@ def _answers(grid: Grid, value: np.ndarray, sites: int, deadline: float) -> list
             waiting.discard(reply.metadata.reply_to_message_id)
             if reply.has_content():
                 answers.append(reply.content["arrays"].to_numpy_ndarrays()[0])
+            elif reply.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION:
+                (state / "errors").open("a").write(f"{reply.error.reason!r}\n")
         time.sleep(0.1)
     if len(answers) < sites:
         raise RuntimeError(f"{len(answers)} of {sites} sites answered")

@@ -170,11 +170,11 @@ def traces(array: np.ndarray, sent: bytes, least: int = 16) -> bool:
 
 def test_kills_cost_no_finished_round(town) -> None:
     """A site with all its processes and the SuperLink are killed in one visit; the same commands go on to the end."""
-    here = town(rounds=3)
+    here = town()
     for name in HONEST:
         here.site(name)
     here.start("server", *HONEST)
-    here.wait(lambda: "visit 1 of 4" in here.log(), 150, "first visit")
+    here.wait(lambda: "visit 1 of 3" in here.log(), 150, "first visit")
     here.kill("south", "")
     here.child("south").process.kill()
     here.kill("server", "fedekd.flower.superlink")
@@ -182,6 +182,6 @@ def test_kills_cost_no_finished_round(town) -> None:
     here.start("south")
     report = here.finish(420)
     assert report["complete"]
-    assert report["counted"] == [list(HONEST)] * 4
+    assert report["counted"] == [list(HONEST)] * 3
     assert "going on after" in here.log()
     here.equals_the_simulation(report)

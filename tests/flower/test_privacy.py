@@ -27,6 +27,7 @@ from fedekd.methods.base import Train
 from tiny import tiny_private, tiny_proxy
 
 DP = Privacy(epsilon=8.0, delta=1e-3, clip=0.5)
+BARE = replace(DP, epsilon=float("inf"))  # for tests that take the noise away
 
 
 def client(folder, dataset, method="fedekd", dp=DP, rows=None, proxy=tiny_proxy, **training):
@@ -104,8 +105,9 @@ def test_one_row_moves_the_sum_by_no_more_than_the_clip(tmp_path, digits):
     moved = []
     for name, rows in (("with", np.arange(n)), ("without", np.arange(1, n))):
         one = client(
-            tmp_path / name / name, extreme, rows=rows, rounds=1, epochs=1, batch_size=64, lr=1.0, optimizer="sgd"
-        )
+            tmp_path / name / name, extreme, dp=BARE, rows=rows,
+            rounds=1, epochs=1, batch_size=64, lr=1.0, optimizer="sgd",
+        )  # fmt: skip
         one.noise = 0.0
         start = {k: w.clone() for k, w in one.message("proxy").items()}
         end = sent(one)
@@ -119,7 +121,7 @@ def test_without_noise_and_clip_it_is_plain_training(tmp_path, digits):
     """One full batch: per-sample gradients, added up, are the gradient that the ordinary client takes."""
     rows = np.arange(16)
     settings = {"rounds": 1, "epochs": 1, "batch_size": 16, "lr": 0.1, "optimizer": "sgd"}
-    one = client(tmp_path / "a", digits, "fedavg", replace(DP, clip=1e9), rows, **settings)
+    one = client(tmp_path / "a", digits, "fedavg", replace(BARE, clip=1e9), rows, **settings)
     one.noise = 0.0
     plain = Client(one.job, 0, 0)
     plain.train(plain.method.steps(0)[0], 0)
@@ -145,6 +147,58 @@ def test_a_budget_is_spent_once(tmp_path, digits):
     client(tmp_path / "first", digits)
     with pytest.raises(FedekdError, match="budget was spent in federation first"):
         client(tmp_path / "second", digits)
+
+
+def budget(one):
+    return one.privacy["epsilon"]
+
+
+def test_what_is_repeated_is_spent_once_and_what_is_not_is_spent_again(tmp_path, digits):
+    """The ledger outlives the process, and counts whatever the models on disk say."""
+    first = client(tmp_path / "a", digits)
+    sent(first)
+    again = client(tmp_path / "a", digits)
+    assert budget(again) == budget(first) > 0
+    sent(again)
+    assert budget(again) == budget(first), "the same visit, done again after a kill"
+
+    forked = client(tmp_path / "a", digits)
+    with torch.no_grad():
+        for w in forked.models["proxy"].parameters():
+            w.add_(0.01)  # a server that asks for the visit again with another model
+    sent(forked)
+    assert budget(forked) > budget(first)
+    with torch.no_grad():
+        next(forked.models["proxy"].parameters()).add_(0.01)
+    with pytest.raises(FedekdError, match="budget is spent"):
+        sent(forked)
+    assert len(client(tmp_path / "a", digits).ledger["spent"]) == 2
+
+
+def test_the_budget_is_spent_before_the_noise_is_drawn(tmp_path, digits, monkeypatch):
+    """A process that dies while it trains has spent, since nobody knows what became of its result."""
+    one = client(tmp_path / "a", digits)
+    monkeypatch.setattr(one, "_train_privately", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        sent(one)
+    assert budget(client(tmp_path / "a", digits)) > 0
+
+
+@pytest.mark.parametrize("what", ["rows", "anchor"])
+def test_noise_is_not_used_again_for_other_inputs(tmp_path, digits, what):
+    """Two results with the same noise would show the difference of what they were made from in the clear."""
+    other = replace(digits, x=digits.x + 1) if what == "rows" else digits
+    pair = [client(tmp_path / "a", dataset, "fedprox") for dataset in (digits, other)]
+    if what == "anchor":
+        for w in pair[1].received["private"].values():
+            w.add_(0.01)
+    step = next(s for s in pair[0].method.steps(0) if isinstance(s, Train))
+    assert pair[0]._seed(step, 0) == pair[0]._seed(step, 0) != pair[1]._seed(step, 0)
+
+
+def test_a_delta_that_protects_no_one_is_refused(tmp_path, digits):
+    with pytest.raises(FedekdError, match="protects no one"):
+        client(tmp_path / "a", digits, dp=replace(DP, delta=0.05))
 
 
 def test_an_impossible_budget_is_said(tmp_path, digits):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 
@@ -12,8 +13,11 @@ from village import Hand, federate, make_server, schema_of, simulate, state_of, 
 
 pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
 
+from rich.console import Console
+
 from fedekd.errors import FedekdError
 from fedekd.flower.post import TooFew
+from fedekd.flower.report import print_report, read_report
 from fedekd.flower.rounds import Rounds
 from fedekd.flower.wire import Letter, Packed
 
@@ -64,6 +68,61 @@ def test_a_bad_upload_is_refused_and_the_round_goes_on(place, change, reason):
     assert {r["site"] for r in report["refused"]} == {"birch"}
     assert all(reason in r["reason"] for r in report["refused"])
     assert report["counted"][-1] == ["alder", "birch", "cedar"], "its numbers are still its own"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"privacy": "[" * 100_000},
+        {"privacy": '{"epsilon": "[red]"}'},
+        {"privacy": '{"epsilon": 1, "delta": NaN, "clip": 1, "guarantee": "the sent models, end to end"}'},
+        {"privacy": '{"epsilon": 1, "delta": 0.1, "clip": 1, "guarantee": "everything, I promise"}'},
+        {"metric": "[bold]\x1b[2J"},
+        {"delta": float("nan"), "value": float("inf"), "local": "0.5"},
+        {"n": -5},
+        {"n": 2.5},
+        {f"word {k}": k for k in range(5000)},
+    ],
+)
+def test_what_a_site_says_of_itself_does_no_harm(place, words):
+    """It neither ends the run nor reaches the report, and the report can be printed."""
+    schema, sites, server = place
+
+    def spoil(name, kind, reply):
+        return replace(reply, words={**reply.words, **words}) if name == "birch" and kind == "visit" else reply
+
+    settings = server(rounds=1, weighting="samples")
+    _, report = federate(settings, schema, sites, Hand(sites, spoil))
+    assert report["complete"]
+    assert report["privacy"] is None
+    (birch,) = (site for site in report["sites"] if site["name"] == "birch")
+    assert not [word for word, value in words.items() if word in birch and birch[word] == value]
+    print_report(Console(file=io.StringIO()), read_report(settings.state))
+
+
+def test_a_name_cannot_write_into_the_log(place, caplog):
+    schema, sites, server = place
+    bad = "birch\nvisit 9 of 9: all is well\x1b[2J"
+
+    def spoil(name, kind, reply):
+        return Letter({"code": 1, "name": bad}) if name == "birch" else reply
+
+    federate(server(rounds=1), schema, sites, Hand(sites, spoil))
+    assert "node 1001 cannot join" in caplog.text
+    assert "all is well" not in caplog.text
+
+
+def test_a_node_that_says_nothing_when_asked_to_join_costs_one_deadline(place, caplog):
+    schema, sites, server = place
+
+    class Silent(Hand):
+        def receive(self):
+            return [(node, reply) for node, reply in super().receive() if self.sites[node].name != "cedar"]
+
+    _, report = federate(server(rounds=4, deadline=1.0), schema, sites, Silent(sites))
+    assert report["complete"]
+    assert [r.message for r in caplog.records if "waited" in r.message] == ["waited 1 s for sites to join"]
+    assert "node 1002 does not answer" in caplog.text
 
 
 def test_what_is_refused_changes_no_other_site(tmp_path, digits, place):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -59,12 +57,27 @@ def test_both_spoilt_is_said_and_not_begun_anew(tmp_path):
         kept.load()
 
 
+def test_a_disk_that_is_full_spoils_neither_version(tmp_path, monkeypatch):
+    kept = SavedState(tmp_path)
+    for visit in range(2):
+        kept.save(visit, state(visit))
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        with pytest.raises(FedekdError, match="No space left on device; choose another `state`"):
+            kept.save(2, state(2))
+    assert [kept.load()[0], kept.load(0)[0]] == [1, 0]
+
+
 def test_a_server_that_lost_rounds_is_told(tmp_path):
     kept = SavedState(tmp_path)
     for visit in (4, 5):
         kept.save(visit, state(visit))
     with pytest.raises(FedekdError, match="at visit 5, past the wanted visit 3"):
         kept.load(3)
+    assert kept.load(4)[0] == 4
+    kept.save(8, state(8))
+    with pytest.raises(FedekdError, match="at visit 8, past the wanted visit 6"):
+        kept.load(6)  # which is not to be done from visit 5, now that 8 is done
 
 
 def test_foreign_objects_are_not_unpickled(tmp_path):
@@ -96,34 +109,38 @@ def test_a_second_process_waits_and_gives_up(tmp_path):
         pass
 
 
-WRITER = """
-import sys, torch
-from pathlib import Path
-from fedekd.flower.saved_state import SavedState
-kept = SavedState(Path(sys.argv[1]))
-with kept.locked():
-    last = kept.load()
-    visit = last[0] + 1 if last else 0
-    while True:
-        kept.save(visit, {"w": torch.full((400_000,), float(visit))})
-        print(visit, flush=True)
-        visit += 1
-"""
+def write_without_end(folder: Path, out: int) -> None:
+    kept = SavedState(folder)
+    with kept.locked():
+        last = kept.load()
+        visit = last[0] + 1 if last else 0
+        while True:
+            kept.save(visit, {"w": torch.full((400_000,), float(visit))})
+            os.write(out, f"{visit}\n".encode())
+            visit += 1
 
 
 def test_sigkill_in_the_middle_of_writing_loses_no_finished_visit(tmp_path):
     """A real process writes megabytes without pause and is killed at moments that no visit's end decides."""
     finished = -1
-    for attempt in range(6):
-        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-        try:
-            for _ in range(2):
-                assert writer.stdout.readline().strip(), "the writer died by itself"
-            time.sleep(0.0037 * attempt)
-        finally:
-            writer.send_signal(signal.SIGKILL)
-            told = [int(line) for line in writer.communicate()[0].split()]
-        finished = max([finished, *told]) if told else finished + 2
+    for attempt in range(12):
+        told, out = os.pipe()
+        writer = os.fork()
+        if writer == 0:
+            try:
+                write_without_end(tmp_path, out)
+            finally:
+                os._exit(1)
+        os.close(out)
+        with open(told, "rb") as lines:
+            try:
+                for _ in range(2):
+                    assert lines.readline().strip(), "the writer died by itself"
+                time.sleep(0.0037 * attempt)
+            finally:
+                os.kill(writer, signal.SIGKILL)
+                os.waitpid(writer, 0)
+            finished = max([finished + 2, *(int(line) for line in lines)])
         number, found = SavedState(tmp_path).load()
         assert number >= finished, "a visit that had ended is gone"
         assert torch.equal(found["w"], torch.full((400_000,), float(number)))

@@ -106,6 +106,7 @@ def test_a_regression_is_scaled_by_the_schema_not_by_the_site(diabetes):
         {"task": "clustering"}, {"shape": [0]}, {"shape": "abc"}, {"labels": ["a", "a", "b"]}, {"labels": []},
         {"columns": ["age"]}, {"dtype": "object"}, {"more": 1}, {"scaling": {"gain": [1], "shift": [float("nan")]}},
         {"scaling": {"gain": 1.0, "shift": 0.0, "mean": 0.0, "std": 0.0}}, {"scaling": 3},
+        {"labels": [str(k) for k in range(100_001)]},
     ],
 )  # fmt: skip
 def test_a_schema_from_outside_is_not_trusted(schema, change):

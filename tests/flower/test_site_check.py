@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import http.server
+import importlib.util
 import ssl
 import threading
 import time
@@ -185,3 +186,15 @@ def test_a_model_beside_the_settings(tmp_path: Path) -> None:
     path = make(tmp_path, private="own_models:make")
     (path.parent / "own_models.py").write_text("from test_site_check import good as make\n")
     assert found(path)["model"].state == "ok"
+
+
+def test_privacy_needs_opacus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, real = make(tmp_path, dp={"epsilon": 8.0}), importlib.util.find_spec
+    for there, state in ((object(), "ok"), (None, "wrong")):
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                "importlib.util.find_spec", lambda name, *a, s=there: s if name == "opacus" else real(name, *a)
+            )
+            assert found(path)["privacy"].state == state
+    (tmp_path / "without").mkdir()
+    assert "privacy" not in found(make(tmp_path / "without"))

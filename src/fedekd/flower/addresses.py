@@ -20,9 +20,14 @@ def checked_address(text: str, what: str) -> tuple[str, int]:
 
 def checked_name(name: str, where: Path | str) -> str:
     """A site's name, which is also a file's name."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", name):
+    if not usable_name(name):
         raise FedekdError(f"{where}: a site's name has letters, digits, . _ - and at most 63 of them, got {name!r}")
     return name
+
+
+def usable_name(name: str) -> str:
+    """The name, or nothing where it is not one."""
+    return name if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", name) else ""
 
 
 def free_port() -> int:

@@ -8,14 +8,14 @@ from pathlib import Path
 from fedekd.store import write_whole
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Temporary file, fsync, rename, fsync of the folder."""
-    write_whole(path, content)
+def write_bytes(path: Path, content: bytes, option: str = "`state`") -> None:
+    """Temporary file, fsync, rename, fsync of the folder. ``option`` is where the user named the place."""
+    write_whole(path, content, option)
     sync_folder(path.parent)
 
 
-def write_text(path: Path, text: str) -> None:
-    write_bytes(path, text.encode())
+def write_text(path: Path, text: str, option: str = "`state`") -> None:
+    write_bytes(path, text.encode(), option)
 
 
 def sync_folder(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import importlib.util
 import os
 import socket
 import ssl
@@ -17,7 +18,7 @@ from fedekd.errors import FedekdError
 from fedekd.flower.addresses import checked_address
 from fedekd.flower.keys import public_line, read_certificate, read_node_key
 from fedekd.flower.needs import need_flower
-from fedekd.flower.site_file import Site, read_site
+from fedekd.flower.site_file import Privacy, Site, read_site
 
 WAIT = 10.0  # seconds for the server to answer
 AHEAD, BEHIND = 5.0, 305.0  # seconds a site's clock may differ from the server's before Flower refuses its signature
@@ -48,6 +49,7 @@ def check_site(path: str | Path, schema: str | Path | None = None) -> Iterator[C
         ("data", lambda: _data(site)),
         *([("schema", lambda: _schema(site, Path(schema)))] if schema else []),
         ("model", lambda: _model(site)),
+        *([("privacy", lambda dp=site.dp: _privacy(dp))] if site.dp else []),
         ("connection", connection.check),
         ("clock", connection.clock),
     ):
@@ -165,6 +167,12 @@ def _model(site: Site) -> str:
         raise FedekdError(f"{_named(site)} gives {tuple(out.shape)} for two rows; it must give (2, {data.outputs})")
     count = sum(p.numel() for p in model.parameters())
     return f"{_named(site)} has {count:,} parameters"
+
+
+def _privacy(dp: Privacy) -> str:
+    if importlib.util.find_spec("opacus") is None:
+        raise FedekdError("[dp] needs Opacus; get it with: pip install 'fedekd[dp]'")
+    return f"epsilon {dp.epsilon:g} at delta {dp.delta:g} for what leaves; Opacus is there"
 
 
 def _named(site: Site) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
@@ -55,3 +56,19 @@ def failing(code: Code) -> Iterator[None]:
         raise
     except Exception as error:
         raise Failed(code, f"{error}" or type(error).__name__) from error
+
+
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Break off what takes longer, in the main thread of a process: a server may ask for any number of epochs."""
+
+    def end(*_: object) -> None:
+        raise Failed(Code.TRAINING, f"the work took longer than {seconds:g} s, which `longest` allows")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

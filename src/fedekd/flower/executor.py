@@ -81,6 +81,7 @@ class Forks:
 
 def run_task(app: Any, spec: Any) -> None:
     """In the child: Flower's own handling of one message, with our app in place of the bundle's."""
+    from flwr.app import Error
     from flwr.supercore.exit import exit_handler
     from flwr.supernode.runtime import run_clientapp
 
@@ -88,6 +89,7 @@ def run_task(app: Any, spec: Any) -> None:
     patched: Any = run_clientapp
     patched.install_from_fab = lambda *_, **__: None
     patched.get_load_client_app_fn = lambda **_: lambda *_: app
+    patched.Error = lambda code, reason: Error(code, "")  # Flower would send the exception's text to the server
     try:
         run_clientapp.run_clientapp(
             runtime_api_address=spec.runtime_api_address,

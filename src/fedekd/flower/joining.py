@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
+from fedekd.flower.addresses import usable_name
 from fedekd.flower.codes import Code
 from fedekd.flower.post import code_of
 from fedekd.flower.roster import Roster
@@ -37,14 +38,20 @@ class Joining:
             self.names[node] = name
         else:
             self.away.add(node)
-            log.warning("%.63s cannot join: %s", name or f"node {node}", code.meaning)
+            log.warning("%s cannot join: %s", usable_name(name) or f"node {node}", code.meaning)
 
     def done(self) -> bool:
         there = len(self.roster.nodes) + len(self.names) + len(self.away)
         return self.asked <= set(self.names) | self.away and there >= self.expected
 
     def close(self) -> None:
-        """Enter all that agreed, at once: numbers go by name, not by who was quickest."""
+        """Enter all that agreed, at once: numbers go by name, not by who was quickest.
+
+        One that is there and says nothing is not waited for again.
+        """
+        for node in self.asked - set(self.names) - self.away:
+            self.away.add(node)
+            log.warning("node %d does not answer; it is asked again after a restart", node)
         for node, reason in self.roster.admit(self.names).items():
             self.away.add(node)
             log.warning("turned away: %s", reason)

@@ -12,6 +12,10 @@ What holds, for a row of the site's training split, over all rounds of one feder
 Rows are drawn by Poisson sampling, as the accounting assumes: each on its own with probability batch size / rows, so
 a batch's size varies. Draws and noise come from a secret of the site, since the server knows the federation's seed.
 The number of rows counts as public; the numbers that a site shares beside the model (``share``) are not covered.
+
+What is spent stands in a ledger, written before the noise is drawn. The same training on the same rows draws the same
+noise and is spent once, however often a visit is lost; anything else is spent anew, and refused past the budget: also
+when a server asks for a visit twice with different models, or the rows change in the middle of a federation.
 """
 
 from __future__ import annotations
@@ -20,7 +24,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -34,8 +39,9 @@ from fedekd.engines.client import Client, trainable
 from fedekd.engines.job import Job, make_optimizer, precision
 from fedekd.errors import FedekdError
 from fedekd.exchange import shared_roles
-from fedekd.flower.atomic import write_bytes, write_text
-from fedekd.flower.site_file import Privacy
+from fedekd.flower.atomic import write_text
+from fedekd.flower.keys import write_new
+from fedekd.flower.site_file import GUARANTEES, Privacy
 from fedekd.methods.base import Batch, Remember, Train
 
 SECRET, SPENT = "secret", "spent.json"
@@ -53,20 +59,24 @@ class PrivateClient(Client):
             self.models[role].to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         steps = [s for r in range(training.rounds) for s in self.method.steps(r)]
         noisy = [s for s in steps if isinstance(s, Train) and self.shared & set(s.roles)]
-        self._check(noisy)
-        self._reads_rows = any(isinstance(s, Remember) and s.split for s in steps)
         rows = len(self.rows["train"])
+        self._check(noisy, rows)
+        self._remembers_rows = any(isinstance(s, Remember) and s.split for s in steps)
+        self._taught = any(self._reads_more(step) for step in noisy)
         self.rate = min(1.0, training.batch_size / rows)
         self.batches = training.epochs * math.ceil(rows / training.batch_size)
-        self.planned, self.spent = len(noisy) * self.batches, 0
+        self.planned = len(noisy) * self.batches
+        self.ledger = self._read_ledger()
 
     @cached_property
     def noise(self) -> float:
-        """In multiples of the clipping norm; it takes seconds to find, and is kept with the state."""
-        return _noise(self.dp, self.rate, self.planned)
+        """In multiples of the clipping norm; it takes seconds to find, and is kept in the ledger."""
+        return float(self.ledger.get("noise") or _noise(self.dp, self.rate, self.planned))
 
-    def _check(self, noisy: list[Train]) -> None:
+    def _check(self, noisy: list[Train], rows: int) -> None:
         name = self.method.name
+        if self.dp.delta * rows >= 1:
+            raise FedekdError(f"[dp] delta {self.dp.delta:g} protects no one of {rows} rows; set it far below 1/{rows}")
         for step in noisy:
             if len(step.roles) > 1:
                 raise FedekdError(
@@ -92,27 +102,28 @@ class PrivateClient(Client):
         if not self.shared & set(step.roles):
             super().train(step, round)
             return
-        if self.spent + self.batches > self.planned:
-            raise FedekdError(f"{self.spent} of {self.planned} noisy steps are done: the privacy budget is spent")
+        seed = self._seed(step, round)
+        self._spend(seed.hex())
         with precision(self.job.training.precision, self.device):
-            self._train_privately(step, round)
-        self.spent += self.batches
-        write_text(self.folder / SPENT, json.dumps(self.privacy) + "\n")
+            self._train_privately(step, round, seed)
 
-    def _train_privately(self, step: Train, round: int) -> None:
+    def _train_privately(self, step: Train, round: int, seed: bytes) -> None:
         from opacus.optimizers import DPOptimizer
 
         (role,) = step.roles
         module, rows = self.models[role].train(), self.rows["train"]
         weights = trainable(module)
-        loss = self._loss(step, role)
-        taught = {r: self.outputs(r, rows)[0] for r in step.frozen}
-        chance, generator = self._randomness(role, round)
+        own = self._own_loss(step)
+        loss = step.loss if own else (lambda batch: batch.supervised(role))
+        taught = {r: self.outputs(r, rows)[0] for r in step.frozen} if own else {}
+        chance = np.random.default_rng(int.from_bytes(seed[8:], "little"))
+        generator = torch.Generator(self.device)
+        generator.manual_seed(int.from_bytes(seed[:8], "little") >> 1)
         optimizer = DPOptimizer(
             make_optimizer(self.job.training, list(weights.values())),
             noise_multiplier=self.noise,
             max_grad_norm=self.dp.clip,
-            expected_batch_size=max(1, round_(self.rate * len(rows))),
+            expected_batch_size=min(self.job.training.batch_size, len(rows)),
             generator=generator,
         )
         of_rows = vmap(grad(self._loss_of_one(role, loss)), in_dims=(None, 0, 0, 0, 0), randomness="different")
@@ -137,11 +148,13 @@ class PrivateClient(Client):
         if not all(bool(torch.isfinite(w).all()) for w in weights.values()):
             raise FedekdError(f"{self.method.name}: the {role} model diverged in round {round + 1}; lower `lr`")
 
-    def _loss(self, step: Train, role: str) -> Callable[[Batch], Any]:
-        """The method's own loss where it reads nothing but the row and the sent model, or where the site wants it."""
-        if self.dp.teacher == "private" or not (step.frozen or self._reads_rows):
-            return step.loss
-        return lambda batch: batch.supervised(role)
+    def _own_loss(self, step: Train) -> bool:
+        """Whether to take the method's own loss; else the supervised one."""
+        return self.dp.teacher == "private" or not self._reads_more(step)
+
+    def _reads_more(self, step: Train) -> bool:
+        """Whether the method's loss may read more than the row, the sent models and what the server sent."""
+        return bool(step.frozen or self._remembers_rows or set(self.method.anchors) - self.shared)
 
     def _loss_of_one(self, role: str, loss: Callable[[Batch], Any]) -> Callable[..., Tensor]:
         """The loss of a batch of one row, as a function of the weights."""
@@ -163,50 +176,66 @@ class PrivateClient(Client):
 
         return of_one
 
-    def _randomness(self, role: str, round: int) -> tuple[np.random.Generator, torch.Generator]:
-        """From the site's secret, the round and the weights that training begins with.
-
-        A visit that was lost before its answer was kept is thus repeated to the bit, and no two starts share noise.
-        """
+    def _seed(self, step: Train, round: int) -> bytes:
+        """From the site's secret and all that the training reads: noise is used again only for the same result."""
         path = self.folder / SECRET
         if not path.exists():
-            write_bytes(path, os.urandom(32))
-            path.chmod(0o600)
-        digest = hashlib.sha256(path.read_bytes() + f"{role} {round}".encode())
-        for name, w in trainable(self.models[role]).items():
-            digest.update(name.encode() + w.detach().cpu().contiguous().numpy().tobytes())
-        words = digest.digest()
-        generator = torch.Generator(self.device)
-        generator.manual_seed(int.from_bytes(words[:8], "little") >> 1)
-        return np.random.default_rng(int.from_bytes(words[8:], "little")), generator
+            write_new(path, os.urandom(32), private=True)
+        digest = hashlib.sha256(path.read_bytes() + f"{step.roles} {round} {self.noise} {self.dp}".encode())
+        rows = self.rows["train"]
+        read: list[Any] = [trainable(self.models[step.roles[0]]), self.data.x[rows], self.data.y[rows]]
+        if self._own_loss(step):
+            read += [self.received, self.memory, [self.models[role].state_dict() for role in step.frozen]]
+        _feed(digest, read)
+        return digest.digest()
 
     # --- the budget ---------------------------------------------------------------------------------------
+
+    def _read_ledger(self) -> dict[str, Any]:
+        path = self.folder / SPENT
+        try:
+            return dict(json.loads(path.read_text()))
+        except FileNotFoundError:
+            return {"noise": None, "spent": {}}
+        except (OSError, ValueError, TypeError) as error:
+            raise FedekdError(f"cannot read what was spent of the privacy budget, {path}: {error}") from None
+
+    def _spend(self, key: str) -> None:
+        spent = {**self.ledger["spent"], key: [self.rate, self.batches]}
+        epsilon = self._epsilon(spent)
+        if not epsilon <= self.dp.epsilon:
+            raise FedekdError(f"epsilon would be {epsilon:.3g}, more than {self.dp.epsilon:g}: the budget is spent")
+        self.ledger = {"noise": self.noise, "spent": spent}
+        write_text(self.folder / SPENT, json.dumps(self.ledger) + "\n")
+
+    def _epsilon(self, spent: Mapping[str, tuple[float, int]]) -> float:
+        steps: Counter[float] = Counter()
+        for rate, count in spent.values():
+            steps[rate] += count
+        accountant = _accountant()
+        accountant.history = [(self.noise, rate, count) for rate, count in steps.items()]
+        return float(accountant.get_epsilon(self.dp.delta)) if steps else 0.0
 
     @property
     def privacy(self) -> dict[str, Any]:
         """What was spent so far, for the report."""
-        accountant = _accountant()
-        accountant.history = [(self.noise, self.rate, self.spent)]
-        epsilon = float(accountant.get_epsilon(self.dp.delta)) if self.spent else 0.0
-        end_to_end = self.dp.teacher == "labels" or not self._has_teacher
-        guarantee = "the sent models, end to end" if end_to_end else "the sent models, for a fixed private model only"
-        return {"epsilon": epsilon, "delta": self.dp.delta, "clip": self.dp.clip, "guarantee": guarantee}
-
-    @property
-    def _has_teacher(self) -> bool:
-        steps = [s for s in self.method.steps(0) if isinstance(s, Train) and self.shared & set(s.roles)]
-        return self._reads_rows or any(step.frozen for step in steps)
-
-    def state(self) -> dict[str, Any]:
-        return {**super().state(), "spent": self.spent, "noise": self.noise}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        super().restore(state)
-        self.spent, self.noise = state["spent"], state["noise"]
+        guarantee = GUARANTEES[self._taught and self.dp.teacher == "private"]
+        spent = self._epsilon(self.ledger["spent"])
+        return {"epsilon": spent, "delta": self.dp.delta, "clip": self.dp.clip, "guarantee": guarantee}
 
 
-def round_(value: float) -> int:
-    return int(value + 0.5)
+def _feed(digest: Any, value: Any) -> None:
+    if isinstance(value, Tensor):
+        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+    elif isinstance(value, Mapping):
+        for key in sorted(value):
+            digest.update(f"{key} ".encode())
+            _feed(digest, value[key])
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            _feed(digest, one)
+    else:
+        digest.update(repr(value).encode())
 
 
 def _accountant() -> Any:

@@ -97,7 +97,20 @@ def stopping(children: list[Child]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Make the folder, for us alone, and hold it: no second process works in it at the same time."""
+    """Make the folder, for us alone, and hold it: no second process works in it at the same time.
+
+    What we and our children write meanwhile holds models and keys, and is for the owner's eyes only.
+    """
+    before = os.umask(0o077)
+    try:
+        with _held(folder):
+            yield
+    finally:
+        os.umask(before)
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = open(folder / ".lock", "a")  # noqa: SIM115
@@ -134,7 +147,7 @@ def environment(home: Path, modules: Path | None = None, **more: str) -> dict[st
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",  # seconds; a look costs both ends some milliseconds
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         "PYTHONUNBUFFERED": "1",
         "FORWARDED_ALLOW_IPS": "",  # nobody may claim another address than the one he connects from

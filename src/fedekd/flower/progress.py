@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from fedekd.flower.roster import Roster
+from fedekd.flower.site_file import GUARANTEES
 from fedekd.flower.wire import Letter
+from fedekd.tasks import Classification, Regression
 
-KINDS: dict[str, type | tuple[type, ...]] = {
-    "n": int, "metric": str, "local": (int, float), "value": (int, float), "delta": (int, float), "privacy": str,
-}  # fmt: skip
+METRICS = (Classification.metric, Regression.metric)
+NUMBERS = ("local", "value", "delta")
+BUDGET = ("epsilon", "delta", "clip")
 
 
 @dataclass
@@ -47,11 +50,27 @@ class Progress:
 
 
 def numbers_in(reply: Letter) -> dict[str, Any]:
-    """What a site shares, and nothing else that it may have sent."""
-    found = {name: value for name, kind in KINDS.items() if isinstance(value := reply.words.get(name), kind)}
-    if "privacy" in found:
-        try:
-            found["privacy"] = json.loads(str(found["privacy"]))
-        except ValueError:
-            del found["privacy"]
+    """What a site shares, and nothing else that it may have sent: it ends in a file and on a screen."""
+    words = reply.words
+    found: dict[str, Any] = {name: words[name] for name in NUMBERS if _number(words.get(name))}
+    if _number(words.get("n")) and isinstance(words["n"], int) and words["n"] > 0:
+        found["n"] = words["n"]
+    if words.get("metric") in METRICS:
+        found["metric"] = words["metric"]
+    if (spent := _budget(words.get("privacy"))) is not None:
+        found["privacy"] = spent
     return found
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _budget(text: Any) -> dict[str, Any] | None:
+    try:
+        given = json.loads(text)
+        spent = {name: float(given[name]) for name in BUDGET}
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    guarantee = given.get("guarantee")
+    return {**spent, "guarantee": guarantee} if guarantee in GUARANTEES and all(map(_number, spent.values())) else None

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedekd.errors import FedekdError
-from fedekd.flower.addresses import checked_name
+from fedekd.flower.addresses import usable_name
 
 
 @dataclass
@@ -30,9 +29,7 @@ class Roster:
         return refused
 
     def _reason(self, node: int, name: str) -> str | None:
-        try:
-            checked_name(name, "the federation")
-        except FedekdError:
+        if not usable_name(name):
             return f"node {node} gives no usable name"
         if self.nodes.get(name, node) != node:
             return f"the name {name!r} belongs to another node"

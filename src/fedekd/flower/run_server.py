@@ -25,7 +25,7 @@ from fedekd.flower.server_file import Server, check_method, read_server
 STARTING = 60.0  # seconds a SuperLink may take to answer
 PAUSE = 2.0  # seconds before it is started again
 FAILURES = 3  # of a run that made no progress, before it counts as hopeless
-LOOK, ASK = 1.0, 4.0  # seconds between two looks at files and processes, and two questions to the SuperLink
+LOOK, ASK = 0.5, 2.0  # seconds between two looks at files and processes, and two questions to the SuperLink
 SILENT = 120.0  # seconds a living SuperLink may leave questions unanswered
 NO_PROGRESS = ("flower", "log", "report.json", ".lock")  # what is written in the state folder at other times too
 
@@ -46,6 +46,7 @@ def run_server(
         if report and report.complete:
             say(f"the federation is complete already; for another run set another `state` in {file}")
             return report
+        (server.state / "report.json").unlink(missing_ok=True)  # what stopped the last run need not stop this one
         check_method(server, file)
         return _Supervisor(server, file, (server_app, client_app), say).run()
 
@@ -126,6 +127,11 @@ class _Supervisor:
         end = time.monotonic() + STARTING
         while True:
             if link.code is not None:
+                if any("address already in use" in line for line in link.lines()):
+                    raise FedekdError(
+                        f"another program uses port {checked_address(self.server.address, 'address')[1]} of this "
+                        "machine: stop it, or set another port in `address`, here and at every site"
+                    )
                 raise FedekdError(f"the SuperLink does not start: {_last(link)}; see {link.log}")
             try:
                 with control.connected(self.address, self.server.ca) as superlink:

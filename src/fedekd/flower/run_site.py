@@ -16,7 +16,7 @@ from fedekd.flower.needs import need_flower
 from fedekd.flower.processes import Child, alone, command, environment, say, stopping
 from fedekd.flower.site_file import Site, read_site
 
-PAUSE = 5.0  # seconds before a SuperNode is started again
+PAUSE = 3.0  # seconds before a SuperNode is started again
 LOST = 60  # seconds a SuperNode tries to reach a server that does not answer before it is started anew
 LOOK = 0.5  # seconds between two looks at the processes
 YOUNG, CRASHES = 60, 5  # an executor that ends so young, so many times in a row, is broken
@@ -131,11 +131,14 @@ class _Supervisor:
 
 
 REASONS = (
-    ("CERTIFICATE_VERIFY_FAILED", "the server's certificate is not signed by this site's `ca`, or names another host"),
+    (
+        "CERTIFICATE_VERIFY_FAILED",
+        "the server's certificate is not signed by this site's `ca`, has expired or names another host",
+    ),
     (
         "Failed to activate SuperNode",
         "the server does not let this site in: it does not have the site's public key, "
-        "or still counts a connection that broke off less than a minute ago",
+        "or still counts a connection that broke off a moment ago",
     ),
     (
         "Invalid SuperNode authentication|401 Unauthorized",

@@ -38,20 +38,26 @@ class SavedState:
         torch.save({"visit": visit, "state": state}, stream)
         content = stream.getvalue()
         self.folder.mkdir(parents=True, exist_ok=True)
+        coming, spare = self.folder / "state.next", self.folder / "state.link"
+        write_bytes(coming, MARK + hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
         if _payload(self.newest) is not None:
-            spare = self.folder / "state.link"
             spare.unlink(missing_ok=True)
             os.link(self.newest, spare)  # so that the newest is never away
             os.replace(spare, self.previous)
             sync_folder(self.folder)
-        write_bytes(self.newest, MARK + hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+        os.replace(coming, self.newest)
+        sync_folder(self.folder)
 
     def load(self, visit: int | None = None) -> tuple[int, dict[str, Any]] | None:
-        """The newest whole version, at ``visit`` or before it; None if there never was one."""
+        """The newest whole version, or the one of ``visit`` where the newest is later; None if there never was one.
+
+        A version before ``visit`` does not stand in for it once a later one exists: the same visit would be done
+        twice, with two results.
+        """
         found = [file for file in (self.newest, self.previous) if file.exists()]
         whole = [version for version in map(_read, found) if version]
         for number, state in whole:
-            if visit is None or number <= visit:
+            if visit is None or number == visit or (number < visit and number == whole[0][0]):
                 return number, state
         if whole:
             raise FedekdError(

@@ -21,6 +21,7 @@ from fedekd.errors import FedekdError
 from fedekd.flower.atomic import write_text
 
 SHOWN = 5  # differences that are named one by one
+MOST = 100_000  # columns or labels: more is a mistake, or an attack
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Schema:
         return schema
 
     def write(self, path: str | Path) -> None:
-        write_text(Path(path), json.dumps(asdict(self), indent=1) + "\n")
+        write_text(Path(path), json.dumps(asdict(self), indent=1) + "\n", "--out")
 
     @classmethod
     def read(cls, path: str | Path) -> Schema:
@@ -105,6 +106,8 @@ class Schema:
         if len(self.shape) not in (1, 3) or not all(isinstance(n, int) and n > 0 for n in self.shape):
             raise ValueError(f"shape {self.shape}")
         for names in (self.columns, self.labels):
+            if len(names) > MOST:
+                raise ValueError(f"{len(names)} names")
             if not all(isinstance(name, str) for name in names) or len(set(names)) != len(names):
                 raise ValueError("a name is no text, or stands twice")
         if (self.task == "classification") != (len(self.labels) > 1):

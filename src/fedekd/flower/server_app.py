@@ -7,6 +7,7 @@ import logging
 import time
 from pathlib import Path
 
+import httpx
 from flwr.app import Context, Message
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
@@ -31,6 +32,7 @@ class GridPost:
     def __init__(self, grid: Grid, deadline: float) -> None:
         self.grid, self.deadline = grid, deadline
         self.sent: dict[str, int] = {}
+        self.one_by_one = False
 
     def online(self) -> set[int]:
         return set(self.grid.get_node_ids())
@@ -42,11 +44,24 @@ class GridPost:
                 self.sent[number] = node
 
     def receive(self) -> list[tuple[int, Letter | None]]:
-        found = []
-        for reply in self.grid.pull_messages(list(self.sent)) if self.sent else []:
-            node = self.sent.pop(reply.metadata.reply_to_message_id, None)
-            if node is not None:
-                found.append((node, self._read(reply)))
+        """Flower raises for bytes that are no message, and the answers beside it are lost: each is then asked for
+        again, and fetched alone, until it is known whose it was."""
+        found: list[tuple[int, Letter | None]] = []
+        for letters in [[one] for one in self.sent] if self.one_by_one else [list(self.sent)] if self.sent else []:
+            try:
+                replies = list(self.grid.pull_messages(letters))
+            except httpx.HTTPError:
+                raise
+            except Exception as error:
+                log.warning("an answer cannot be read (%s)", type(error).__name__)
+                broken = Letter({"code": int(Code.FAULT)}) if len(letters) == 1 else None
+                found += [(self.sent.pop(one), broken) for one in letters]
+                self.one_by_one = True
+                continue
+            for reply in replies:
+                node = self.sent.pop(reply.metadata.reply_to_message_id, None)
+                if node is not None:
+                    found.append((node, self._read(reply)))
         return found
 
     def _read(self, reply: Message) -> Letter | None:

@@ -68,6 +68,11 @@ def read_server(path: str | Path) -> Server:
     checked_address(server.address, f"{file}: address")
     if server.lr <= 0:
         raise FedekdError(f"{file}: lr must be a number > 0, got {server.lr:g}")
+    if server.give_up <= server.deadline:
+        raise FedekdError(
+            f"{file}: give_up ({server.give_up:g} s) must be more than deadline ({server.deadline:g} s), "
+            "or a round that waits for a site is given up"
+        )
     if server.combine != "mean" and server.weighting != "uniform":
         raise FedekdError(f'{file}: combine = {server.combine!r} knows no weights; set weighting = "uniform"')
     return server

@@ -20,9 +20,9 @@ from fedekd.engines.client import Client, moved
 from fedekd.engines.job import Job
 from fedekd.errors import FedekdError
 from fedekd.exchange import Door, shared_roles
-from fedekd.flower import wire
+from fedekd.flower import uploads, wire
 from fedekd.flower.atomic import write_text
-from fedekd.flower.codes import Code, Failed, failing
+from fedekd.flower.codes import Code, Failed, failing, limited
 from fedekd.flower.saved_state import SavedState
 from fedekd.flower.schema import Schema
 from fedekd.flower.site_data import of_site
@@ -39,7 +39,8 @@ log = logging.getLogger("fedekd.site")
 def answer(site: Site, kind: str, letter: Letter) -> Letter:
     """The site's reply to any letter. Whatever goes wrong, only a code leaves."""
     try:
-        return {"join": join, "visit": visit}[kind](site, letter)
+        with limited(site.longest):
+            return {"join": join, "visit": visit}[kind](site, letter)
     except Failed as failure:
         log.error("%s: %s", failure.code.meaning, failure)
         return Letter({"code": int(failure.code), "name": site.name})
@@ -62,6 +63,7 @@ def join(site: Site, letter: Letter) -> Letter:
     Work(site, folder, terms, schema, number=0).try_out()  # all that a visit needs, before it is promised
     with failing(Code.STATE):
         write_text(kept, agreement)
+    log.info("federation %s: joined for %s", folder.name, terms.text())
     return Letter({"code": int(Code.DONE), "name": site.name})
 
 
@@ -159,9 +161,7 @@ class Work:
         """Receive, train, send; and a share of training alone."""
         with failing(Code.MODEL):
             for role, packed in letter.models.items():
-                message = wire.unpack(packed, self.held[role])
-                self.client.receive(role, moved(message, self.client.device))
-                self.held[role] = self._copy(role)
+                self._receive(role, packed)
         with failing(Code.TRAINING):
             for round, step in visit.work:
                 if isinstance(step, Train):
@@ -177,6 +177,15 @@ class Work:
             packed, left = wire.pack(upload, self.terms.compression, self.held[role], self.residual[role])
             self.residual[role] = left
             return Letter(words, {role: packed})
+
+    def _receive(self, role: str, packed: wire.Packed) -> None:
+        if role not in self.held:
+            raise FedekdError(f"the server sends a {role[:20]!r} model, which the method does not exchange")
+        message = uploads.opened(packed, self.held[role], packed.how)
+        if isinstance(message, str):
+            raise FedekdError(f"the server's {role} model cannot be used: {message}")
+        self.client.receive(role, moved(message, self.client.device))
+        self.held[role] = self._copy(role)
 
     def _train_alone(self, visit: Visit) -> None:
         count = len(visits(self.client.method, self.terms.rounds))

@@ -13,6 +13,7 @@ from fedekd.flower.toml_file import entry
 from fedekd.settings import CHOICES
 
 SHARED = ("n", "metric", "delta")
+GUARANTEES = ("the sent models, end to end", "the sent models, for a fixed private model only")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,7 @@ class Site:
     device: str = entry("cpu, cuda or cuda:N", "cpu")
     threads: int = entry("threads for training; 0 takes all cores", 0, low=0)
     port: int = entry("a free port on this machine, open to this machine only", 9094, low=1)
+    longest: float = entry("seconds that the work for one message may take before it is broken off", 86400.0, low=1)
     give_up: float = entry("seconds without a connection after which `fedekd site run` ends", 3600.0, low=1)
     dp: Privacy | None = entry(
         "differential privacy of what leaves; none if left out",

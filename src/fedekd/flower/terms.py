@@ -12,6 +12,7 @@ from fedekd.engines.job import Training
 from fedekd.errors import FedekdError
 from fedekd.flower.server_file import COMPRESSIONS, Server
 from fedekd.methods.base import Method
+from fedekd.settings import CHOICES
 
 MOST = 100_000  # rounds, epochs or samples per batch: more is a mistake, or an attack
 
@@ -47,8 +48,13 @@ class Terms:
                 value = getattr(terms, name)
                 if type(value) is not int or not 1 <= value <= MOST:
                     raise ValueError(f"{name} is {value!r}")
-            if type(terms.seed) is not int or not terms.lr > 0 or terms.compression not in COMPRESSIONS:
-                raise ValueError("seed, lr or compression")
+            if type(terms.seed) is not int or not 0 < terms.lr < float("inf") or not isinstance(terms.parameters, dict):
+                raise ValueError("seed, lr or parameters")
+            for name, known in (("optimizer", None), ("weighting", None), ("compression", COMPRESSIONS)):
+                if getattr(terms, name) not in (known or CHOICES[name]):
+                    raise ValueError(f"{name} is {getattr(terms, name)!r}")
+            if not all(isinstance(name, str) for name in (terms.method, terms.proxy or "", terms.private or "")):
+                raise ValueError("a name is no text")
         except (ValueError, TypeError) as error:
             raise FedekdError(
                 f"the server's terms cannot be read ({error}); is its fedekd of another version?"
@@ -66,5 +72,5 @@ class Terms:
 
     def foreign(self) -> list[str]:
         """What a site would have to import by a name that the server chose."""
-        named = (self.method, self.proxy, self.private)
-        return [name for name in named if name and ":" in name]
+        method = [self.method] if ":" in self.method else []
+        return [*method, *(name for name in (self.proxy, self.private) if name is not None)]

@@ -1,4 +1,5 @@
-"""No upload counts before it is checked: names, shapes, types, finite numbers, and a norm like the other sites'."""
+"""No model from elsewhere counts before it is checked: names, shapes, types, finite numbers; for the server also a
+norm like the other sites'."""
 
 from __future__ import annotations
 

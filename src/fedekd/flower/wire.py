@@ -142,6 +142,8 @@ def from_records(records: RecordDict) -> Letter:
     """A letter from what another machine sent; raises ``FedekdError`` for anything else."""
     try:
         words: dict[str, Any] = dict(records.config_records["words"])
+        if not all(isinstance(word, (str, int, float)) for word in words.values()):
+            raise TypeError
         models = {}
         for role, array in records.array_records["models"].items():
             how, layout, scales = json.loads(words.pop(f"model {role}"))
