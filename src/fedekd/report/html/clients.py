@@ -39,9 +39,9 @@ def client_rows(material: Material) -> dict[str, list[Row]]:
 def _one_seed(material: Material, label: str, seed: int) -> list[Row]:
     """How sure a client's Δ is, its test samples say: those that it gets wrong with the method, and alone."""
     clients = material.by[label, seed]["clients"]
-    both = [(material.detail(name, seed) or {}).get("errors") for name in (label, material.alone)]
+    both = [(material.detail(name, seed) or {}).get("errors", []) for name in (label, material.alone)]
     intervals: list[tuple[float, float] | None] = [None] * len(clients)
-    if both[0] and both[1]:
+    if all(both) and [len(e) for e in both[0]] == [len(e) for e in both[1]]:
         better = material.unit.higher_is_better
         intervals = [metrics.sample_interval(a, b, better) for a, b in zip(*both, strict=True)]
     rows = [_row(str(c["id"]), [c], i, material.scale) for c, i in zip(clients, intervals, strict=True)]

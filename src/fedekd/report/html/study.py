@@ -57,7 +57,7 @@ def _notes(material: StudyMaterial, failures: Sequence[Record]) -> list[str]:
     notes = []
     if left := sum(material.book.left_out.values()):
         notes.append(f"{left:,} runs with other settings are left out.")
-    return notes + material.book.failed()
+    return notes + [f"{note[0].upper()}{note[1:]}." for note in material.book.failed()]
 
 
 def _headline(material: StudyMaterial, label: str) -> dict[str, Any]:
