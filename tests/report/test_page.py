@@ -188,6 +188,7 @@ def test_very_many_clients_stay_readable_and_small(tmp_path, result):
     assert len(charts["ranks"]["rows"]["0|0"]) == 600
     assert len(charts["methods"]["rows"][""]) == 8
     assert len(charts["trust-clients"]["rows"]["0|0"]) == 40
+    assert len({row[0] for row in charts["trust-course"]["rows"]["0|0"]}) == 40
     assert len(text.encode()) < 6e6
 
 

@@ -50,7 +50,13 @@ def _gate(material: Material) -> list[Section]:
     """What only gated methods leave; nothing where none has run."""
     weights, energies = trust.rounds(material), reliability.reliability(material)
     asked = "A gated method weighs each sample: how far may the shared proxy teach the private model here?"
-    parts: list[Chart | Block] = [weights, trust.ends(material), trust.by_client(material), _distrusted(material)]
+    parts: list[Chart | Block] = [
+        weights,
+        trust.ends(material),
+        trust.by_client(material),
+        trust.course(material),
+        _distrusted(material),
+    ]
     sections = [Section("trust-weights", "Trust", parts, asked)] if weights.rows else []
     if energies.rows:
         sections.append(Section("energy", "Reliability", [energies, reliability.weights(material)]))

@@ -44,6 +44,24 @@ def client_rows(material: Material) -> dict[str, list[Row]]:
     return made
 
 
+def course_rows(material: Material) -> dict[str, list[Row]]:
+    """By variant, one row per client and round, the clients as in ``client_rows``."""
+    records = {key: record for key, _, _, record in material.runs()}
+    shown = client_rows(material)
+    made: dict[str, list[Row]] = {}
+    for key, log in _logs(material).items():
+        place = {str(client["id"]): at for at, client in enumerate(records[key]["clients"])}
+        made[key] = [
+            {"client": row["client"], "round": entry["round"], **_figures([own])}
+            for row in shown[key]
+            for entry in log
+            if (own := entry["clients"][place[row["client"]]]) and sum(own["histogram"])
+        ]
+        for row in made[key]:
+            del row["shares"]
+    return made
+
+
 def _logs(material: Material) -> dict[str, list[dict[str, Any]]]:
     logs: dict[str, list[dict[str, Any]]] = {}
     for key, label, seed, _ in material.runs():
@@ -169,3 +187,18 @@ def by_client(material: Material) -> Chart:
     columns = (Column("client", "client"), *COLUMNS)
     return Chart("trust-clients", "Trust, client by client", about, spec, columns, rows, ("method", "seed"),
                  empty=EMPTY)  # fmt: skip
+
+
+def course(material: Material) -> Chart:
+    """Which client shuts the proxy out, and when."""
+    columns = (Column("client", "client"), Column("round", "round"), *COLUMNS)
+    spec: Spec = {
+        **lines_of("client", 28),
+        "mark": {"type": "rect", "stroke": "$surface", "strokeWidth": 1.5},
+        "encoding": {"x": ROUNDS, "y": names("client"), "color": shades("below", "share below 0.1", ".0%"),
+                     "tooltip": tooltip(columns)},
+    }  # fmt: skip
+    about = "The share of its samples that each client keeps the proxy out of, round by round: the darker, the more."
+    about += fewer(len(material.names), MANY, "least and most trusting")
+    return Chart("trust-course", "Trust, client by round", about, spec, columns, course_rows(material),
+                 ("method", "seed"), empty=EMPTY)  # fmt: skip
