@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,15 @@ from flwr.app import ArrayRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
+from flwr.superlink.grid import http_grid
 
 from fedekd.flower.server_file import read_server
 from fedekd.flower.site_file import read_site
 
 app = ClientApp()
 server = ServerApp()
+# Flower would wait minutes for the rest of an answer whose sender was killed while it was sent.
+http_grid.pull_objects = partial(http_grid.pull_objects, max_time=3)
 
 
 @app.train()

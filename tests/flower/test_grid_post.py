@@ -1,6 +1,9 @@
-"""Bytes of a site that are no message cost the others nothing."""
+"""How answers come in through Flower, whatever a site sends or fails to send."""
 
 from __future__ import annotations
+
+import threading
+import time
 
 import httpx
 import pytest
@@ -26,20 +29,23 @@ def in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Grid:
-    """As Flower's: an answer is handed out once, and a broken one raises with all that were asked for beside it."""
+    """As Flower's: bytes that are no message raise, and half an answer is waited for."""
 
-    def __init__(self, broken: set[int]) -> None:
-        self.broken, self.waiting, self.count = broken, dict[str, int](), 0
+    def __init__(self, broken: set[int], half: set[int]) -> None:
+        self.broken, self.half, self.waiting = broken, half, dict[str, int]()
+        self.over = threading.Event()
 
     def push_messages(self, messages: list[Message]) -> list[str]:
-        self.count += 1
-        self.waiting[str(self.count)] = messages[0].metadata.dst_node_id
-        return [str(self.count)]
+        number = str(len(self.waiting))
+        self.waiting[number] = messages[0].metadata.dst_node_id
+        return [number]
 
     def pull_messages(self, numbers: list[str]) -> list[Message]:
-        nodes = {number: self.waiting.pop(number) for number in numbers if number in self.waiting}
+        nodes = {number: self.waiting[number] for number in numbers}
         if self.broken & set(nodes.values()):
             raise ValueError("no such object")
+        if self.half & set(nodes.values()):
+            self.over.wait(60)
         return [self.reply(number, node) for number, node in nodes.items()]
 
     def reply(self, number: str, node: int) -> Message:
@@ -47,23 +53,29 @@ class Grid:
         return make_message(metadata=about, content=wire.to_records(Letter({"code": 0, "name": str(node)})))
 
 
-def test_a_broken_answer_is_found_out_and_the_others_are_heard() -> None:
-    post = GridPost(Grid(broken={2}), 60.0)
-    asked, heard = {1, 2, 3}, dict[int, Letter]()
-    for _ in range(3):
-        for node in asked:
-            post.send(node, "visit", Letter({}))
-        found = post.receive()
-        heard |= {node: reply for node, reply in found if reply is not None}
-        asked = {node for node, reply in found if reply is None}
-    assert {node: reply.words["code"] for node, reply in heard.items()} == {1: 0, 2: int(Code.FAULT), 3: 0}
+def test_broken_and_half_sent_answers_cost_the_others_nothing() -> None:
+    grid = Grid(broken={2}, half={4})
+    post, heard = GridPost(grid, 60.0), dict[int, int]()
+    for node in (1, 2, 3, 4):
+        post.send(node, "visit", Letter({}))
+    end = time.monotonic() + 30
+    while len(heard) < 3 and time.monotonic() < end:
+        heard |= {node: int(reply.words["code"]) for node, reply in post.receive() if reply}
+        post.wait(0.01)
+    assert heard == {1: 0, 2: int(Code.FAULT), 3: 0}
+    post.forget()
+    grid.over.set()
+    post.wait(0.1)
+    assert post.receive() == [], "what comes too late is not heard"
 
 
 def test_a_superlink_that_is_gone_is_no_fault_of_a_site() -> None:
-    grid = Grid(set())
+    grid = Grid(set(), set())
+    grid.pull_messages = lambda _: (_ for _ in ()).throw(httpx.ConnectError("gone"))  # type: ignore[method-assign]
     post = GridPost(grid, 60.0)
     post.send(1, "visit", Letter({}))
-    grid.pull_messages = lambda _: (_ for _ in ()).throw(httpx.ConnectError("gone"))  # type: ignore[method-assign]
+    while post.come.empty():
+        post.wait(0.01)
     with pytest.raises(httpx.ConnectError):
         post.receive()
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 from pathlib import Path
+from queue import SimpleQueue
 
 import httpx
 from flwr.app import Context, Message
@@ -24,15 +26,20 @@ log = logging.getLogger("fedekd.server")
 TYPES = {"join": "query.join", "visit": "train"}
 FAULTS = (ErrorCode.LOAD_CLIENT_APP_EXCEPTION, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, ErrorCode.INVALID_FAB)
 EXTRA = 60.0  # seconds that a message lives beyond the deadline
+FETCH = 0.3  # seconds between two looks for an answer
 
 
 class GridPost:
-    """Letters through Flower. Its own waiting sleeps three seconds at a time and may never end: ours does not."""
+    """Letters through Flower. Its own waiting sleeps three seconds at a time and may never end: ours does not.
+
+    Each answer is fetched by a thread of its own, for Flower waits, for minutes or hours, for the rest of one whose
+    sender died while it was sent, and raises for bytes that are no message: neither must cost the other sites anything.
+    """
 
     def __init__(self, grid: Grid, deadline: float) -> None:
         self.grid, self.deadline = grid, deadline
         self.sent: dict[str, int] = {}
-        self.one_by_one = False
+        self.come: SimpleQueue[tuple[str, Letter | httpx.HTTPError | None]] = SimpleQueue()
 
     def online(self) -> set[int]:
         return set(self.grid.get_node_ids())
@@ -42,26 +49,33 @@ class GridPost:
         for number in self.grid.push_messages([message]):
             if number:
                 self.sent[number] = node
+                threading.Thread(target=self._fetch, args=(number,), daemon=True).start()
 
-    def receive(self) -> list[tuple[int, Letter | None]]:
-        """Flower raises for bytes that are no message, and the answers beside it are lost: each is then asked for
-        again, and fetched alone, until it is known whose it was."""
-        found: list[tuple[int, Letter | None]] = []
-        for letters in [[one] for one in self.sent] if self.one_by_one else [list(self.sent)] if self.sent else []:
+    def _fetch(self, number: str) -> None:
+        while number in self.sent:
             try:
-                replies = list(self.grid.pull_messages(letters))
-            except httpx.HTTPError:
-                raise
+                for reply in self.grid.pull_messages([number]):
+                    self.come.put((number, self._read(reply)))
+                    return
+            except httpx.HTTPError as error:
+                self.come.put((number, error))
+                return
             except Exception as error:
                 log.warning("an answer cannot be read (%s)", type(error).__name__)
-                broken = Letter({"code": int(Code.FAULT)}) if len(letters) == 1 else None
-                found += [(self.sent.pop(one), broken) for one in letters]
-                self.one_by_one = True
-                continue
-            for reply in replies:
-                node = self.sent.pop(reply.metadata.reply_to_message_id, None)
-                if node is not None:
-                    found.append((node, self._read(reply)))
+                self.come.put((number, Letter({"code": int(Code.FAULT)})))
+                return
+            time.sleep(FETCH)
+
+    def receive(self) -> list[tuple[int, Letter | None]]:
+        found = []
+        while not self.come.empty():
+            number, reply = self.come.get()
+            node = self.sent.pop(number, None)
+            if node is None:
+                continue  # forgotten in the meantime
+            if isinstance(reply, httpx.HTTPError):
+                raise reply
+            found.append((node, reply))
         return found
 
     def _read(self, reply: Message) -> Letter | None:
