@@ -116,7 +116,8 @@ def test_a_site_gives_up_in_the_end(federation: Make) -> None:
 def test_a_port_in_use_is_said(federation: Make) -> None:
     here = federation(0, min_sites=1)
     port = int(here.address.rpartition(":")[2])
-    with socket.create_server(("127.0.0.1", port)):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
         here.start("server")
         here.wait(lambda: here.child("server").code is not None, 90, "end")
     assert f"another program uses port {port}" in here.child("server").lines()[-1], here.told()

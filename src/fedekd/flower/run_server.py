@@ -18,7 +18,7 @@ from fedekd.flower import control
 from fedekd.flower.addresses import checked_address
 from fedekd.flower.keys import read_certificate, write_new
 from fedekd.flower.needs import need_flower
-from fedekd.flower.processes import Child, alone, command, environment, say, script, stop, stopping
+from fedekd.flower.processes import Child, alone, command, environment, say, stop, stopping
 from fedekd.flower.report import Report, read_report
 from fedekd.flower.server_file import Server, check_method, read_server
 
@@ -108,11 +108,11 @@ class _Supervisor:
             self.children.append(
                 Child(
                     "superexec",
-                    [
-                        script("flower-superexec"),
+                    command(
+                        "fedekd.flower.superexec",
                         *("--runtime-api-address", self.address, "--root-certificates", str(server.ca)),
                         *("--superexec-auth-secret-file", str(self.secret), "--parent-pid", str(link.process.pid)),
-                    ],
+                    ),
                     self.folder / "superexec.log",
                     env,
                 )
