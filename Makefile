@@ -12,7 +12,7 @@ demo: $(READY)
 	$(BIN)/fedekd run --out demo-results
 
 test: lint
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks examples docs/hooks.py

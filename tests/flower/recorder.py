@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import socket
 import ssl
 import threading
 from pathlib import Path
 
 
 class Recorder:
-    """Listens as the server would; ``up`` and ``down`` are the bytes inside TLS, connection after connection."""
+    """Listens as the server would; ``up`` and ``down`` are the bytes inside TLS, connection after connection.
+
+    One thread with a loop has all connections: a TLS connection does not bear two threads at once.
+    """
 
     def __init__(self, server: Path, port: int) -> None:
         certificates = server / "certificates"
         self.inside = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
-        outside = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        outside.load_cert_chain(certificates / "server.crt", certificates / "server.key")
-        self.outside, self.target = outside, port
+        self.outside = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.outside.load_cert_chain(certificates / "server.crt", certificates / "server.key")
+        self.target, self.port = port, 0
         self.streams: list[tuple[bytearray, bytearray]] = []
-        self.socket = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self.socket.getsockname()[1])
-        threading.Thread(target=self._accept, daemon=True).start()
+        self.loop = asyncio.new_event_loop()
+        listening = threading.Event()
+        threading.Thread(target=self._run, args=(listening,), daemon=True).start()
+        assert listening.wait(10)
 
     @property
     def up(self) -> bytes:
@@ -32,32 +36,32 @@ class Recorder:
         return b"\n".join(bytes(down) for _, down in self.streams)
 
     def close(self) -> None:
-        self.socket.close()
+        self.loop.call_soon_threadsafe(self.loop.stop)
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                plain, _ = self.socket.accept()
-                threading.Thread(target=self._serve, args=(plain,), daemon=True).start()
+    def _run(self, listening: threading.Event) -> None:
+        self.loop.set_exception_handler(lambda loop, context: None)  # sites and servers are killed on purpose
+        start = asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self.outside)
+        gate = self.loop.run_until_complete(start)
+        self.port = int(gate.sockets[0].getsockname()[1])
+        listening.set()
+        self.loop.run_forever()
 
-    def _serve(self, plain: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            site = self.outside.wrap_socket(plain, server_side=True)
-            server = self.inside.wrap_socket(
-                socket.create_connection(("127.0.0.1", self.target)), server_hostname="localhost"
-            )
-            up, down = bytearray(), bytearray()
-            self.streams.append((up, down))
-            back = threading.Thread(target=_pump, args=(server, site, down), daemon=True)
-            back.start()
-            _pump(site, server, up)
+    async def _serve(self, from_site: asyncio.StreamReader, to_site: asyncio.StreamWriter) -> None:
+        try:
+            where = {"ssl": self.inside, "server_hostname": "localhost"}
+            from_server, to_server = await asyncio.open_connection("127.0.0.1", self.target, **where)
+        except OSError:
+            to_site.close()
+            return
+        up, down = bytearray(), bytearray()
+        self.streams.append((up, down))
+        await asyncio.gather(_pump(from_site, to_server, up), _pump(from_server, to_site, down))
 
 
-def _pump(source: ssl.SSLSocket, target: ssl.SSLSocket, kept: bytearray) -> None:
+async def _pump(source: asyncio.StreamReader, target: asyncio.StreamWriter, kept: bytearray) -> None:
     with contextlib.suppress(OSError):
-        while data := source.recv(1 << 16):
+        while data := await source.read(1 << 16):
             kept += data
-            target.sendall(data)
-    for one in (source, target):
-        with contextlib.suppress(OSError):
-            one.shutdown(socket.SHUT_RDWR)
+            target.write(data)
+            await target.drain()
+    target.close()
