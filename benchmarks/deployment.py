@@ -1,9 +1,10 @@
 """Seconds and bytes per round of a real federation on this machine, and what packing the proxy costs.
 
-    python benchmarks/deployment.py [--sites 3 6] [--rounds 4] [--skip-compression] [--skip-plain]
+    python benchmarks/deployment.py [--sites 3 6] [--pixels 8 28] [--rounds 4] [--skip-compression] [--skip-plain]
 
-Server and sites are processes of their own, with TLS and node keys, on digits. All of a site's traffic passes a
-counting door, so the bytes are those that TCP carried, polling and TLS included; beside them stand the bytes of the
+Server and sites are processes of their own, with TLS and node keys, on digits: as they are, 8 x 8, for which the proxy
+is tiny, and enlarged to 28 x 28, for which it is the one of FashionMNIST in the paper. All of a site's traffic passes
+a counting door, so the bytes are those that TCP carried, polling and TLS included; beside them stand the bytes of the
 messages alone, as Flower serialises them. Plain Flower sends the private model by FedAvg, started as its
 documentation says. Needs fedekd[flower]. Writes benchmarks/results/deployment.json.
 """
@@ -48,12 +49,14 @@ LIMIT = 1500.0  # seconds for one federation
 # --- one federation of processes --------------------------------------------------------------------------------
 
 
-def prepare(folder: Path, count: int, rounds: int) -> tuple[Path, list[Path], list[Counter]]:
+def prepare(folder: Path, count: int, rounds: int, pixels: int = 8) -> tuple[Path, list[Path], list[Counter]]:
     """Server and sites with digits dealt out to them, each site behind a door that counts."""
     port = free_port()
     here = {"listen": "127.0.0.1", "min_sites": count, "deadline": 600.0, "give_up": 900.0, "rounds": rounds}
     init_server(folder / "server", f"localhost:{port}", settings={**here, **TRAINING})
     x, y, parts = deal_digits(count)
+    nearest = np.arange(pixels) * x.shape[1] // pixels
+    x = x[:, nearest][:, :, nearest]
     np.savez(folder / "all.npz", x=x, y=y)
     Schema.of(load_dataset(folder / "all.npz")).write(folder / "server" / "schema.json")
     sites, doors = [], []
@@ -69,11 +72,11 @@ def prepare(folder: Path, count: int, rounds: int) -> tuple[Path, list[Path], li
     return folder / "server" / "server.toml", sites, doors
 
 
-def ours(count: int, rounds: int) -> dict[str, Any]:
+def ours(count: int, rounds: int, pixels: int) -> dict[str, Any]:
     """fedekd: seconds between the ends of visits, bytes per site and round."""
     with tempfile.TemporaryDirectory(prefix="fedekd-bench-") as place:
         folder = Path(place)
-        server, sites, doors = prepare(folder, count, rounds)
+        server, sites, doors = prepare(folder, count, rounds, pixels)
         children: list[Child] = []
         with stopping(children):
             children.append(Child("server", command("fedekd", "server", "run", str(server)), folder / "server.out"))
@@ -120,15 +123,15 @@ def between(marks: list[tuple[float, int, int]], sites: int, rounds: int) -> dic
 # --- plain Flower -----------------------------------------------------------------------------------------------
 
 
-def plain(count: int, rounds: int) -> dict[str, Any]:
+def plain(count: int, rounds: int, pixels: int) -> dict[str, Any]:
     """FedAvg of the private model on the same rows, with Flower's own SuperLink and SuperNodes."""
     with tempfile.TemporaryDirectory(prefix="flower-bench-") as place:
         folder = Path(place)
-        file, sites, doors = prepare(folder, count, rounds)
+        file, sites, doors = prepare(folder, count, rounds, pixels)
         server = read_server(file)
         port = server.address.rpartition(":")[2]
         settings, out = folder / "settings.json", folder / "times.json"
-        settings.write_text(json.dumps({"sites": count, "rounds": rounds, "out": str(out)}))
+        settings.write_text(json.dumps({"sites": count, "rounds": rounds, "pixels": pixels, "out": str(out)}))
         env = environment(folder / "home", HERE / "rivals" / "deployed")
         children: list[Child] = []
         with stopping(children):
@@ -253,12 +256,12 @@ def compression(seeds: int, rounds: int) -> dict[str, Any]:
 # --- all of it --------------------------------------------------------------------------------------------------
 
 
-def serialised(role: str) -> tuple[int, int]:
+def serialised(role: str, pixels: int) -> tuple[int, int]:
     """Bytes of a model's tensors, and of the message that carries it as Flower puts it on the wire."""
     from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
     make = models.BUILT_IN[role]
-    packed, _ = wire.pack(make((1, 8, 8), 10).state_dict(), "none")
+    packed, _ = wire.pack(make((1, pixels, pixels), 10).state_dict(), "none")
     letter = Letter({"code": 0, "name": "site0"}, {role: packed})
     size = sum(len(one.deflate()) for one in get_all_nested_objects(wire.to_records(letter)).values())
     return sum(array.nbytes for array in packed.arrays.values()), size
@@ -267,6 +270,7 @@ def serialised(role: str) -> tuple[int, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sites", type=int, nargs="+", default=[3, 6])
+    parser.add_argument("--pixels", type=int, nargs="+", default=[8, 28])
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=3, help="of the comparison of packings")
     parser.add_argument("--skip-compression", action="store_true")
@@ -274,27 +278,27 @@ def main() -> None:
     parser.add_argument("--out", default=str(HERE / "results" / "deployment.json"))
     given = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    (proxy, proxy_message), (private, private_message) = serialised("proxy"), serialised("private")
     result: dict[str, Any] = {
         "command": " ".join(["python", "benchmarks/deployment.py", *sys.argv[1:]]),
         "date": datetime.now().strftime("%Y-%m-%d"), "fedekd": __version__, "cores": os.cpu_count(),
-        "load_at_start": os.getloadavg()[0], "rounds": given.rounds, **TRAINING,
-        "proxy_bytes": proxy, "proxy_message_bytes": proxy_message,
-        "private_bytes": private, "private_message_bytes": private_message,
-        "federations": {},
+        "load_at_start": os.getloadavg()[0], "rounds": given.rounds, **TRAINING, "federations": [],
     }  # fmt: skip
-    for count in given.sites:
-        one: dict[str, Any] = {"fedekd": ours(count, given.rounds)}
-        if not given.skip_plain:
-            one["plain Flower FedAvg"] = plain(count, given.rounds)
-        result["federations"][count] = one
-        for name, found in one.items():
-            up, down = found["tcp_bytes_up"], found["tcp_bytes_down"]
-            print(
-                f"{count} sites, {name}: {found['seconds_per_round']:.1f} s a round, per site {up:,.0f} bytes up and "
-                f"{down:,.0f} down by TCP (proxy {proxy:,}, private {private:,})",
-                flush=True,
-            )
+    for pixels in given.pixels:
+        sizes = {"fedekd": serialised("proxy", pixels), "plain Flower FedAvg": serialised("private", pixels)}
+        for count in given.sites:
+            for name, (size, message) in sizes.items():
+                if name != "fedekd" and given.skip_plain:
+                    continue
+                found = (ours if name == "fedekd" else plain)(count, given.rounds, pixels)
+                what = {"pixels": pixels, "sites": count, "what": name, "model_bytes": size, "message_bytes": message}
+                result["federations"].append({**what, **found})
+                up, down = found["tcp_bytes_up"], found["tcp_bytes_down"]
+                print(
+                    f"{pixels} x {pixels}, {count} sites, {name}: {found['seconds_per_round']:.1f} s a round; per site "
+                    f"{up:,.0f} bytes up and {down:,.0f} down by TCP for a model of {size:,}: "
+                    f"{up / size - 1:+.1%} and {down / size - 1:+.1%}",
+                    flush=True,
+                )
     if not given.skip_compression:
         result["compression"] = compression(given.seeds, 10)
     Path(given.out).write_text(json.dumps(result, indent=1) + "\n")

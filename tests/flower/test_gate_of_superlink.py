@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from fedekd.flower.superlink import Gate, from_here
+from fedekd.flower.superlink import PIECE, Gate, from_here
 
 OTHER, HERE = ("10.0.0.9", 5), ("10.0.0.1", 8000)
 
 
-def answer(path: str, client: tuple[str, int] | None, server: tuple[str, int] | None = HERE, kind: str = "http") -> int:
+def answer(path: str, client: tuple[str, int] | None, *, kind: str = "http", **headers: str) -> int:
     """The status that a request gets; 200 is the app's behind the gate."""
     sent: list[dict[str, Any]] = []
 
@@ -28,7 +28,9 @@ def answer(path: str, client: tuple[str, int] | None, server: tuple[str, int] | 
     async def receive() -> None:
         raise AssertionError
 
-    asyncio.run(Gate(app)({"type": kind, "path": path, "client": client, "server": server}, receive, send))
+    given = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": kind, "path": path, "client": client, "server": HERE, "headers": given}
+    asyncio.run(Gate(app, largest=10 * PIECE)(scope, receive, send))
     return sent[0]["status"] if sent else 0
 
 
@@ -43,6 +45,21 @@ def test_other_machines_are_refused(path: str) -> None:
 @pytest.mark.parametrize("path", ["/v1/fleet/pull-messages", "/health"])
 def test_what_sites_need_is_open(path: str) -> None:
     assert answer(path, OTHER) == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "good", "bad"),
+    [
+        ("/v1/fleet/push-object", PIECE + 10_000, PIECE + 100_000),
+        ("/v1/fleet/push-messages", 2000, 4000),
+        ("/v1/fleet/pull-messages", 1000, 100_000),
+    ],
+)
+def test_what_a_site_sends_is_bounded(path: str, good: int, bad: int) -> None:
+    for client in (OTHER, ("127.0.0.1", 5)):
+        assert answer(path, client, content_length=str(good)) == 200
+        assert answer(path, client, content_length=str(bad)) == 413
+        assert answer(path, client, transfer_encoding="chunked") == 411
 
 
 def test_this_machine_is_let_through() -> None:

@@ -265,3 +265,9 @@ def test_the_report_is_on_disk(place):
     settings = server(rounds=1)
     _, report = federate(settings, schema, sites)
     assert json.loads((settings.state / "report.json").read_text()) == report
+
+
+def test_a_model_too_large_for_the_server_is_said_before_anything_is_sent(place):
+    schema, sites, server = place
+    with pytest.raises(FedekdError, match="more than `largest`"):
+        Rounds(replace(server(), largest=1e-3), schema, Hand(sites), 3)

@@ -99,31 +99,43 @@ def test_a_letter_survives_flower():
     same(letter(), wire.from_records(wire.to_records(letter())))
 
 
-LAYOUTS = [
+def test_large_models_travel_in_pieces(monkeypatch):
+    pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
+    monkeypatch.setattr(wire, "PIECE", 1000)
+    both = Letter({}, {"proxy": letter().models["proxy"], "private": wire.pack(model(2), "none")[0]})
+    records = wire.to_records(both)
+    assert len(records) == 1 + -(-(both.size - 2 - 8 * 2) // 1000)
+    same(both, wire.from_records(records))
+    del records["piece 1"]
+    with pytest.raises(FedekdError, match="a message cannot be read"):
+        wire.from_records(records)
+
+
+MODELS = [
     "[]",
     "nonsense",
-    '["none", [], {}]', '["none", [["w", "float32", [3]]], {}]', '["none", [["w", "object", [1]]], {}]',
-    '["none", [["w", "uint8", [-8]]], {}]', '["none", [["w", "uint8", [16]]], {}]', '["none", [[1, "uint8", [8]]], {}]',
-    '["none", [["w", "U2", [1]]], {}]', '["none", [["w", "uint8", [8]]], {"w": "x"}]',
+    '[["proxy", "none", [], {}]]', '[["proxy", "none", [["w", "float32", [3]]], {}]]',
+    '[["proxy", "none", [["w", "object", [1]]], {}]]', '[["proxy", "none", [["w", "uint8", [-8]]], {}]]',
+    '[["proxy", "none", [["w", "uint8", [16]]], {}]]', '[["proxy", "none", [[1, "uint8", [8]]], {}]]',
+    '[["proxy", "none", [["w", "U2", [1]]], {}]]', '[["proxy", "none", [["w", "uint8", [8]]], {"w": "x"}]]',
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_layout_that_does_not_fit_is_one_clear_error(layout):
+@pytest.mark.parametrize("layouts", MODELS)
+def test_a_layout_that_does_not_fit_is_one_clear_error(layouts):
     app = pytest.importorskip("flwr.app", reason="pip install 'fedekd[flower]'")
-    models = app.ArrayRecord({"proxy": app.Array(np.zeros(8, np.uint8))})
-    records = app.RecordDict({"words": app.ConfigRecord({"model proxy": layout}), "models": models})
+    words, piece = app.ConfigRecord({"models": layouts}), app.ConfigRecord({"bytes": bytes(8)})
     with pytest.raises(FedekdError, match="a message cannot be read"):
-        wire.from_records(records)
+        wire.from_records(app.RecordDict({"words": words, "piece 0": piece}))
 
 
 def test_broken_records_are_one_clear_error():
     app = pytest.importorskip("flwr.app", reason="pip install 'fedekd[flower]'")
-    broken = app.Array(dtype="uint8", shape=(2,), stype="numpy.ndarray", data=b"not an array")
-    records = wire.to_records(letter())
-    records["models"] = app.ArrayRecord({"proxy": broken})
-    with pytest.raises(FedekdError, match="a message cannot be read"):
-        wire.from_records(records)
+    for broken in ({"bytes": "text"}, {"bytes": 3}, {}):
+        records = wire.to_records(letter())
+        records["piece 0"] = app.ConfigRecord(broken)
+        with pytest.raises(FedekdError, match="a message cannot be read"):
+            wire.from_records(records)
     with pytest.raises(FedekdError, match="a message cannot be read"):
         wire.from_records(app.RecordDict({}))
 

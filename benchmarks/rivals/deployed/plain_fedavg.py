@@ -60,6 +60,6 @@ def main(grid: Grid, context: Context) -> None:
 
     settings = json.loads(Path(str(context.run_config["server-file"])).read_text())
     strategy = Timed(settings["sites"])
-    start = ArrayRecord(private((1, 8, 8), 10).state_dict())
+    start = ArrayRecord(private((1, settings["pixels"], settings["pixels"]), 10).state_dict())
     strategy.start(grid=grid, initial_arrays=start, num_rounds=settings["rounds"])
     Path(settings["out"]).write_text(json.dumps({"ends": strategy.ends}))

@@ -58,6 +58,9 @@ class Rounds:
             module = models.build(role, make, schema.shape, schema.outputs, server.seed, client=0)
             self.held[role] = {name: t.detach().clone() for name, t in module.state_dict().items()}
             start[role] = {name: w.detach().clone() for name, w in trainable(module).items()}
+        size = max((sum(t.nbytes for t in held.values()) for held in self.held.values()), default=0)
+        if size > server.largest * 1e6:
+            raise FedekdError(f"a model has {size / 1e6:.1f} MB, more than `largest` allows: set it higher")
         self.combiner = Combiner(start)
         self.saved = SavedState(server.state / "federation")
         self.progress = Progress(secrets.token_hex(8), json.dumps([self.terms.text(), schema.text()]))

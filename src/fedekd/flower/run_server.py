@@ -21,6 +21,7 @@ from fedekd.flower.needs import need_flower
 from fedekd.flower.processes import Child, alone, command, environment, say, stop, stopping
 from fedekd.flower.report import Report, read_report
 from fedekd.flower.server_file import Server, check_method, read_server
+from fedekd.flower.superlink import LARGEST
 
 STARTING = 60.0  # seconds a SuperLink may take to answer
 PAUSE = 2.0  # seconds before it is started again
@@ -88,7 +89,7 @@ class _Supervisor:
         """A SuperLink that answers, and the process that runs the ServerApp; both gone at the end."""
         server = self.server
         _, port = checked_address(server.address, "address")
-        env = environment(self.folder / "home", self.file.parent)
+        env = environment(self.folder / "home", self.file.parent, **{LARGEST: str(int(server.largest * 1e6))})
         link = Child(
             "superlink",
             command(

@@ -36,6 +36,7 @@ class Server:
     seed: int = entry("of the initial weights and the batches", 0, low=0)
     min_sites: int = entry("a round counts if at least so many sites answered", 2, low=1)
     deadline: float = entry("seconds a round waits for its sites", 3600.0, low=1)
+    largest: float = entry("megabytes that one site's message may have; more is not taken", 1000.0, low=0.1)
     compression: str = entry("of what is sent: none, fp16 or int8", "none", choices=COMPRESSIONS)
     combine: str = entry(
         "how the sites' models become one: mean, median, trimmed or krum", "mean", choices=COMBINATIONS

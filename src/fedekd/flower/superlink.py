@@ -1,4 +1,4 @@
-"""Flower's SuperLink with a gate in front: other machines reach what sites need, and nothing else.
+"""Flower's SuperLink with a gate in front: other machines reach what sites need, in bounded size, and nothing else.
 
 Flower serves its control API (register a site, submit code to all of them) and its runtime API (take a run's tasks)
 on the port that the sites use, to anyone who can connect. Here those two answer this machine alone.
@@ -8,29 +8,51 @@ on the port that the sites use, to anyone who can connect. Here those two answer
 
 from __future__ import annotations
 
+import importlib
 import ipaddress
-from collections.abc import Awaitable, Callable, MutableMapping
+import os
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+from fedekd.flower.long_poll import App, LongPoll, Receive, Scope, Send
+
 OPEN = ("/v1/fleet/", "/health")
+LARGEST = "FEDEKD_LARGEST"  # environment variable: bytes that one message of a site may have
+DEFAULT = 1_000_000_000
+PIECE = 4 << 20  # bytes of a model in one request, which is held in memory whole
+REQUEST = 1 << 16  # bytes of a request that carries no part of a model
+ANNOUNCED = 80  # bytes in which a message announces one of its parts
 
 
 class Gate:
-    """ASGI middleware that refuses strangers what is not theirs."""
+    """ASGI middleware that refuses strangers what is not theirs, and anyone what would fill the server."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, largest: int = DEFAULT) -> None:
+        parts = -(-largest // PIECE)
         self.app = app
+        self.limits = {"/v1/fleet/push-object": PIECE + REQUEST, "/v1/fleet/push-messages": 2048 + ANNOUNCED * parts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or scope["path"].startswith(OPEN) or from_here(scope):
+        status = 0 if scope["type"] == "lifespan" else self._refusal(scope)
+        if not status:
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
-            await send({"type": "http.response.start", "status": 403, "headers": [(b"content-length", b"0")]})
+            await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
             await send({"type": "http.response.body"})
+
+    def _refusal(self, scope: Scope) -> int:
+        """The status with which a request is refused; 0 lets it in."""
+        path = scope["path"]
+        if not (path.startswith(OPEN) or from_here(scope)):
+            return 403
+        if path.startswith("/v1/fleet/"):
+            headers = dict(scope["headers"])
+            if b"transfer-encoding" in headers:
+                return 411
+            if int(headers.get(b"content-length", b"0")) > self.limits.get(path, REQUEST):
+                return 413
+        return 0
 
 
 def from_here(scope: Scope) -> bool:
@@ -46,13 +68,16 @@ def from_here(scope: Scope) -> bool:
 
 
 def main() -> None:
+    import uvicorn
     from flwr.superlink import extensions
-    from flwr.superlink.cli import flower_superlink
     from starlette.middleware import Middleware
 
-    others = extensions.get_middleware
-    extensions.get_middleware = lambda: (Middleware(Gate), *others())
-    flower_superlink()
+    cli: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
+    gate, others = Middleware(Gate, int(os.environ.get(LARGEST, DEFAULT))), extensions.get_middleware
+    extensions.get_middleware = lambda: (gate, Middleware(LongPoll), *others())
+    # A site that waits for a message must not hold up the SuperLink's end.
+    cli.uvicorn = SimpleNamespace(run=partial(uvicorn.run, timeout_graceful_shutdown=1))
+    cli.flower_superlink()
 
 
 if __name__ == "__main__":

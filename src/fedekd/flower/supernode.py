@@ -1,7 +1,7 @@
-"""Flower's SuperNode, more often in touch: it asks for messages every second, and says every few that it is there.
+"""Flower's SuperNode, more often in touch: it asks again after a second, and says every few that it is there.
 
-Flower's own asks every three seconds, which is most of a short round, and is counted as there for a minute after it
-was killed, in which it is not let in again.
+Flower's own waits three seconds between two questions, which is most of a short round, looks for its app's answer
+twice a second, and is counted as there for a minute after it was killed, in which it is not let in again.
 
     python -m fedekd.flower.supernode ARGUMENTS OF flower-supernode
 """
@@ -12,7 +12,8 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-PAUSE = 1.0  # seconds
+PAUSE = 1.0  # seconds before it asks the server again
+LOOK = 0.1  # seconds between two looks at what is on this machine
 BEAT = 10  # seconds, the least that Flower allows; after two of them without a sign the site counts as away
 
 
@@ -22,7 +23,7 @@ def main() -> None:
     from flwr.supernode.cli import flower_supernode
 
     patched: tuple[Any, ...] = (start_client_internal, heartbeat, fleet_http_connection)
-    patched[0].time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, PAUSE)))
+    patched[0].time = SimpleNamespace(sleep=lambda seconds: time.sleep(PAUSE if seconds > PAUSE else LOOK))
     for module in patched[1:]:
         module.HEARTBEAT_DEFAULT_INTERVAL = BEAT
     flower_supernode()

@@ -20,12 +20,14 @@ from torch import Tensor
 
 from fedekd.errors import FedekdError
 from fedekd.exchange import Message
+from fedekd.flower.superlink import PIECE
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
 
 Word = str | int | float
 LIMIT_FP16 = 65504.0
+LAYOUTS = "models"  # among the words: each model's role, packing, tensors and scales
 PACKED = {"fp16": torch.float16, "int8": torch.int8}
 
 
@@ -126,43 +128,49 @@ def from_state(state: Mapping[str, Any]) -> Letter:
 
 
 def to_records(letter: Letter) -> RecordDict:
-    """Words in one record, each model as one flat array: every array costs Flower a request of its own."""
-    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+    """Words in one record and all models' bytes in another, or in several: every record costs Flower a request."""
+    from flwr.app import ConfigRecord, RecordDict
 
-    words, flat = dict(letter.words), {}
+    layouts, content = [], bytearray()
     for role, packed in letter.models.items():
         layout = [[name, str(array.dtype), list(array.shape)] for name, array in packed.arrays.items()]
-        words[f"model {role}"] = json.dumps([packed.how, layout, packed.scales], separators=(",", ":"))
-        content = b"".join(np.ascontiguousarray(array).tobytes() for array in packed.arrays.values())
-        flat[role] = Array(np.frombuffer(content, np.uint8))
-    return RecordDict({"words": ConfigRecord(words), "models": ArrayRecord(flat)})  # type: ignore[arg-type]
+        layouts.append([role, packed.how, layout, packed.scales])
+        for array in packed.arrays.values():
+            content += np.ascontiguousarray(array).tobytes()
+    words = {**letter.words, LAYOUTS: json.dumps(layouts, separators=(",", ":"))}
+    pieces = [bytes(content[start : start + PIECE]) for start in range(0, len(content), PIECE)]
+    records = {f"piece {number}": ConfigRecord({"bytes": piece}) for number, piece in enumerate(pieces)}
+    return RecordDict({"words": ConfigRecord(words), **records})  # type: ignore[arg-type,dict-item]
 
 
 def from_records(records: RecordDict) -> Letter:
     """A letter from what another machine sent; raises ``FedekdError`` for anything else."""
     try:
-        words: dict[str, Any] = dict(records.config_records["words"])
+        found: dict[str, Any] = dict(records.config_records)
+        words = dict(found.pop("words"))
         if not all(isinstance(word, (str, int, float)) for word in words.values()):
             raise TypeError
+        layouts = json.loads(words.pop(LAYOUTS))
+        content = memoryview(b"".join(found[f"piece {number}"]["bytes"] for number in range(len(found))))
         models = {}
-        for role, array in records.array_records["models"].items():
-            how, layout, scales = json.loads(words.pop(f"model {role}"))
-            arrays = _cut(array.numpy(), layout)
-            models[role] = Packed(str(how), arrays, {str(k): float(v) for k, v in scales.items()})
+        for role, how, layout, scales in layouts:
+            arrays, content = _cut(content, layout)
+            models[str(role)] = Packed(str(how), arrays, {str(k): float(v) for k, v in scales.items()})
+        if content:
+            raise ValueError("left over")
     except Exception as error:  # numpy, json and Flower raise a dozen kinds for broken bytes
         raise FedekdError(f"a message cannot be read ({type(error).__name__})") from None
     return Letter(words, models)
 
 
-def _cut(flat: np.ndarray, layout: list[Any]) -> dict[str, np.ndarray]:
-    content, start, arrays = flat.tobytes(), 0, {}
+def _cut(content: memoryview, layout: list[Any]) -> tuple[dict[str, np.ndarray], memoryview]:
+    """One model's arrays, and the bytes that come after them."""
+    arrays = {}
     for name, kind, shape in layout:
         dtype = np.dtype(kind)
         if dtype.kind not in "biuf" or not isinstance(name, str) or not all(type(n) is int and n >= 0 for n in shape):
             raise ValueError(kind)
-        end = start + dtype.itemsize * math.prod(shape)
-        arrays[name] = np.frombuffer(content[start:end], dtype).reshape(shape).copy()
-        start = end
-    if start != len(content):
-        raise ValueError("left over")
-    return arrays
+        end = dtype.itemsize * math.prod(shape)
+        arrays[name] = np.frombuffer(content[:end], dtype).reshape(shape).copy()
+        content = content[end:]
+    return arrays, content

@@ -1,0 +1,90 @@
+"""A site that asks for a message when there is none is answered once there is one, not with an empty hand at once.
+
+Flower's sites ask again and again, and every question costs a kilobyte of headers; asking seldom would cost time
+instead. This waits in the SuperLink, in front of Flower's own handling, and only for so long that nobody in between
+takes the connection for dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+Scope = MutableMapping[str, Any]
+Event = dict[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Event], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+QUESTION = "/v1/fleet/pull-messages"
+NEWS = "/v1/runtime/push-"  # how the ServerApp hands in messages and what belongs to them
+HOLD = 20.0  # seconds; Flower's sites wait 30 for an answer
+LOOK = 0.1  # seconds between two looks whether anything was handed in
+
+
+class LongPoll:
+    """ASGI middleware."""
+
+    def __init__(self, app: App) -> None:
+        self.app, self.news = app, 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if path == QUESTION:
+            await self._hold(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
+        self.news += path.startswith(NEWS)
+
+    async def _hold(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await _body(receive)
+        gone = asyncio.ensure_future(receive())  # all that can come now is that the site hangs up
+        until = asyncio.get_running_loop().time() + HOLD
+        try:
+            while True:
+                known = self.news
+                answer = await self._ask(scope, body, gone)
+                if not _empty(answer) or not await self._news(known, gone, until):
+                    break
+            for event in answer if not gone.done() else []:
+                await send(event)
+        finally:
+            gone.cancel()
+
+    async def _ask(self, scope: Scope, body: bytes, gone: asyncio.Future[Any]) -> list[Event]:
+        """What the app answers, asked anew: it finds the request as it came."""
+        rest = [{"type": "http.request", "body": body}]
+        answer: list[Event] = []
+
+        async def receive() -> Any:
+            return rest.pop() if rest else await asyncio.shield(gone)
+
+        async def send(event: Event) -> None:
+            answer.append(event)
+
+        await self.app(dict(scope), receive, send)
+        return answer
+
+    async def _news(self, known: int, gone: asyncio.Future[Any], until: float) -> bool:
+        """Wait until something was handed in: True. False if the site hung up or the time is over."""
+        while self.news == known:
+            left = until - asyncio.get_running_loop().time()
+            if left <= 0 or (await asyncio.wait({gone}, timeout=min(LOOK, left)))[0]:
+                return False
+        return True
+
+
+async def _body(receive: Receive) -> bytes:
+    body, more = b"", True
+    while more:
+        event = await receive()
+        body += event.get("body", b"")
+        more = event.get("more_body", False)
+    return body
+
+
+def _empty(answer: list[Event]) -> bool:
+    """Whether it is a good answer without any message: a protobuf of no bytes."""
+    good = any(event.get("status") == 200 for event in answer)
+    return good and not any(event.get("body") for event in answer)
