@@ -8,6 +8,7 @@ was killed, in which it is not let in again.
 
 from __future__ import annotations
 
+import os
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,7 @@ def main() -> None:
     for module in patched[1:]:
         module.HEARTBEAT_DEFAULT_INTERVAL = BEAT
     flower_supernode()
+    os._exit(1)  # the connection is lost, and Flower's thread for its local HTTP server would never end
 
 
 if __name__ == "__main__":
