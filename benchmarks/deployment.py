@@ -215,6 +215,8 @@ class ByHand:
     def online(self) -> set[int]:
         return set(self.sites)
 
+    admitted = online
+
     def send(self, node: int, kind: str, letter: Letter) -> None:
         self.answers.append((node, site_work.answer(self.sites[node], kind, letter)))
 

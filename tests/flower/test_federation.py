@@ -29,7 +29,10 @@ from fedekd.flower.server_file import read_server
 from fedekd.flower.site_file import read_site
 
 HERE = Path(__file__).parent
-SITE = "import sys; from fedekd.flower.run_site import run_site; run_site(sys.argv[1], app=sys.argv[2])"
+SITE = (  # with less patience than is usual, for a quick end
+    "import sys; from fedekd.flower import run_site; run_site.LOST, run_site.STAY = 20, 5; "
+    "run_site.run_site(sys.argv[1], app=sys.argv[2])"
+)
 SERVER = "import sys; from fedekd.flower.run_server import run_server; print(run_server(sys.argv[1]))"
 OWN = "fedekd.flower.client_app:app"
 SETTINGS = {"rounds": 2, "epochs": 2, "batch_size": 16, "lr": 3e-3, "proxy": "tiny:tiny_proxy"}
@@ -139,6 +142,12 @@ def test_a_federation_with_bad_neighbours(town) -> None:
         assert text not in ears["z-corrupt"].up
         assert text not in ears["north"].up
     assert b"z-corrupt" in ears["z-corrupt"].up, "its name did leave, so the ear was at the right door"
+
+    here.wait(lambda: here.child("south").code is not None, 90, "end of a site after the server's")
+    (own,) = (here.folder / "south" / "state").glob("*/report.json")
+    assert here.child("south").code == 0, here.told()
+    assert f"federation {own.parent.name} is complete, its report is {own}" in here.child("south").lines()[-1]
+    assert here.child("z-corrupt").code is None, "it has seen no federation's end"
 
 
 def only_what_is_declared_leaves(here: Town, sent: bytes) -> None:

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import configparser
+import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,8 +38,8 @@ def test_a_server_and_a_site_are_made_ready(
     assert all(path.is_file() for path in (server.ca, server.certificate, server.key))
     assert local_address(server) == "127.0.0.1:8443"
     service = unit(tmp_path / "hub" / "fedekd-server.service")
-    assert service["ExecStart"].endswith(f"-m fedekd server run {tmp_path}/hub/server.toml")
-    assert service["ReadWritePaths"] == str(server.state)
+    assert service["ExecStart"].endswith(f'-m fedekd server run "{tmp_path}/hub/server.toml"')
+    assert service["ReadWritePaths"] == f'"{server.state}"'
     for key in ("NoNewPrivileges", "PrivateTmp"):
         assert service[key] == "yes"
 
@@ -51,6 +55,30 @@ def test_a_server_and_a_site_are_made_ready(
     assert read_node_key(site.key).public_key() == read_public_key(tmp_path / "north" / "keys" / "north.pub")
     assert {path.stat().st_mode & 0o777 for path in (site.state, server.state)} == {0o700}
     assert unit(tmp_path / "north" / "fedekd-site.service")["User"] == "fedekd"
+
+
+@pytest.mark.parametrize("kind", ["server", "site"])
+def test_units_bear_any_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    python, own = tmp_path / "a b%c$d" / "python", tmp_path / 'a b%c$d"e\\f'
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    monkeypatch.setattr(sys, "executable", str(python))
+    given = ["--address", "a:1"] if kind == "server" else ["--name", "north", *SITE]
+    assert main([kind, "init", str(own), *given]) == 0
+    file = own / f"fedekd-{kind}.service"
+    service = unit(file)
+    assert service["ExecStart"] == (
+        rf'"{tmp_path}/a b%%c$d/python" -m fedekd {kind} run "{tmp_path}/a b%%c$$d\"e\\f/{kind}.toml"'
+    )
+    assert service["ReadWritePaths"] == rf'"{tmp_path}/a b%%c$d\"e\\f/state"'
+    start = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("start with: "))
+    assert shlex.split(start)[-1] == f"{own}/{kind}.toml"
+    if analyze := shutil.which("systemd-analyze"):
+        done = subprocess.run([analyze, "verify", file], capture_output=True, text=True, timeout=60)
+        said = (done.stdout + done.stderr).splitlines()
+        assert not [line for line in said if file.name in line], "of other units on this machine it may say anything"
 
 
 def test_given_certificates_are_used_where_they_are(tmp_path: Path) -> None:

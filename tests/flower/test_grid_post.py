@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -13,6 +14,7 @@ pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
 from flwr.app import ConfigRecord, Message, Metadata, RecordDict
 from flwr.app.message import make_message
 from flwr.supercore.task_identity import TaskIdentity
+from village import make_server
 
 from fedekd.errors import FedekdError
 from fedekd.flower import wire
@@ -53,9 +55,9 @@ class Grid:
         return make_message(metadata=about, content=wire.to_records(Letter({"code": 0, "name": str(node)})))
 
 
-def test_broken_and_half_sent_answers_cost_the_others_nothing() -> None:
+def test_broken_and_half_sent_answers_cost_the_others_nothing(tmp_path: Path) -> None:
     grid = Grid(broken={2}, half={4})
-    post, heard = GridPost(grid, 60.0), dict[int, int]()
+    post, heard = GridPost(grid, make_server(tmp_path)), dict[int, int]()
     for node in (1, 2, 3, 4):
         post.send(node, "visit", Letter({}))
     end = time.monotonic() + 30
@@ -69,10 +71,10 @@ def test_broken_and_half_sent_answers_cost_the_others_nothing() -> None:
     assert post.receive() == [], "what comes too late is not heard"
 
 
-def test_a_superlink_that_is_gone_is_no_fault_of_a_site() -> None:
+def test_a_superlink_that_is_gone_is_no_fault_of_a_site(tmp_path: Path) -> None:
     grid = Grid(set(), set())
     grid.pull_messages = lambda _: (_ for _ in ()).throw(httpx.ConnectError("gone"))  # type: ignore[method-assign]
-    post = GridPost(grid, 60.0)
+    post = GridPost(grid, make_server(tmp_path))
     post.send(1, "visit", Letter({}))
     while post.come.empty():
         post.wait(0.01)

@@ -232,6 +232,62 @@ def test_two_nodes_cannot_have_one_name(place):
     assert not twin.state.exists() or not list(twin.state.glob("*/state.pt"))
 
 
+def begun(place, **settings):
+    """A federation after its first visit, and birch once more, with another key and an empty disk."""
+    schema, sites, server = place
+    post = Hand(sites)
+    rounds = Rounds(server(rounds=3, deadline=0.2, **settings), schema, post, 3)
+    rounds.began = 0.0
+    rounds._gather(first=True)
+    rounds._visit(rounds.visits[0])
+    post.sites[2001] = replace(sites[1], state=sites[1].state.with_name("new"))
+    return rounds, post
+
+
+@pytest.mark.parametrize("compression", ["none", "int8"])
+def test_a_new_key_has_the_name_and_number_of_the_one_it_replaces(place, compression):
+    rounds, post = begun(place, compression=compression)
+    numbers = dict(rounds.progress.roster.numbers)
+    post.revoked = {1001}
+    for visit in rounds.visits[1:]:
+        rounds._gather(first=False)
+        rounds._visit(visit)
+    report = rounds.report()
+    assert report["counted"] == [["alder", "birch", "cedar"]] * 4
+    assert report["refused"] == []
+    assert rounds.progress.roster.numbers == numbers
+    assert rounds.progress.roster.nodes["birch"] == 2001
+    codes = {reply.words["code"] for name, _, reply in post.sent if name == "birch"}
+    assert codes == {0}, "it got all that it lacked, at once"
+    held = state_of(post.sites[2001])["held"]["proxy"]
+    assert all(torch.equal(held[k], w) for k, w in rounds.held["proxy"].items())
+
+
+def test_a_name_stays_with_a_key_that_is_only_offline(place, caplog):
+    rounds, post = begun(place)
+    post.asleep = {1001}
+    rounds._gather(first=False)
+    rounds._visit(rounds.visits[1])
+    assert rounds.progress.roster.nodes["birch"] == 1001
+    assert "turned away: the name 'birch' belongs to another key" in caplog.text
+    post.revoked, post.asleep = {1001}, {2001}
+    rounds._gather(first=False)
+    assert rounds.progress.roster.nodes["birch"] == 1001, "and nobody wants it yet"
+    post.asleep = set()
+    rounds._gather(first=False)
+    rounds._visit(rounds.visits[2])
+    assert rounds.progress.roster.nodes["birch"] == 2001
+    assert [("birch" in names) for names in rounds.report()["counted"]] == [True, False, True]
+
+
+def test_a_name_that_is_free_goes_to_one_key(place):
+    rounds, post = begun(place)
+    post.sites[2002] = replace(post.sites[2001], state=post.sites[2001].state.with_name("newer"))
+    post.revoked = {1001}
+    rounds._gather(first=False)
+    assert rounds.progress.roster.nodes == {"alder": 1000, "birch": 2001, "cedar": 1002}
+
+
 def test_a_site_with_corrupt_data_stays_out_and_only_a_code_says_so(place):
     schema, sites, server = place
     with open(sites[2].data, "wb") as file:

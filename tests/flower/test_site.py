@@ -269,5 +269,8 @@ def test_a_repeated_visit_is_answered_from_the_disk(tmp_path, digits, schema):
             "visit": 2,
             "number": rounds.progress.roster.numbers[site.name],
         }
+        (report,) = site.state.glob("*/report.json")
+        os.utime(report, (1, 1))
         assert answer(site, "visit", Letter(words)).words == last[site.name].words
         assert next(site.state.glob("*/state.pt")).read_bytes() == before[site.name]
+        assert report.stat().st_mtime > 1, "a site that was started again sees that its federation has just ended"

@@ -34,12 +34,16 @@ class Hand:
     def __init__(self, sites: list[Site], spoil: Callable[[str, str, Letter], Letter | None] | None = None) -> None:
         self.sites = {1000 + k: site for k, site in enumerate(sites)}
         self.spoil = spoil or (lambda name, kind, reply: reply)
-        self.asleep: set[str] = set()
+        self.asleep: set[str | int] = set()  # names or nodes
+        self.revoked: set[int] = set()
         self.waiting: list[tuple[int, Letter | None]] = []
         self.sent: list[tuple[str, str, Letter]] = []
 
     def online(self) -> set[int]:
-        return {node for node, site in self.sites.items() if site.name not in self.asleep}
+        return {node for node in self.admitted() if not {node, self.sites[node].name} & self.asleep}
+
+    def admitted(self) -> set[int]:
+        return set(self.sites) - self.revoked
 
     def send(self, node: int, kind: str, letter: Letter) -> None:
         site = self.sites[node]

@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
     )
     schema.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
     schema.add_argument("--out", default="schema.json", metavar="FILE", help="(default: schema.json)")
-    run = command(actions, "run", run_site, "join the federation and stay connected")
+    run = command(actions, "run", run_site, "join the federation and stay connected until it is over")
     run.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
 
 

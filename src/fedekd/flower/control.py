@@ -49,6 +49,13 @@ class Control:
             self.client.UnregisterNode(api.UnregisterNodeRequest(node_id=node.node_id))
         return sorted(came.values()), sorted(node.name or str(node.node_id) for node in gone)
 
+    def admitted(self) -> set[int]:
+        """The nodes whose keys are let in, whether they are connected or not."""
+        from flwr.proto import control_pb2 as api
+
+        nodes = self.client.ListNodes(api.ListNodesRequest()).nodes_info
+        return {node.node_id for node in nodes if not node.unregistered_at}
+
     def online(self) -> list[str]:
         from flwr.proto import control_pb2 as api
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -72,14 +73,14 @@ def _fill_server(
     }  # fmt: skip
     file = _write_settings(Server, "A federation's server. `fedekd server run` reads this file.", folder, values)
     read_server(file)
-    unit = _unit(folder, "fedekd-server.service", f"fedekd server ({address})", f"server run {file}", user)
+    unit = _unit(folder, "fedekd-server.service", f"fedekd server ({address})", "server run", file, user)
     return [
         f"give every site: {ca}",
         f"put each site's public key into: {folder / 'nodes'}/",
         f"put the schema that the sites agree on (`fedekd site schema` at one of them) at: {folder / 'schema.json'}",
         f"set method, rounds and the rest in: {file}",
-        f"start with: fedekd server run {file}",
-        f"or as a service of user {user}: cp {unit} /etc/systemd/system/ && systemctl enable --now {unit.name}",
+        f"start with: fedekd server run {shlex.quote(str(file))}",
+        _as_a_service(unit, user),
         *(
             []
             if certificates
@@ -121,14 +122,14 @@ def _fill_site(
     }  # fmt: skip
     file = _write_settings(Site, "A site of a federation. `fedekd site run` reads this file.", folder, values)
     read_site(file)
-    unit = _unit(folder, "fedekd-site.service", f"fedekd site {name}", f"site run {file}", user)
+    unit = _unit(folder, "fedekd-site.service", f"fedekd site {name}", "site run", file, user)
     return [
         f"send to the server's administrator: {public}",
         *([] if ca else [f"get the server's ca.crt from its administrator and put it at: {folder / 'ca.crt'}"]),
         f"look through: {file}",
-        f"check with: fedekd site check {file}",
-        f"start with: fedekd site run {file}",
-        f"or as a service of user {user}: cp {unit} /etc/systemd/system/ && systemctl enable --now {unit.name}",
+        f"check with: fedekd site check {shlex.quote(str(file))}",
+        f"start with: fedekd site run {shlex.quote(str(file))}",
+        _as_a_service(unit, user),
     ]
 
 
@@ -167,7 +168,7 @@ def _absolute(data: str) -> str:
     return str(path.absolute()) if "/" in data or path.suffix.lower() in (".csv", ".npz") or path.exists() else data
 
 
-def _unit(folder: Path, name: str, description: str, arguments: str, user: str) -> Path:
+def _unit(folder: Path, name: str, description: str, command: str, file: Path, user: str) -> Path:
     """A systemd unit that can write to the state folder and to nothing else."""
     text = f"""[Unit]
 Description={description}
@@ -178,7 +179,7 @@ StartLimitBurst=10
 
 [Service]
 User={user}
-ExecStart={sys.executable} -m fedekd {arguments}
+ExecStart={_word(sys.executable)} -m fedekd {command} {_word(file).replace("$", "$$")}
 Restart=on-failure
 RestartSec=60
 KillMode=mixed
@@ -187,7 +188,7 @@ UMask=0077
 NoNewPrivileges=yes
 ProtectSystem=strict
 ProtectHome=read-only
-ReadWritePaths={folder / "state"}
+ReadWritePaths={_word(folder / "state")}
 PrivateTmp=yes
 ProtectKernelTunables=yes
 ProtectKernelModules=yes
@@ -202,3 +203,14 @@ RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
 WantedBy=multi-user.target
 """
     return write_new(folder / name, text.encode())
+
+
+def _word(text: str | Path) -> str:
+    """A path in a unit, whatever is in its name. Only a command's arguments (not the command) need $ doubled too."""
+    escaped = str(text).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return f'"{escaped}"'
+
+
+def _as_a_service(unit: Path, user: str) -> str:
+    copy = f"cp {shlex.quote(str(unit))} /etc/systemd/system/"
+    return f"or as a service of user {user}: {copy} && systemctl enable --now {unit.name}"

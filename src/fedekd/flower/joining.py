@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from fedekd.flower.addresses import usable_name
 from fedekd.flower.codes import Code
@@ -44,7 +44,7 @@ class Joining:
         there = len(self.roster.nodes) + len(self.names) + len(self.away)
         return self.asked <= set(self.names) | self.away and there >= self.expected
 
-    def close(self) -> None:
+    def close(self, admitted: Container[int]) -> None:
         """Enter all that agreed, at once: numbers go by name, not by who was quickest.
 
         One that is there and says nothing is not waited for again.
@@ -52,7 +52,7 @@ class Joining:
         for node in self.asked - set(self.names) - self.away:
             self.away.add(node)
             log.warning("node %d does not answer; it is asked again after a restart", node)
-        for node, reason in self.roster.admit(self.names).items():
+        for node, reason in self.roster.admit(self.names, admitted).items():
             self.away.add(node)
             log.warning("turned away: %s", reason)
         for node in self.names:

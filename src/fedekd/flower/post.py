@@ -21,6 +21,7 @@ class Post(Protocol):
     """Letters to nodes, and their answers."""
 
     def online(self) -> set[int]: ...
+    def admitted(self) -> set[int]: ...  # whose keys are let in, online or not
     def send(self, node: int, kind: str, letter: Letter) -> None: ...
     def receive(self) -> list[tuple[int, Letter | None]]: ...  # None: this letter will not be answered
     def forget(self) -> None: ...  # answers to letters sent before are of no more use

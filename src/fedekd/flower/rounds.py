@@ -104,8 +104,11 @@ class Rounds:
         joining = Joining(roster, self.away, Letter(dict(words)), self.expected if first else 0)
         if not converse(self.post, joining, server.deadline):
             log.warning("waited %g s for sites to join", server.deadline)
-        joining.close()
+        joining.close(self.post.admitted() if joining.names else ())
         if joining.names:
+            # A new key may have come with a new disk: whoever has just joined gets all that there is.
+            current = self.progress.current
+            self.progress.current = [name for name in current if roster.nodes.get(name) not in joining.names]
             self._save()  # a site's number must outlive a kill
         if len(roster.nodes) < server.min_sites:
             raise TooFew(

@@ -15,10 +15,12 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
 from fedekd.errors import FedekdError
-from fedekd.flower import wire
+from fedekd.flower import control, wire
 from fedekd.flower.atomic import write_text
 from fedekd.flower.codes import Code
 from fedekd.flower.logs import log_to
+from fedekd.flower.run_server import local_address
+from fedekd.flower.server_file import Server, read_server
 from fedekd.flower.wire import Letter
 
 app = ServerApp()
@@ -36,13 +38,20 @@ class GridPost:
     sender died while it was sent, and raises for bytes that are no message: neither must cost the other sites anything.
     """
 
-    def __init__(self, grid: Grid, deadline: float) -> None:
-        self.grid, self.deadline = grid, deadline
+    def __init__(self, grid: Grid, server: Server) -> None:
+        self.grid, self.server, self.deadline = grid, server, server.deadline
         self.sent: dict[str, int] = {}
         self.come: SimpleQueue[tuple[str, Letter | httpx.HTTPError | None]] = SimpleQueue()
 
     def online(self) -> set[int]:
         return set(self.grid.get_node_ids())
+
+    def admitted(self) -> set[int]:
+        try:
+            with control.connected(local_address(self.server), self.server.ca) as superlink:
+                return superlink.admitted()
+        except control.Unreachable as error:
+            raise ConnectionError(str(error)) from None  # no error of the settings: the next run may well go through
 
     def send(self, node: int, kind: str, letter: Letter) -> None:
         message = Message(wire.to_records(letter), node, TYPES[kind], ttl=self.deadline + EXTRA)
@@ -100,7 +109,6 @@ def main(grid: Grid, context: Context) -> None:
     from fedekd.flower.post import TooFew
     from fedekd.flower.rounds import Rounds
     from fedekd.flower.schema import Schema
-    from fedekd.flower.server_file import read_server
 
     file = Path(str(context.run_config["server-file"]))
     server = read_server(file)
@@ -109,7 +117,7 @@ def main(grid: Grid, context: Context) -> None:
         if server.schema is None:
             raise FedekdError(f"{file} names no `schema`; make one with `fedekd site schema`")
         expected = max(server.min_sites, len(list(server.nodes.glob("*.pub"))))
-        Rounds(server, Schema.read(server.schema), GridPost(grid, server.deadline), expected).run()
+        Rounds(server, Schema.read(server.schema), GridPost(grid, server), expected).run()
     except TooFew as error:
         log.error("%s", error)
         raise

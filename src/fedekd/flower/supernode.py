@@ -8,6 +8,7 @@ twice a second, and is counted as there for a minute after it was killed, in whi
 
 from __future__ import annotations
 
+import os
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,7 @@ def main() -> None:
     for module in patched[1:]:
         module.HEARTBEAT_DEFAULT_INTERVAL = BEAT
     flower_supernode()
+    os._exit(1)  # the connection is lost, and Flower's thread for its local HTTP server would never end
 
 
 if __name__ == "__main__":
