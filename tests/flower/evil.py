@@ -30,3 +30,4 @@ def with_other_shapes(message: Message, context: Context) -> Message:
 
 for app in (nan, shape):
     app.query("join")(client_app.join)
+    app.query("end")(client_app.end)

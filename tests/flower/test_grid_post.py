@@ -82,6 +82,15 @@ def test_a_superlink_that_is_gone_is_no_fault_of_a_site(tmp_path: Path) -> None:
         post.receive()
 
 
+@pytest.mark.parametrize("answer", [[], [None]])
+def test_a_message_that_flower_does_not_take_will_not_be_answered(tmp_path: Path, answer: list[None]) -> None:
+    grid = Grid(set(), set())
+    grid.push_messages = lambda _: answer  # type: ignore[method-assign]
+    post = GridPost(grid, make_server(tmp_path))
+    post.send(7, "visit", Letter({}))
+    assert post.receive() == [(7, None)]
+
+
 @pytest.mark.parametrize("word", [b"bytes", [1, 2], ["a"]])
 def test_words_are_text_and_numbers(word) -> None:
     records = wire.to_records(Letter({"code": 0}))

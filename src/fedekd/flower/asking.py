@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 
 from fedekd.flower.codes import Code
@@ -11,28 +12,35 @@ from fedekd.flower.roster import Roster
 from fedekd.flower.wire import Letter
 
 log = logging.getLogger("fedekd.server")
+LOST = 3  # answers that may be lost in one visit
 
 
 class Asking:
-    """``letter`` goes to sites that took part in the visit before (``current``), ``whole`` to those that did not."""
+    """``letter`` goes to sites that took part in the visit before (``current``), ``whole`` to those that did not.
+
+    ``away`` are the nodes that could not join: one that is not there now was restarted, and is no longer among them.
+    """
 
     def __init__(
         self,
         roster: Roster,
+        away: set[int],
         current: Collection[str],
         letter: Letter,
         whole: Letter,
         failed: Callable[[str, str], None],
     ) -> None:
-        self.roster, self.letter, self.whole, self.failed = roster, letter, whole, failed
+        self.roster, self.away, self.letter, self.whole, self.failed = roster, away, letter, whole, failed
         self.expected = set(current)
         self.behind = set(roster.nodes) - set(current)
         self.asked: set[str] = set()
         self.gone: set[str] = set()
+        self.lost: Counter[str] = Counter()
         self.replies: dict[str, Letter] = {}
         self.bytes_up = self.bytes_down = 0
 
     def due(self, online: set[int]) -> Iterable[tuple[int, str, Letter]]:
+        self.away &= online
         first = not self.asked
         for name, node in sorted(self.roster.nodes.items()):
             if node not in online or name in self.asked or name in self.gone or name in self.replies:
@@ -51,6 +59,9 @@ class Asking:
             return
         if reply is None:
             self.asked.discard(name)
+            self.lost[name] += 1
+            if self.lost[name] == LOST:
+                self._fails(name, "its app crashes, or its connection breaks off again and again")
             return
         self.bytes_up += reply.size
         code = code_of(reply)
@@ -60,13 +71,16 @@ class Asking:
             self.behind.add(name)
             self.asked.discard(name)
         else:
-            self.gone.add(name)
-            self.failed(name, code.meaning)
+            self._fails(name, code.meaning)
             if code == Code.UNKNOWN:
                 self.roster.forget(name)
 
+    def _fails(self, name: str, reason: str) -> None:
+        self.gone.add(name)
+        self.failed(name, reason)
+
     def done(self) -> bool:
-        return bool(self.asked) and not self.late
+        return bool(self.asked or self.gone) and not self.late
 
     @property
     def late(self) -> list[str]:

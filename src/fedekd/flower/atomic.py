@@ -10,12 +10,21 @@ from fedekd.store import write_whole
 
 def write_bytes(path: Path, content: bytes, option: str = "`state`") -> None:
     """Temporary file, fsync, rename, fsync of the folder. ``option`` is where the user named the place."""
+    make_folder(path.parent)
     write_whole(path, content, option)
     sync_folder(path.parent)
 
 
 def write_text(path: Path, text: str, option: str = "`state`") -> None:
     write_bytes(path, text.encode(), option)
+
+
+def make_folder(folder: Path) -> None:
+    """A folder that lasts, with those above it."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
 
 
 def sync_folder(folder: Path) -> None:

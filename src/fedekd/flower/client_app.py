@@ -26,6 +26,11 @@ def visit(message: Message, context: Context) -> Message:
     return _answered("visit", message, context)
 
 
+@app.query("end")
+def end(message: Message, context: Context) -> Message:
+    return _answered("end", message, context)
+
+
 def _answered(kind: str, message: Message, context: Context) -> Message:
     try:
         letter = _answer(kind, message, context)

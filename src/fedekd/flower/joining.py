@@ -23,7 +23,7 @@ class Joining:
         self.names: dict[int, str] = {}
 
     def due(self, online: set[int]) -> Iterable[tuple[int, str, Letter]]:
-        self.away &= online  # one that was restarted may have been mended
+        self.away &= online  # one that was restarted may have been mended, and is asked again
         known = set(self.roster.nodes.values())
         for node in sorted(online - known - self.away - self.asked):
             self.asked.add(node)

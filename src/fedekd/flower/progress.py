@@ -46,7 +46,8 @@ class Progress:
         return cls(**{**state, "roster": Roster.restored(state["roster"])})
 
     def sites(self) -> list[dict[str, Any]]:
-        return [{"name": name, **self.numbers.get(name, {})} for name in self.roster.numbers]
+        told = self.numbers
+        return [{"name": name, "answered": name in told, **told.get(name, {})} for name in self.roster.numbers]
 
 
 def numbers_in(reply: Letter) -> dict[str, Any]:

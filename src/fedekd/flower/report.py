@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 KEPT = "kept"  # shown for a number that its site does not share
+AWAY = "no answer"  # for a site that was away at the end
 
 
 @dataclass(frozen=True)
@@ -68,15 +69,15 @@ def _table(report: Report) -> Table:
     for heading in ("n", "alone", "with", "Δ"):
         table.add_column(heading, justify="right")
     for site in report.sites:
-        delta = _number(site.get("delta"), "+.4f")
-        alone, joined = _number(site.get("local"), ".4f"), _number(site.get("value"), ".4f")
-        table.add_row(str(site.get("name", "?")), _number(site.get("n"), "d"), alone, joined, delta)
+        forms = {"n": "d", "local": ".4f", "value": ".4f", "delta": "+.4f"}
+        missing = KEPT if site.get("answered", True) else AWAY
+        table.add_row(str(site.get("name", "?")), *(_number(site.get(k), form, missing) for k, form in forms.items()))
     return table
 
 
-def _number(value: Any, form: str) -> str:
+def _number(value: Any, form: str, missing: str) -> str:
     if value is None:
-        return KEPT
+        return missing
     try:
         return format(value, form)
     except (TypeError, ValueError):

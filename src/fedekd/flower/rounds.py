@@ -21,11 +21,12 @@ from fedekd.engines.client import trainable
 from fedekd.errors import FedekdError
 from fedekd.exchange import Server as Combiner
 from fedekd.exchange import averaging_weights, shared_roles
-from fedekd.flower import uploads, wire
+from fedekd.flower import parting, uploads, wire
 from fedekd.flower.asking import Asking
 from fedekd.flower.atomic import write_text
 from fedekd.flower.combine import combination
 from fedekd.flower.joining import Joining
+from fedekd.flower.parting import Parting
 from fedekd.flower.post import Post, TooFew, converse
 from fedekd.flower.progress import Progress, numbers_in
 from fedekd.flower.saved_state import SavedState
@@ -75,6 +76,8 @@ class Rounds:
                 self._visit(visit)
             report = self.report()
             write_text(self.server.state / "report.json", json.dumps(report, indent=1) + "\n")
+            letter = Letter({"federation": self.progress.federation})
+            converse(self.post, Parting(self.progress.roster, letter), parting.SECONDS)
             return report
 
     def _continue(self) -> None:
@@ -123,11 +126,12 @@ class Rounds:
             progress.refused.append({"visit": visit.number, "site": name, "reason": reason})
             log.warning("%s: %s does not count: %s", place, name, reason)
 
-        asking = Asking(progress.roster, progress.current, *self._letters(visit), failed)
+        asking = Asking(progress.roster, self.away, progress.current, *self._letters(visit), failed)
         if not converse(self.post, asking, self.server.deadline):
             log.warning("%s: no answer within %g s from %s", place, self.server.deadline, ", ".join(asking.late))
         counted = self._checked(visit, asking.replies, failed)
         if len(counted) < self.server.min_sites:
+            self._save()  # a site that has to join again must do so in the next try
             raise TooFew(
                 f"{place} failed: {len(counted)} of at least {self.server.min_sites} sites gave a usable answer; "
                 "the lines above say why, and the sites' own logs say more"

@@ -16,12 +16,11 @@ from fedekd.flower.executor import OWN_APP
 from fedekd.flower.keys import write_new
 from fedekd.flower.needs import need_flower
 from fedekd.flower.processes import Child, alone, command, environment, say, stopping
-from fedekd.flower.site_file import Site, read_site
+from fedekd.flower.site_file import ENDED, Site, read_site
 
 PAUSE = 3.0  # seconds before a SuperNode is started again
 LOST = 60  # seconds a SuperNode tries to reach a server that does not answer before it is started anew
 LOOK = 0.5  # seconds between two looks at the processes
-STAY = 240  # seconds that a site waits, after the end of its federation, for a server that may be starting again
 YOUNG, CRASHES = 60, 5  # an executor that ends so young, so many times in a row, is broken
 
 
@@ -42,8 +41,8 @@ class _Supervisor:
         self.children: list[Child] = []
         self.connected, self.last_good = False, time.monotonic()
         self.reason = ""  # why there is no connection, as it was last said
-        self.owes = False  # whether the last connection ended before an answer was out
-        self.old = self._reports()
+        self.ended = self._ended()
+        self.over = False  # whether a federation has come to its end since we started
         self.crashes = 0
 
     def run(self) -> None:
@@ -55,15 +54,15 @@ class _Supervisor:
             while True:
                 time.sleep(LOOK)
                 self._look_at(node)
-                if self._is_over(node):
-                    return
                 if executor.code is not None:
                     executor = self._restart_executor(executor)
                 if node.code is not None:
                     if self.connected:  # its work in hand is lost: nobody shall finish it beside the next one
-                        self.owes = owes(node)
                         self._end(executor)
                         executor = self._start_executor()
+                    if self.over and why_ended(node) == SILENT:
+                        self.say(f"site {self.site.name}: the server has ended, and so does this site")
+                        return
                     node = self._restart_node(node)
 
     def _look_at(self, node: Child) -> None:
@@ -72,45 +71,28 @@ class _Supervisor:
             self.say(f"site {self.site.name}: connected")
         if self.connected:
             self.last_good = time.monotonic()
-
-    def _is_over(self, node: Child) -> bool:
-        """Whether the site's work is done: its federation is complete, and the server stays away."""
-        waited, report = time.monotonic() - self.last_good, self._report(node)
-        if waited <= self._patience(report):
-            return False
-        if report:
-            self.say(
-                f"site {self.site.name}: federation {report.parent.name} is complete, its report is {report}; "
-                "the server has ended, and so does this site"
+        for folder in sorted(self._ended() - self.ended):
+            self.ended.add(folder)
+            self.over = True
+            own = folder / ("report.json" if (folder / "report.json").exists() else "../log")
+            self.say(f"site {self.site.name}: federation {folder.name} is complete; see {own.resolve()}")
+        waited = time.monotonic() - self.last_good
+        if waited > self.site.give_up:
+            raise FedekdError(
+                f"site {self.site.name}: no connection with {self.site.server} for {waited:.0f} s, given up: "
+                f"{self.reason or why_ended(node)}; `fedekd site check {self.file}` says more"
             )
-            return True
-        raise FedekdError(
-            f"site {self.site.name}: no connection with {self.site.server} for {waited:.0f} s, given up: "
-            f"{self.reason or why_ended(node)}; `fedekd site check {self.file}` says more"
-        )
 
-    def _patience(self, report: Path | None) -> float:
-        return min(STAY, self.site.give_up) if report else self.site.give_up
-
-    def _report(self, node: Child) -> Path | None:
-        """The report of a federation that came to its end while we ran, if all that is left is a silent server.
-
-        One that refuses us still runs, and one that lacks our answer will ask for it again.
-        """
-        if self.owes or self.reason != SILENT or why_ended(node) != SILENT:
-            return None
-        new = {path: changed for path, changed in self._reports().items() if self.old.get(path) != changed}
-        return max(new, key=new.__getitem__, default=None)
-
-    def _reports(self) -> dict[Path, int]:
-        return {path: path.stat().st_mtime_ns for path in self.site.state.glob("*/report.json")}
+    def _ended(self) -> set[Path]:
+        """The federations of which the server has said that they are complete."""
+        return {path.parent for path in self.site.state.glob(f"*/{ENDED}")}
 
     def _restart_node(self, node: Child) -> Child:
         self._end(node)
         self.connected = False
         if (reason := why_ended(node)) != self.reason:
             self.reason = reason
-            left = self._patience(self._report(node)) - (time.monotonic() - self.last_good)
+            left = self.site.give_up - (time.monotonic() - self.last_good)
             self.say(f"site {self.site.name}: {reason}; trying again for {left:.0f} s")
         time.sleep(PAUSE)
         return self._start_node()
@@ -194,12 +176,6 @@ def why_ended(node: Child) -> str:
     if found := re.search(r"Exit Code: (\d+)\n(.*)", text):
         return f"the SuperNode ended with code {found[1]}: {found[2]}"
     return SILENT if node.code is None else f"the SuperNode ended with status {node.code}"
-
-
-def owes(node: Child) -> bool:
-    """Whether a SuperNode ended with a message in hand, or with an answer that it could not send, from its log."""
-    told = re.findall(r"Receiving: |Failed to send|Sent successfully|Ignoring", _text(node))
-    return bool(told) and told[-1] in ("Receiving: ", "Failed to send")
 
 
 def _text(node: Child) -> str:

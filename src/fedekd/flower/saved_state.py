@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import io
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -17,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from fedekd.errors import FedekdError
-from fedekd.flower.atomic import sync_folder, write_bytes
+from fedekd.flower.atomic import make_folder, sync_folder, write_bytes
 
+log = logging.getLogger("fedekd.state")
 MARK = b"fedekd state 1\n"
 DIGEST = 64  # characters of a SHA-256 in hexadecimal
 
@@ -37,7 +39,7 @@ class SavedState:
         stream = io.BytesIO()
         torch.save({"visit": visit, "state": state}, stream)
         content = stream.getvalue()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         coming, spare = self.folder / "state.next", self.folder / "state.link"
         write_bytes(coming, MARK + hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
         if _payload(self.newest) is not None:
@@ -56,6 +58,8 @@ class SavedState:
         """
         found = [file for file in (self.newest, self.previous) if file.exists()]
         whole = [version for version in map(_read, found) if version]
+        if whole and len(whole) < len(found):
+            log.warning("a version of the state in %s is damaged; going on with visit %d", self.folder, whole[0][0])
         for number, state in whole:
             if visit is None or number == visit or (number < visit and number == whole[0][0]):
                 return number, state
@@ -71,7 +75,7 @@ class SavedState:
     @contextmanager
     def locked(self, seconds: float = 60.0) -> Iterator[None]:
         """One process at a time: after a kill, what the killed one had started may still be at work."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         with open(self.folder / "lock", "a") as lock:
             until = time.monotonic() + seconds
             while True:

@@ -25,7 +25,7 @@ from fedekd.flower.wire import Letter
 
 app = ServerApp()
 log = logging.getLogger("fedekd.server")
-TYPES = {"join": "query.join", "visit": "train"}
+TYPES = {"join": "query.join", "visit": "train", "end": "query.end"}
 FAULTS = (ErrorCode.LOAD_CLIENT_APP_EXCEPTION, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, ErrorCode.INVALID_FAB)
 EXTRA = 60.0  # seconds that a message lives beyond the deadline
 FETCH = 0.3  # seconds between two looks for an answer
@@ -55,10 +55,14 @@ class GridPost:
 
     def send(self, node: int, kind: str, letter: Letter) -> None:
         message = Message(wire.to_records(letter), node, TYPES[kind], ttl=self.deadline + EXTRA)
-        for number in self.grid.push_messages([message]):
-            if number:
-                self.sent[number] = node
-                threading.Thread(target=self._fetch, args=(number,), daemon=True).start()
+        number = next(iter(self.grid.push_messages([message])), None)
+        if number:
+            self.sent[number] = node
+            threading.Thread(target=self._fetch, args=(number,), daemon=True).start()
+        else:
+            log.warning("node %d: Flower did not take the message", node)
+            self.sent[untaken := f"untaken {time.monotonic_ns()}"] = node
+            self.come.put((untaken, None))
 
     def _fetch(self, number: str) -> None:
         while number in self.sent:

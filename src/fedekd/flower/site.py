@@ -23,10 +23,11 @@ from fedekd.exchange import Door, shared_roles
 from fedekd.flower import uploads, wire
 from fedekd.flower.atomic import write_text
 from fedekd.flower.codes import Code, Failed, failing, limited
+from fedekd.flower.guard import apart, guarded
 from fedekd.flower.saved_state import SavedState
 from fedekd.flower.schema import Schema
 from fedekd.flower.site_data import of_site
-from fedekd.flower.site_file import Site
+from fedekd.flower.site_file import ENDED, Site
 from fedekd.flower.site_report import finish
 from fedekd.flower.terms import Terms
 from fedekd.flower.visits import Visit, alone, visits
@@ -40,7 +41,7 @@ def answer(site: Site, kind: str, letter: Letter) -> Letter:
     """The site's reply to any letter. Whatever goes wrong, only a code leaves."""
     try:
         with limited(site.longest):
-            return {"join": join, "visit": visit}[kind](site, letter)
+            return guarded(site, {"join": join, "visit": visit, "end": end}[kind](site, letter))
     except Failed as failure:
         log.error("%s: %s", failure.code.meaning, failure)
         return Letter({"code": int(failure.code), "name": site.name})
@@ -79,13 +80,11 @@ def visit(site: Site, letter: Letter) -> Letter:
         if planned.number != wanted:
             raise FedekdError(f"there is no visit {wanted}")
     saved = SavedState(folder)
-    with failing(Code.STATE), saved.locked():
+    with failing(Code.STATE), saved.locked(site.longest):
         last = saved.load(wanted)
         if last and last[1]["number"] != number:
             raise FedekdError(f"this site is number {last[1]['number']} of the federation, not {number}")
         if last and last[0] == wanted:
-            if planned.sends is None and (folder / "report.json").exists():
-                (folder / "report.json").touch()  # `fedekd site run` sees by it which federation has just ended
             return wire.from_state(last[1]["reply"])
         work = Work(site, folder, terms, schema, number)
         if last:
@@ -96,6 +95,16 @@ def visit(site: Site, letter: Letter) -> Letter:
         reply = work.do(planned, letter)
         saved.save(wanted, {**work.state(), "reply": wire.to_state(reply)})
         return reply
+
+
+def end(site: Site, letter: Letter) -> Letter:
+    """The server's word that the federation is complete; `fedekd site run` ends after it when the server does."""
+    folder = _folder(site, letter)
+    with failing(Code.UNKNOWN):
+        (folder / "agreement.json").read_text()
+    write_text(folder / ENDED, "")
+    log.info("federation %s: complete", folder.name)
+    return Letter({"code": int(Code.DONE), "name": site.name})
 
 
 def _folder(site: Site, letter: Letter) -> Path:
@@ -118,6 +127,11 @@ def _consent(site: Site, terms: Terms, schema: Schema) -> None:
             f"method {terms.method!r} sends the {role} model, which this site keeps; "
             f"add {role!r} to `leave` if it may go"
         )
+    if "private" in sends and site.private and site.private != terms.private:
+        raise FedekdError(
+            f"method {terms.method!r} averages the private models, and this site has its own, {site.private!r}; "
+            f"leave `private` out, or have the server set it for all"
+        )
     if terms.weighting == "samples" and sends and "n" not in site.share:
         raise FedekdError("the server weights sites by their samples, and this site does not share `n`")
 
@@ -139,6 +153,7 @@ class Work:
             self.local = Client(replace(job, method=methods.get("local")), 0, number, self.client.data)
             if site.local != "train":
                 self.local.models["private"].load_state_dict(models_file(site.local))
+            apart(self.client.models)
         self.local_rounds = 0
         self.door = Door(shared_roles(method, terms.rounds) & frozenset(site.leave))
         self.held: dict[str, dict[str, Tensor]] = {role: self._copy(role) for role in self.door.roles}

@@ -13,6 +13,7 @@ from fedekd.flower.toml_file import entry
 from fedekd.settings import CHOICES
 
 SHARED = ("n", "metric", "delta")
+ENDED = "ended"  # file in state/FEDERATION: the server has said that the federation is complete
 GUARANTEES = ("the sent models, end to end", "the sent models, for a fixed private model only")
 
 

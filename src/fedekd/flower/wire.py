@@ -47,10 +47,9 @@ class Letter:
 
     @property
     def size(self) -> int:
-        """Bytes of the models and words themselves; Flower's envelope comes on top."""
+        """Bytes of the models, of what says how they are laid out, and of the words; Flower's envelope comes on top."""
         arrays = (a for packed in self.models.values() for a in packed.arrays.values())
-        scales = sum(len(packed.scales) for packed in self.models.values())
-        return sum(a.nbytes for a in arrays) + 8 * scales + len(json.dumps(self.words))
+        return sum(a.nbytes for a in arrays) + len(json.dumps(self.words)) + len(_layouts(self))
 
 
 # --- packing -------------------------------------------------------------------------------------------------
@@ -131,16 +130,22 @@ def to_records(letter: Letter) -> RecordDict:
     """Words in one record and all models' bytes in another, or in several: every record costs Flower a request."""
     from flwr.app import ConfigRecord, RecordDict
 
-    layouts, content = [], bytearray()
-    for role, packed in letter.models.items():
-        layout = [[name, str(array.dtype), list(array.shape)] for name, array in packed.arrays.items()]
-        layouts.append([role, packed.how, layout, packed.scales])
+    content = bytearray()
+    for packed in letter.models.values():
         for array in packed.arrays.values():
             content += np.ascontiguousarray(array).tobytes()
-    words = {**letter.words, LAYOUTS: json.dumps(layouts, separators=(",", ":"))}
+    words = {**letter.words, LAYOUTS: _layouts(letter)}
     pieces = [bytes(content[start : start + PIECE]) for start in range(0, len(content), PIECE)]
     records = {f"piece {number}": ConfigRecord({"bytes": piece}) for number, piece in enumerate(pieces)}
     return RecordDict({"words": ConfigRecord(words), **records})  # type: ignore[arg-type,dict-item]
+
+
+def _layouts(letter: Letter) -> str:
+    layouts = []
+    for role, packed in letter.models.items():
+        layout = [[name, str(array.dtype), list(array.shape)] for name, array in packed.arrays.items()]
+        layouts.append([role, packed.how, layout, packed.scales])
+    return json.dumps(layouts, separators=(",", ":"))
 
 
 def from_records(records: RecordDict) -> Letter:

@@ -1,0 +1,81 @@
+"""Whatever made a letter, only what the site allows leaves."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+from village import federate, make_server, schema_of, write_sites
+
+pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
+
+from fedekd.errors import FedekdError
+from fedekd.flower import site as site_work
+from fedekd.flower.codes import Code, Failed
+from fedekd.flower.guard import apart, guarded
+from fedekd.flower.post import TooFew
+from fedekd.flower.site_file import Privacy
+from fedekd.flower.wire import Letter, Packed
+
+
+def made(tmp_path, digits, **given):
+    return write_sites(tmp_path, digits, 2, **given)[0]
+
+
+def test_models_and_words_that_a_site_keeps_do_not_leave(tmp_path, digits):
+    site = made(tmp_path, digits, leave=("proxy",), share=("n",))
+    fine = Letter({"code": 0, "name": "alder", "n": 3}, {"proxy": Packed("none", {})})
+    assert guarded(site, fine) is fine
+    for letter in (
+        Letter({}, {"private": Packed("none", {})}),
+        Letter({"delta": 0.1}),
+        Letter({"metric": "accuracy"}),
+        Letter({"privacy": "{}"}),
+        Letter({"error": "KeyError: 'Miller, John'"}),
+    ):
+        with pytest.raises(Failed, match="was not sent"):
+            guarded(site, letter)
+    private = made(tmp_path / "other", digits, share=(), dp=Privacy(epsilon=1.0))
+    assert guarded(private, Letter({"privacy": "{}"}))
+
+
+def test_the_site_asks_the_guard(tmp_path, digits, monkeypatch):
+    site = made(tmp_path, digits)
+    monkeypatch.setattr(site_work, "join", lambda *_: Letter({"secret": "Miller, John"}))
+    assert site_work.answer(site, "join", Letter({})).words == {"code": int(Code.FAULT), "name": "alder"}
+
+
+def test_roles_that_share_weights_are_refused():
+    body = nn.Linear(3, 3)
+    apart({"private": nn.Sequential(nn.Linear(3, 3), body), "proxy": nn.Linear(3, 3)})
+    with pytest.raises(FedekdError, match=r"private and the proxy model share .0\.weight."):
+        apart({"private": nn.Sequential(body, nn.ReLU()), "proxy": nn.Sequential(body, nn.Linear(3, 2))})
+    view = nn.Linear(3, 3)
+    view.weight = nn.Parameter(torch.empty(0))
+    view.weight.data = body.weight.data[:2]
+    with pytest.raises(FedekdError, match="share"):
+        apart({"private": body, "proxy": view})
+
+
+SHARED = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+
+def shared(shape, outputs):
+    return SHARED
+
+
+def test_such_a_site_does_not_join(tmp_path, digits, caplog):
+    name = f"{__name__}:shared"
+    sites = write_sites(tmp_path, digits, private=name, trusts=(name,), leave=("proxy",))
+    with caplog.at_level(logging.WARNING), pytest.raises(TooFew):
+        federate(make_server(tmp_path, proxy=name, private=None, deadline=1.0), schema_of(digits), sites)
+    assert "its model cannot be built or does not fit" in caplog.text
+
+
+def test_a_site_with_its_own_private_model_does_not_join_where_they_are_averaged(tmp_path, digits, caplog):
+    sites = write_sites(tmp_path, digits, private="tiny:tiny_proxy")
+    with caplog.at_level(logging.WARNING), pytest.raises(TooFew):
+        federate(make_server(tmp_path, method="fedavg", deadline=1.0), schema_of(digits), sites)
+    assert "averages the private models" in caplog.text
