@@ -72,6 +72,18 @@ def test_a_bad_upload_is_refused_and_the_round_goes_on(place, change, reason):
     assert report["counted"][-1] == ["alder", "birch", "cedar"], "its numbers are still its own"
 
 
+def test_two_sites_with_one_far_too_large(place):
+    """Nobody can be outvoted; the model that both were given tells who is wrong."""
+    schema, sites, server = place
+
+    def spoil(name, kind, reply):
+        return altered(reply, far_too_large) if name == "birch" and reply.models else reply
+
+    _, report = federate(server(min_sites=1), schema, sites[:2], Hand(sites[:2], spoil))
+    assert report["counted"][:2] == [["alder"]] * 2
+    assert all("2 sites and the global model" in r["reason"] for r in report["refused"])
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -196,5 +196,8 @@ def test_privacy_needs_opacus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
                 "importlib.util.find_spec", lambda name, *a, s=there: s if name == "opacus" else real(name, *a)
             )
             assert found(path)["privacy"].state == state
+    assert "not for what `share` lets out: n, metric, delta" in found(path)["privacy"].text
+    (tmp_path / "closed").mkdir()
+    assert "share" not in found(make(tmp_path / "closed", dp={"epsilon": 8.0}, share=[]))["privacy"].text
     (tmp_path / "without").mkdir()
     assert "privacy" not in found(make(tmp_path / "without"))

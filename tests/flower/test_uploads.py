@@ -61,12 +61,37 @@ def test_a_scale_that_is_no_number_is_found_after_unpacking(scale):
 
 def test_norms_far_from_the_others():
     honest = {f"site{k}": model(k) for k in range(3)}
-    assert uploads.outsized(honest) == {}
-    (large,) = uploads.outsized({**honest, "large": model(9, scale=100)}).items()
+    assert uploads.outsized(honest, model(7)) == {}
+    (large,) = uploads.outsized({**honest, "large": model(9, scale=100)}, model(7)).items()
     assert large[0] == "large"
     assert "is far from" in large[1]
-    assert list(uploads.outsized({**honest, "zero": model(9, scale=0)})) == ["zero"]
+    assert "the median of 4 sites" in large[1]
+    assert list(uploads.outsized({**honest, "zero": model(9, scale=0)}, model(7))) == ["zero"]
+    assert uploads.outsized(honest, model(7, scale=1000)) == {}, "three sites need no other judge"
 
 
-def test_two_sites_cannot_judge_each_other():
-    assert uploads.outsized({"a": model(1), "b": model(2, scale=1000)}) == {}
+@pytest.mark.parametrize("scale", [0, 0.1, 10, 1e30])
+def test_of_two_sites_the_global_model_tells_which_is_wrong(scale):
+    ((name, reason),) = uploads.outsized({"bad": model(1, scale=scale), "good": model(2, scale=2)}, model(7)).items()
+    assert name == "bad"
+    assert "the median of 2 sites and the global model" in reason
+
+
+@pytest.mark.parametrize("scale", [0.01, 100])
+def test_two_sites_that_agree_have_learnt_much(scale):
+    pair = {"a": model(1, scale=scale), "b": model(2, scale=2 * scale)}
+    assert uploads.outsized(pair, model(7)) == {}
+
+
+def test_one_site_is_compared_with_the_global_model():
+    assert all(uploads.outsized({"a": model(1, scale=scale)}, model(7)) == {} for scale in (0.1, 1, 10))
+    for scale in (0, 0.01, 100):
+        assert "the global model's" in uploads.outsized({"a": model(1, scale=scale)}, model(7))["a"]
+
+
+def test_a_model_that_begins_with_zeros_judges_nobody():
+    zero = model(7, scale=0)
+    assert uploads.outsized({"a": model(1)}, zero) == {}
+    assert uploads.outsized({"a": model(1), "b": model(2)}, zero) == {}
+    assert list(uploads.outsized({"a": model(1), "b": model(2, scale=100)}, zero)) == ["b"]
+    assert uploads.outsized({}, model(7)) == {}

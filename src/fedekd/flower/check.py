@@ -49,7 +49,7 @@ def check_site(path: str | Path, schema: str | Path | None = None) -> Iterator[C
         ("data", lambda: _data(site)),
         *([("schema", lambda: _schema(site, Path(schema)))] if schema else []),
         ("model", lambda: _model(site)),
-        *([("privacy", lambda dp=site.dp: _privacy(dp))] if site.dp else []),
+        *([("privacy", lambda dp=site.dp: _privacy(site, dp))] if site.dp else []),
         ("connection", connection.check),
         ("clock", connection.clock),
     ):
@@ -169,10 +169,11 @@ def _model(site: Site) -> str:
     return f"{_named(site)} has {count:,} parameters"
 
 
-def _privacy(dp: Privacy) -> str:
+def _privacy(site: Site, dp: Privacy) -> str:
     if importlib.util.find_spec("opacus") is None:
         raise FedekdError("[dp] needs Opacus; get it with: pip install 'fedekd[dp]'")
-    return f"epsilon {dp.epsilon:g} at delta {dp.delta:g} for what leaves; Opacus is there"
+    bare = f", not for what `share` lets out: {', '.join(site.share)}" if site.share else ""
+    return f"epsilon {dp.epsilon:g} at delta {dp.delta:g} for the models that leave{bare}; Opacus is there"
 
 
 def _named(site: Site) -> str:

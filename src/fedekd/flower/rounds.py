@@ -170,7 +170,7 @@ class Rounds:
                 failed(name, message)
             else:
                 good[name] = message
-        for name, reason in uploads.outsized(good).items():
+        for name, reason in uploads.outsized(good, self.held[role]).items():
             failed(name, reason)
             del good[name]
         return good

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from fedekd import methods, models
-from fedekd.engines.client import Client, moved
+from fedekd.engines.client import Client, Rows, moved
 from fedekd.engines.job import Job
 from fedekd.errors import FedekdError
 from fedekd.exchange import Door, shared_roles
@@ -150,7 +150,7 @@ class Work:
             training = terms.training(site.device)
             job = Job(federation, method, terms.seed, training, own, terms.factory("proxy"))
             self.client = self._client(job)
-            self.local = Client(replace(job, method=methods.get("local")), 0, number, self.client.data)
+            self.local = self._client(replace(job, method=methods.get("local")), self.client.data)
             if site.local != "train":
                 self.local.models["private"].load_state_dict(models_file(site.local))
             apart(self.client.models)
@@ -159,17 +159,17 @@ class Work:
         self.held: dict[str, dict[str, Tensor]] = {role: self._copy(role) for role in self.door.roles}
         self.residual: dict[str, dict[str, Tensor]] = {role: {} for role in self.door.roles}
 
-    def _client(self, job: Job) -> Client:
+    def _client(self, job: Job, rows: Rows | None = None) -> Client:
         if self.site.dp is None:
-            return Client(job, 0, self.number)
+            return Client(job, 0, self.number, rows)
         from fedekd.flower.privacy import PrivateClient
 
-        return PrivateClient(job, self.number, self.site.dp, self.folder)
+        return PrivateClient(job, self.number, self.site.dp, self.folder, rows)
 
     def try_out(self) -> None:
         """What only training would find out."""
         with failing(Code.MODEL):
-            getattr(self.client, "noise", None)
+            getattr(self.client, "try_out", lambda: None)()
 
     def _copy(self, role: str) -> dict[str, Tensor]:
         return {name: tensor.detach().cpu().clone() for name, tensor in self.client.message(role).items()}
@@ -231,9 +231,15 @@ class Work:
             "local_rounds": self.local_rounds,
             "held": self.held,
             "residual": self.residual,
+            "dp": self.site.dp is not None,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
+        if state["dp"] != (self.site.dp is not None):
+            raise FedekdError(
+                "[dp] was put into or taken out of the site's file in the middle of a federation, so that some models "
+                "leave with noise and some without; bring it back as it was"
+            )
         self.client.restore(state["client"])
         self.local.restore(state["local"])
         self.local_rounds = state["local_rounds"]
