@@ -46,4 +46,4 @@ def test_a_budget_is_spent_once_whatever_dies(town) -> None:
     assert report["privacy"]["south"]["guarantee"] == "the sent models, end to end"
     assert report["privacy"]["north"]["guarantee"] == "the sent models, for a fixed private model only"
     (south,) = (site for site in report["sites"] if site["name"] == "south")
-    assert south == {"name": "south"}, "it shares no numbers, yet tells its budget"
+    assert south == {"name": "south", "answered": True}, "it shares no numbers, yet tells its budget"
