@@ -32,6 +32,7 @@ from fedekd.data import load_dataset
 from fedekd.flower import control, wire
 from fedekd.flower import site as site_work
 from fedekd.flower.addresses import free_port
+from fedekd.flower.admission import admit
 from fedekd.flower.demo import deal_digits
 from fedekd.flower.init import init_server, init_site
 from fedekd.flower.processes import Child, command, environment, script, stopping
@@ -151,7 +152,7 @@ def plain(count: int, rounds: int, pixels: int) -> dict[str, Any]:
             )
             until(lambda: reached(server), children, "SuperLink")
             with control.connected(server.address, server.ca) as superlink:
-                superlink.admit(server.nodes)
+                admit(superlink, server.nodes)
             for path in sites:
                 site = read_site(path)
                 own = path.with_name("settings.json")
