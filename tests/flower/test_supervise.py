@@ -17,7 +17,9 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd
 
 from loopback import Loopback
 
+from fedekd.errors import FedekdError
 from fedekd.flower.keys import make_authority, renew_node_key
+from fedekd.flower.run_server import run_server
 
 HERE = Path(__file__).parent
 Make = Callable[..., Loopback]
@@ -155,6 +157,12 @@ def test_a_port_in_use_is_said(federation: Make) -> None:
         here.start("server")
         here.wait(lambda: here.child("server").code is not None, 90, "end")
     assert f"another program uses port {port}" in here.child("server").lines()[-1], here.told()
+
+
+def test_no_report_is_made_up(federation: Make) -> None:
+    here = federation(0, min_sites=1)
+    with pytest.raises(FedekdError, match="left no report"):
+        run_server(here.folder / "server" / "server.toml", server_app="relay:idle", client_app="nowhere:app")
 
 
 def test_a_hopeless_run_ends(federation: Make) -> None:

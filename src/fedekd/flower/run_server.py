@@ -163,8 +163,11 @@ class _Supervisor:
             if report and report.error:
                 self.told.look()
                 raise FedekdError(f"the federation stopped: {report.error}")
-            if state.outcome == "completed" and (report is None or report.complete):
-                return report or Report(method=self.server.method, complete=True)
+            if state.outcome == "completed":
+                if report is None:
+                    raise FedekdError(f"the run ended and left no report; see {self.server.state}/log")
+                if report.complete:
+                    return report
             self.failures += 1
             why = " ".join(state.details.split()) or f"it ended as {state.outcome}"
             if self.failures >= FAILURES:
