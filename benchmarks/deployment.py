@@ -53,7 +53,7 @@ LIMIT = 1500.0  # seconds for one federation
 def prepare(folder: Path, count: int, rounds: int, pixels: int = 8) -> tuple[Path, list[Path], list[Counter]]:
     """Server and sites with digits dealt out to them, each site behind a door that counts."""
     port = free_port()
-    here = {"listen": "127.0.0.1", "min_sites": count, "deadline": 600.0, "give_up": 900.0, "rounds": rounds}
+    here = {"listen": "127.0.0.1", "min_sites": count, "deadline": 600.0, "give_up": 1500.0, "rounds": rounds}
     init_server(folder / "server", f"localhost:{port}", settings={**here, **TRAINING})
     x, y, parts = deal_digits(count)
     nearest = np.arange(pixels) * x.shape[1] // pixels
