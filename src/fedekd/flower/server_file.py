@@ -40,7 +40,9 @@ class Server:
     largest: float = entry("megabytes that one site's message may have; more is not taken", 1000.0, low=0.1)
     compression: str = entry("of what is sent: none, fp16 or int8", "none", choices=COMPRESSIONS)
     combine: str = entry(
-        "how the sites' models become one: mean, median, trimmed or krum", "mean", choices=COMBINATIONS
+        "how the sites' models become one: mean; or, of three and more, median, trimmed or krum",
+        "mean",
+        choices=COMBINATIONS,
     )
     weighting: str = entry(
         "of the mean: uniform, or by the samples of each site", "uniform", choices=CHOICES["weighting"]
@@ -77,6 +79,11 @@ def read_server(path: str | Path) -> Server:
         )
     if server.combine != "mean" and server.weighting != "uniform":
         raise FedekdError(f'{file}: combine = {server.combine!r} knows no weights; set weighting = "uniform"')
+    if server.combine != "mean" and server.min_sites < 3:
+        raise FedekdError(
+            f"{file}: combine = {server.combine!r} cannot tell which of two sites is wrong; set min_sites to 3 or more, "
+            f'got {server.min_sites}, or combine = "mean"'
+        )
     return server
 
 
