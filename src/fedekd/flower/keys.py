@@ -111,12 +111,12 @@ def read_node_key(path: Path) -> EllipticCurvePrivateKey:
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
     try:
-        key = load_ssh_private_key(_bytes(path), None)
+        key = load_ssh_private_key(_bytes(path, "`fedekd site key SITE.toml` makes one"), None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         problem = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise FedekdError(f"{path} is not an OpenSSH private key without a passphrase: {problem}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise FedekdError(f"{path} is not an ECDSA P-384 key; make one with `fedekd site init`")
+        raise FedekdError(f"{path} is not an ECDSA P-384 key; `fedekd site key SITE.toml` makes one")
     return key
 
 
@@ -151,13 +151,13 @@ def read_public_keys(folder: Path) -> tuple[dict[Path, EllipticCurvePublicKey], 
     return keys, unread
 
 
-def read_certificate(path: Path) -> Certificate:
-    """The first certificate in a PEM file."""
+def read_certificate(path: Path, remedy: str = "") -> Certificate:
+    """The first certificate in a PEM file; ``remedy`` says where a missing one comes from."""
     need_flower()
     from cryptography import x509
 
     try:
-        return x509.load_pem_x509_certificate(_bytes(path))
+        return x509.load_pem_x509_certificate(_bytes(path, remedy))
     except ValueError:
         raise FedekdError(f"{path} is not a certificate in PEM form (-----BEGIN CERTIFICATE-----)") from None
 
@@ -191,11 +191,12 @@ def write_new(path: Path, content: bytes, *, private: bool = False) -> Path:
     return path
 
 
-def _bytes(path: Path) -> bytes:
+def _bytes(path: Path, remedy: str = "") -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise FedekdError(f"cannot read {path}: {error.strerror}") from None
+        remedy = "run this as its owner" if isinstance(error, PermissionError) else remedy
+        raise FedekdError(f"cannot read {path}: {error.strerror}" + (f"; {remedy}" if remedy else "")) from None
 
 
 def _certificate(subject: x509.Name, issuer: x509.Name, key: EllipticCurvePublicKey, days: int) -> CertificateBuilder:

@@ -7,6 +7,7 @@ goes on where the last one stopped.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from fedekd.flower.keys import read_certificate, read_public_keys, renew_secret
 from fedekd.flower.needs import need_flower
 from fedekd.flower.processes import Child, alone, command, environment, say, stop, stopping
 from fedekd.flower.report import Report, read_report
-from fedekd.flower.server_file import Server, check_method, read_server
+from fedekd.flower.server_file import Server, check_method, check_schema, read_server
 from fedekd.flower.superlink import LARGEST
 
 STARTING = 60.0  # seconds a SuperLink may take to answer
@@ -48,10 +49,20 @@ def run_server(
             say(f"the federation is complete already; for another run set another `state` in {file}")
             return report
         (server.state / "report.json").unlink(missing_ok=True)  # what stopped the last run need not stop this one
-        check_method(server, file)
-        for why in read_public_keys(server.nodes)[1].values():
-            raise FedekdError(f"{why}; mend it or take it away, and start again")
+        _check(server, file)
         return _Supervisor(server, file, (server_app, client_app), say).run()
+
+
+def _check(server: Server, file: Path) -> None:
+    """Raise for what would stop the federation later on, while nothing is lost yet."""
+    read_certificate(server.ca, "check `ca`")
+    read_certificate(server.certificate, "check `certificate`")
+    if not os.access(server.key, os.R_OK):
+        raise FedekdError(f"cannot read {server.key}; check `key`, and run this as the file's owner")
+    for why in read_public_keys(server.nodes)[1].values():
+        raise FedekdError(f"{why}; mend it or take it away, and start again")
+    check_schema(server, file)
+    check_method(server, file)
 
 
 class Died(Exception):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedekd.errors import FedekdError
 from fedekd.flower.executor import OWN_APP
-from fedekd.flower.keys import renew_secret
+from fedekd.flower.keys import read_certificate, read_node_key, renew_secret
 from fedekd.flower.needs import need_flower
 from fedekd.flower.processes import Child, alone, command, environment, say, stopping
 from fedekd.flower.site_file import Site, read_site
@@ -29,6 +29,8 @@ def run_site(path: str | Path, *, app: str = OWN_APP, say: Callable[[str], None]
     need_flower()
     site = read_site(path)
     file = Path(path).expanduser().absolute()
+    read_node_key(site.key)
+    read_certificate(site.ca, "get it from the server's administrator, or set another `ca`")
     with alone(site.state):
         _Supervisor(site, file, app, say).run()
 

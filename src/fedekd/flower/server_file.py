@@ -81,10 +81,23 @@ def read_server(path: str | Path) -> Server:
         raise FedekdError(f'{file}: combine = {server.combine!r} knows no weights; set weighting = "uniform"')
     if server.combine != "mean" and server.min_sites < 3:
         raise FedekdError(
-            f"{file}: combine = {server.combine!r} cannot tell which of two sites is wrong; set min_sites to 3 or more, "
-            f'got {server.min_sites}, or combine = "mean"'
+            f"{file}: combine = {server.combine!r} cannot tell which of two sites is wrong; set min_sites to 3 or "
+            f'more, got {server.min_sites}, or combine = "mean"'
         )
     return server
+
+
+def check_schema(server: Server, file: str | Path) -> None:
+    """Raise for a schema that is not there or is none; apart, because it imports what reads data."""
+    from fedekd.flower.schema import Schema
+
+    remedy = "make one with `fedekd site schema` at one of the sites"
+    if server.schema is None:
+        raise FedekdError(f"{file} names no `schema`; {remedy}")
+    try:
+        Schema.read(server.schema)
+    except FedekdError as error:
+        raise FedekdError(f"{error}; {remedy} and put it there") from None
 
 
 def check_method(server: Server, file: str | Path) -> None:
