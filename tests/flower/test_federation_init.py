@@ -94,10 +94,8 @@ def test_the_services_user_owns_what_only_an_owner_can_read(
     assert lines[1] == ["chown", "-R", "nobody:", str(own)]
     assert lines[-1][:2] == ["cp", str(own / f"fedekd-{kind}.service")]
     assert lines[-1][-3:] == ["enable", "--now", f"fedekd-{kind}.service"]
-    check = [
-        [*["runuser", "-u", "nobody", "--"], sys.executable, *["-m", "fedekd", "site", "check"], str(own / "site.toml")]
-    ]
-    assert lines[2:-1] == (check if kind == "site" else [])
+    check = ["runuser", "-u", "nobody", "--", sys.executable, "-m", "fedekd", "site", "check", str(own / "site.toml")]
+    assert lines[2:-1] == ([check] if kind == "site" else [])
     if os.getuid() == 0:
         subprocess.run(lines[1], check=True)
         assert {path.owner() for path in (own, *own.rglob("*"))} == {"nobody"}
