@@ -35,7 +35,7 @@ from fedekd.flower.addresses import free_port
 from fedekd.flower.admission import admit
 from fedekd.flower.demo import deal_digits
 from fedekd.flower.init import init_server, init_site
-from fedekd.flower.processes import Child, command, environment, script, stopping
+from fedekd.flower.processes import Child, command, environment, stopping
 from fedekd.flower.rounds import Rounds
 from fedekd.flower.schema import Schema
 from fedekd.flower.server_file import Server, read_server
@@ -140,7 +140,7 @@ def plain(count: int, rounds: int, pixels: int) -> dict[str, Any]:
                 Child(
                     "superlink",
                     [
-                        script("flower-superlink"),
+                        str(Path(sys.executable).with_name("flower-superlink")),
                         *("--ssl-certfile", str(server.certificate), "--ssl-keyfile", str(server.key)),
                         *("--ssl-ca-certfile", str(server.ca), "--enable-supernode-auth"),
                         *("--database", str(folder / "link.db"), "--disable-runtime-dependency-installation"),
@@ -158,7 +158,7 @@ def plain(count: int, rounds: int, pixels: int) -> dict[str, Any]:
                 own = path.with_name("settings.json")
                 own.write_text(json.dumps({"data": site.data, **TRAINING}))
                 node = [
-                    script("flower-supernode"),
+                    str(Path(sys.executable).with_name("flower-supernode")),
                     *("--superlink", site.server, "--root-certificates", str(site.ca)),
                     *("--auth-supernode-private-key", str(site.key), "--node-config", f'settings="{own}"'),
                     *("--host", "127.0.0.1", "--port", str(site.port)),
