@@ -32,9 +32,10 @@ from fedekd.data import load_dataset
 from fedekd.flower import control, wire
 from fedekd.flower import site as site_work
 from fedekd.flower.addresses import free_port
+from fedekd.flower.admission import admit
 from fedekd.flower.demo import deal_digits
 from fedekd.flower.init import init_server, init_site
-from fedekd.flower.processes import Child, command, environment, script, stopping
+from fedekd.flower.processes import Child, command, environment, stopping
 from fedekd.flower.rounds import Rounds
 from fedekd.flower.schema import Schema
 from fedekd.flower.server_file import Server, read_server
@@ -52,7 +53,7 @@ LIMIT = 1500.0  # seconds for one federation
 def prepare(folder: Path, count: int, rounds: int, pixels: int = 8) -> tuple[Path, list[Path], list[Counter]]:
     """Server and sites with digits dealt out to them, each site behind a door that counts."""
     port = free_port()
-    here = {"listen": "127.0.0.1", "min_sites": count, "deadline": 600.0, "give_up": 900.0, "rounds": rounds}
+    here = {"listen": "127.0.0.1", "min_sites": count, "deadline": 600.0, "give_up": 1500.0, "rounds": rounds}
     init_server(folder / "server", f"localhost:{port}", settings={**here, **TRAINING})
     x, y, parts = deal_digits(count)
     nearest = np.arange(pixels) * x.shape[1] // pixels
@@ -139,7 +140,7 @@ def plain(count: int, rounds: int, pixels: int) -> dict[str, Any]:
                 Child(
                     "superlink",
                     [
-                        script("flower-superlink"),
+                        str(Path(sys.executable).with_name("flower-superlink")),
                         *("--ssl-certfile", str(server.certificate), "--ssl-keyfile", str(server.key)),
                         *("--ssl-ca-certfile", str(server.ca), "--enable-supernode-auth"),
                         *("--database", str(folder / "link.db"), "--disable-runtime-dependency-installation"),
@@ -151,13 +152,13 @@ def plain(count: int, rounds: int, pixels: int) -> dict[str, Any]:
             )
             until(lambda: reached(server), children, "SuperLink")
             with control.connected(server.address, server.ca) as superlink:
-                superlink.admit(server.nodes)
+                admit(superlink, server.nodes)
             for path in sites:
                 site = read_site(path)
                 own = path.with_name("settings.json")
                 own.write_text(json.dumps({"data": site.data, **TRAINING}))
                 node = [
-                    script("flower-supernode"),
+                    str(Path(sys.executable).with_name("flower-supernode")),
                     *("--superlink", site.server, "--root-certificates", str(site.ca)),
                     *("--auth-supernode-private-key", str(site.key), "--node-config", f'settings="{own}"'),
                     *("--host", "127.0.0.1", "--port", str(site.port)),

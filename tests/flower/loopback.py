@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from fedekd.data import load_dataset
 from fedekd.flower.addresses import free_port
 from fedekd.flower.init import init_server, init_site
 from fedekd.flower.processes import Child, stop
+from fedekd.flower.schema import Schema
 
 SITE = "import sys; from fedekd.flower.run_site import run_site; run_site(sys.argv[1], app='relay:app')"
 SERVER = (
@@ -34,6 +36,7 @@ class Loopback:
         init_server(folder / "server", self.address, settings={**here, **settings})
         self.state = folder / "server" / "state"
         np.savez(folder / "rows.npz", x=np.zeros((6, 2), np.float32), y=np.arange(6) % 2)
+        Schema.of(load_dataset(folder / "rows.npz")).write(folder / "server" / "schema.json")
         for number in range(sites):
             self.add_site(f"site{number}")
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import configparser
+import os
 import shlex
 import shutil
 import subprocess
@@ -79,6 +80,25 @@ def test_units_bear_any_path(
         done = subprocess.run([analyze, "verify", file], capture_output=True, text=True, timeout=60)
         said = (done.stdout + done.stderr).splitlines()
         assert not [line for line in said if file.name in line], "of other units on this machine it may say anything"
+
+
+@pytest.mark.parametrize("kind", ["server", "site"])
+def test_the_services_user_owns_what_only_an_owner_can_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    own, given = tmp_path / "a b", ["--address", "a:1"] if kind == "server" else ["--name", "north", *SITE]
+    assert main([kind, "init", str(own), *given, "--user", "nobody"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    lines = [shlex.split(line) for line in told[told.index("or as a service, by root:") + 1 :]]
+    assert lines[0] == ["id", "nobody", "||", "useradd", "--system", "--shell", "/usr/sbin/nologin", "nobody"]
+    assert lines[1] == ["chown", "-R", "nobody:", str(own)]
+    assert lines[-1][:2] == ["cp", str(own / f"fedekd-{kind}.service")]
+    assert lines[-1][-3:] == ["enable", "--now", f"fedekd-{kind}.service"]
+    check = ["runuser", "-u", "nobody", "--", sys.executable, "-m", "fedekd", "site", "check", str(own / "site.toml")]
+    assert lines[2:-1] == ([check] if kind == "site" else [])
+    if os.getuid() == 0:
+        subprocess.run(lines[1], check=True)
+        assert {path.owner() for path in (own, *own.rglob("*"))} == {"nobody"}
 
 
 def test_given_certificates_are_used_where_they_are(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd[flower]'")
 
+from fedekd.cli import main
 from fedekd.errors import FedekdError
 from fedekd.flower import keys
 
@@ -100,6 +101,37 @@ def test_an_existing_key_is_never_overwritten(tmp_path: Path) -> None:
         keys.make_node_key(tmp_path / "north")
     assert (tmp_path / "north").read_bytes() == content
     assert [path.name for path in tmp_path.iterdir()] == ["north"]  # no half-written file either
+
+
+def test_a_new_key_leaves_the_old_one_beside_it(tmp_path: Path) -> None:
+    line = ["site", "init", str(tmp_path / "a"), "--name", "a", "--server", "a:1", "--data", "digits"]
+    assert main(line) == 0
+    path, public = tmp_path / "a" / "keys" / "a", tmp_path / "a" / "keys" / "a.pub"
+    before = path.read_bytes(), public.read_bytes()
+    assert main(["site", "key", str(tmp_path / "a" / "site.toml")]) == 0
+    assert (path.with_name("a.old").read_bytes(), path.with_name("a.pub.old").read_bytes()) == before
+    assert mode(path) == 0o600
+    now = keys.read_public_key(public)
+    assert keys.read_node_key(path).public_key() == now
+    assert now != keys.read_public_key(path.with_name("a.pub.old"))
+    assert main(["site", "key", str(tmp_path / "a" / "site.toml")]) == 2  # the one kept is not overwritten either
+    assert keys.read_public_key(public) == now
+    for kept in (path, public, path.with_name("a.old"), path.with_name("a.pub.old")):
+        kept.unlink()
+    assert main(["site", "key", str(tmp_path / "a" / "site.toml")]) == 0  # what is lost need not be kept
+
+
+def test_a_folder_of_keys_names_what_cannot_be_read(tmp_path: Path) -> None:
+    public = keys.make_node_key(tmp_path / "north")
+    (tmp_path / "half.pub").write_bytes(public.read_bytes()[:70])
+    found, unread = keys.read_public_keys(tmp_path)
+    assert found == {public: keys.read_public_key(public)}
+    assert list(unread) == [tmp_path / "half.pub"]
+    assert "half.pub is not an OpenSSH public key" in unread[tmp_path / "half.pub"]
+    assert keys.read_public_keys(tmp_path / "gone") == (
+        {},
+        {tmp_path / "gone": f"cannot read the folder {tmp_path}/gone: No such file or directory; check `nodes`"},
+    )
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n"])

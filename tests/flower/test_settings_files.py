@@ -40,7 +40,7 @@ def test_a_site_of_defaults_keeps_them(tmp_path: Path) -> None:
 
 def test_a_written_server_reads_back(tmp_path: Path) -> None:
     more = {"method": "fedprox", "parameters": {"mu": 0.5}, "rounds": 7, "combine": "median", "proxy": "a.b:c"}
-    server = read_server(written(tmp_path, Server, {**SERVER, **more}))
+    server = read_server(written(tmp_path, Server, {**SERVER, **more, "min_sites": 3}))
     assert (server.method, server.parameters, server.rounds) == ("fedprox", {"mu": 0.5}, 7)
     assert (server.combine, server.proxy, server.nodes) == ("median", "a.b:c", tmp_path / "nodes")
     check_method(server, "server.toml")
@@ -101,10 +101,11 @@ def test_a_missing_key_is_named(tmp_path: Path, missing: str) -> None:
     [
         ({"compression": "zip"}, "unknown compression 'zip'"),
         ({"combine": "median", "weighting": "samples"}, "combine = 'median' knows no weights"),
+        ({"combine": "krum", "min_sites": 2}, "combine = 'krum' cannot tell .* set min_sites to 3 or more, got 2"),
         ({"rounds": 0}, "rounds must be at least 1"),
         ({"lr": 0.0}, "lr must be a number > 0"),
         ({"address": "nowhere"}, "address must look like"),
-        ({"give_up": 60.0, "deadline": 60.0}, r"give_up \(60 s\) must be more than deadline \(60 s\)"),
+        ({"give_up": 200.0, "deadline": 60.0}, "give_up must be at least 240 s, got 200"),
     ],
 )
 def test_a_wrong_server_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:

@@ -19,9 +19,11 @@ from fedekd.flower.codes import Code
 from fedekd.flower.post import TooFew
 from fedekd.flower.rounds import Rounds
 from fedekd.flower.site import answer
+from fedekd.flower.site_file import read_site
 from fedekd.flower.terms import Terms
 from fedekd.flower.wire import Letter
 from fedekd.handover import files
+from fedekd.methods import Exchange, Method, Train
 
 FEDERATION = "0123456789abcdef"
 
@@ -54,6 +56,28 @@ def test_the_private_model_stays_unless_the_site_lets_it_go(tmp_path, digits, sc
     with pytest.raises(TooFew):
         federate(replace(server, deadline=0.1), schema, sites, post)
     assert all(reply.models == {} for _, _, reply in post.sent)
+
+
+class Headed(Method):
+    """Sends a model of a role that fedekd's own methods do not have"""
+
+    roles = ("private", "head")
+
+    def steps(self, round):
+        private = Train(("private",), lambda batch: batch.supervised("private"))
+        return private, Train(("head",), lambda batch: batch.supervised("head")), Exchange("head")
+
+
+def test_a_role_of_a_methods_own_naming_can_be_let_go(tmp_path, digits, schema):
+    file, own = tmp_path / "site.toml", "test_site:Headed"
+    file.write_text('name = "a"\nserver = "a:1"\nca = "c"\nkey = "k"\nstate = "s"\ndata = "digits"\nleave = ["head"]')
+    server, given = make_server(tmp_path, method=own, proxy=None), {"trusts": ("tiny:tiny_private", own)}
+    keeps, *_ = write_sites(tmp_path / "keeps", digits, **given)
+    assert code(answer(keeps, "join", letter(server, schema))) == Code.REFUSED
+    sites = write_sites(tmp_path / "all", digits, leave=read_site(file).leave, **given)
+    post = Hand(sites)
+    assert federate(server, schema, sites, post)[1]["complete"]
+    assert {role for _, _, reply in post.sent for role in reply.models} == {"head"}
 
 
 def test_code_of_the_servers_choice_is_not_imported(tmp_path, digits, schema):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -16,7 +17,9 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd
 
 from loopback import Loopback
 
-from fedekd.flower.keys import make_authority
+from fedekd.errors import FedekdError
+from fedekd.flower.keys import make_authority, renew_node_key
+from fedekd.flower.run_server import run_server
 
 HERE = Path(__file__).parent
 Make = Callable[..., Loopback]
@@ -104,6 +107,39 @@ def test_what_is_killed_comes_back_and_no_finished_round_is_lost(federation: Mak
     assert told == [f"round {n} of 100" for n in range(1, len(told) + 1)]  # each once, in order
 
 
+def test_a_key_that_was_taken_out_and_put_back_stops_nobody_else(federation: Make) -> None:
+    here = federation(2, rounds=1000, min_sites=1, deadline=30.0)
+    here.start("server", "site0", "site1")
+    here.wait(lambda: here.visits("site0") and here.visits("site1"), 150, "visits")
+    public, nodes = here.folder / "site1" / "keys" / "site1.pub", here.folder / "server" / "nodes"
+
+    def told(text: str) -> int:
+        return sum(text in line for line in here.child("server").lines())
+
+    (nodes / "site1.pub").unlink()
+    here.wait(lambda: told("site1 may no longer join"), 60, "word that it may not join")
+    shutil.copy(public, nodes)
+    (nodes / "rubbish.pub").write_text("ecdsa-sha2-nistp384 AAAA")
+    here.wait(lambda: told("site1 needs a new key") and told("rubbish.pub is not"), 60, "word of both keys")
+    rounds = here.rounds()
+    here.wait(lambda: here.rounds() > rounds + 1, 150, "rounds without it")
+
+    visits = len(here.visits("site1"))
+    shutil.copy(renew_node_key(public.with_suffix("")), nodes)
+    here.wait(lambda: len(here.visits("site1")) > visits, 150, "visit with the new key")
+    assert (told("site1 needs a new key"), told("rubbish.pub")) == (1, 1), here.told()
+    assert not told("starting again"), here.told()
+
+    shutil.copy(public.with_suffix(".pub.old"), nodes / "again.pub")
+    (nodes / "rubbish.pub").unlink()
+    os.kill(here.child("server").process.pid, signal.SIGTERM)
+    here.wait(lambda: here.child("server").code is not None, 60, "end of the server")
+    rounds = here.rounds()
+    here.start("server")
+    here.wait(lambda: here.rounds() > rounds, 150, "round after the restart")
+    assert told("site again needs a new key") == 1, here.told()
+
+
 def test_a_site_gives_up_in_the_end(federation: Make) -> None:
     here = federation(0, min_sites=1)
     here.add_site("lonely", give_up=4.0)
@@ -121,6 +157,12 @@ def test_a_port_in_use_is_said(federation: Make) -> None:
         here.start("server")
         here.wait(lambda: here.child("server").code is not None, 90, "end")
     assert f"another program uses port {port}" in here.child("server").lines()[-1], here.told()
+
+
+def test_no_report_is_made_up(federation: Make) -> None:
+    here = federation(0, min_sites=1)
+    with pytest.raises(FedekdError, match="left no report"):
+        run_server(here.folder / "server" / "server.toml", server_app="relay:idle", client_app="nowhere:app")
 
 
 def test_a_hopeless_run_ends(federation: Make) -> None:

@@ -32,7 +32,7 @@ class Town(Loopback):
     """A server and sites that run fedekd's own app, with digits dealt out to them."""
 
     def __init__(self, folder: Path, digits, **settings) -> None:
-        super().__init__(folder, 0, **{**SETTINGS, "min_sites": 3, "deadline": 240.0, "give_up": 300.0, **settings})
+        super().__init__(folder, 0, **{**SETTINGS, "min_sites": 3, "deadline": 240.0, "give_up": 600.0, **settings})
         self.apps: dict[str, str] = {}
         self.schema = schema_of(digits)
         self.schema.write(folder / "server" / "schema.json")

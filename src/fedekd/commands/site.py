@@ -23,6 +23,8 @@ def add(commands: Any) -> None:
     init.add_argument("--ca", metavar="FILE", help="the server's ca.crt, if it is here already")
     init.add_argument("--port", type=int, metavar="N", help="a free port on this machine (default: 9094)")
     init.add_argument("--user", default="fedekd", metavar="NAME", help="of the systemd unit (default: fedekd)")
+    key = command(actions, "key", new_key, "make a new key, where the old one is lost or void (it is kept)")
+    key.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
     check = command(actions, "check", check_site, "verify data, model, key, certificate, connection and clock")
     check.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
     check.add_argument("--schema", metavar="FILE", help="the federation's schema, to check the data against")
@@ -44,6 +46,14 @@ def init_site(given: argparse.Namespace) -> None:
         settings={name: value for name, value in settings.items() if value is not None},
     ):  # fmt: skip
         print(line)
+
+
+def new_key(given: argparse.Namespace) -> None:
+    from fedekd.flower.keys import renew_node_key
+    from fedekd.flower.site_file import read_site
+
+    public = renew_node_key(read_site(given.file).key)
+    print(f"send to the server's administrator, to be put in the old one's place: {public}")
 
 
 def check_site(given: argparse.Namespace) -> None:

@@ -11,11 +11,9 @@ from typing import Any
 
 from fedekd import __version__
 from fedekd.errors import FedekdError
-from fedekd.flower.keys import read_public_key
 
 SERVER_APP = "fedekd.flower.server_app:app"
 CLIENT_APP = "fedekd.flower.client_app:app"
-FOREVER = "unregistered"  # Flower's word for a node that was let go; its key may come back as a new node
 
 
 @dataclass(frozen=True)
@@ -23,8 +21,6 @@ class RunState:
     status: str  # pending, starting, running or finished
     outcome: str  # completed, failed or stopped, once finished
     details: str
-    bytes_up: int
-    bytes_down: int
 
 
 class Control:
@@ -33,34 +29,30 @@ class Control:
     def __init__(self, client: Any) -> None:
         self.client = client
 
-    def admit(self, folder: Path) -> tuple[list[str], list[str]]:
-        """Make the SuperLink's list of sites that of the folder's NAME.pub files; returns who came and who went."""
+    def nodes(self) -> list[Any]:
+        """All sites that were ever registered; ``unregistered_at`` is set for those that were let go."""
         from flwr.proto import control_pb2 as api
-        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-        wanted = {public_key_to_bytes(read_public_key(path)): path.stem for path in sorted(folder.glob("*.pub"))}
-        nodes = self.client.ListNodes(api.ListNodesRequest()).nodes_info
-        known = {node.public_key: node for node in nodes if not node.unregistered_at}
-        came = {key: name for key, name in wanted.items() if key not in known}
-        for key, name in came.items():
+        return list(self.client.ListNodes(api.ListNodesRequest()).nodes_info)
+
+    def register(self, key: bytes, name: str) -> None:
+        from flwr.proto import control_pb2 as api
+
+        with _refusals():
             self.client.RegisterNode(api.RegisterNodeRequest(public_key=key, name=name))
-        gone = [node for key, node in known.items() if key not in wanted]
-        for node in gone:
-            self.client.UnregisterNode(api.UnregisterNodeRequest(node_id=node.node_id))
-        return sorted(came.values()), sorted(node.name or str(node.node_id) for node in gone)
+
+    def unregister(self, node: int) -> None:
+        from flwr.proto import control_pb2 as api
+
+        with _refusals():
+            self.client.UnregisterNode(api.UnregisterNodeRequest(node_id=node))
 
     def admitted(self) -> set[int]:
         """The nodes whose keys are let in, whether they are connected or not."""
-        from flwr.proto import control_pb2 as api
-
-        nodes = self.client.ListNodes(api.ListNodesRequest()).nodes_info
-        return {node.node_id for node in nodes if not node.unregistered_at}
+        return {node.node_id for node in self.nodes() if not node.unregistered_at}
 
     def online(self) -> list[str]:
-        from flwr.proto import control_pb2 as api
-
-        nodes = self.client.ListNodes(api.ListNodesRequest()).nodes_info
-        return sorted(node.name or str(node.node_id) for node in nodes if node.status == "online")
+        return sorted(node.name or str(node.node_id) for node in self.nodes() if node.status == "online")
 
     def submit(self, config: Mapping[str, str], server_app: str = SERVER_APP, client_app: str = CLIENT_APP) -> int:
         """Start a run of an app that is installed on both sides; its bundle holds names and no code."""
@@ -81,19 +73,13 @@ class Control:
     def state(self, run: int) -> RunState:
         from flwr.proto import control_pb2 as api
 
-        found = self.client.ListRuns(api.ListRunsRequest(run_id=run)).run_dict[run]
-        status = found.status
-        return RunState(status.status, status.sub_status, status.details, found.bytes_recv, found.bytes_sent)
-
-    def end(self, run: int) -> None:
-        from flwr.proto import control_pb2 as api
-
-        self.client.StopRun(api.StopRunRequest(run_id=run))
+        status = self.client.ListRuns(api.ListRunsRequest(run_id=run)).run_dict[run].status
+        return RunState(status.status, status.sub_status, status.details)
 
 
 @contextlib.contextmanager
 def connected(address: str, ca: Path) -> Iterator[Control]:
-    """Whatever Flower or the network raises in here comes out as ``Unreachable``."""
+    """What the network raises in here, and each answer that is an error, comes out as ``Unreachable``."""
     import httpx
     from flwr.supercore.control import ControlHttpClient
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
@@ -108,12 +94,29 @@ def connected(address: str, ca: Path) -> Iterator[Control]:
         finally:
             client.close()
     except httpx.HTTPError as error:
-        detail = getattr(getattr(error, "response", None), "text", "") or str(error) or type(error).__name__
-        raise Unreachable(f"the SuperLink at {address} answers: {detail}") from None
+        raise Unreachable(f"the SuperLink at {address} answers: {_detail(error)}") from None
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    import httpx
+
+    try:
+        yield
+    except httpx.HTTPStatusError as error:
+        raise Refused(f"the SuperLink answers: {_detail(error)}") from None
+
+
+def _detail(error: Exception) -> str:
+    return getattr(getattr(error, "response", None), "text", "") or str(error) or type(error).__name__
 
 
 class Unreachable(FedekdError):
-    """The SuperLink did not answer, or refused."""
+    """The SuperLink did not answer, or with an error."""
+
+
+class Refused(FedekdError):
+    """The SuperLink answered, and did not do what concerns one site only."""
 
 
 def bundle(server_app: str, client_app: str) -> str:

@@ -60,7 +60,7 @@ def prepare(folder: Path, settings: dict[str, Any]) -> tuple[Path, list[Path]]:
     from fedekd.flower.schema import Schema
 
     server, address = folder / "server", f"localhost:{free_port()}"
-    here = {"listen": "127.0.0.1", "min_sites": len(SITES), "deadline": 300.0, "give_up": 600.0}
+    here = {"listen": "127.0.0.1", "min_sites": len(SITES), "deadline": 300.0, "give_up": 900.0}
     init_server(server, address, settings={**here, **settings})
     x, y, parts = deal_digits(len(SITES))
     np.savez(folder / "digits.npz", x=x, y=y)

@@ -79,13 +79,11 @@ def _fill_server(
         f"put each site's public key into: {folder / 'nodes'}/",
         f"put the schema that the sites agree on (`fedekd site schema` at one of them) at: {folder / 'schema.json'}",
         f"set method, rounds and the rest in: {file}",
+        f"let user {user} read {key}, if the server is to run as a service"
+        if certificates
+        else f"keep {folder / 'certificates' / 'ca.key'} offline: who has it can pose as server",
         f"start with: fedekd server run {shlex.quote(str(file))}",
-        _as_a_service(unit, user),
-        *(
-            []
-            if certificates
-            else [f"keep {folder / 'certificates' / 'ca.key'} offline: who has it can pose as server"]
-        ),
+        *_as_a_service(unit, user),
     ]
 
 
@@ -129,7 +127,7 @@ def _fill_site(
         f"look through: {file}",
         f"check with: fedekd site check {shlex.quote(str(file))}",
         f"start with: fedekd site run {shlex.quote(str(file))}",
-        _as_a_service(unit, user),
+        *_as_a_service(unit, user, f"site check {shlex.quote(str(file))}"),
     ]
 
 
@@ -211,6 +209,13 @@ def _word(text: str | Path) -> str:
     return f'"{escaped}"'
 
 
-def _as_a_service(unit: Path, user: str) -> str:
-    copy = f"cp {shlex.quote(str(unit))} /etc/systemd/system/"
-    return f"or as a service of user {user}: {copy} && systemctl enable --now {unit.name}"
+def _as_a_service(unit: Path, user: str, check: str = "") -> list[str]:
+    """Keys and state are for their owner alone, so the service's user must exist and own them before it starts."""
+    name = shlex.quote(user)
+    return [
+        "or as a service, by root:",
+        f"  id {name} || useradd --system --shell /usr/sbin/nologin {name}",
+        f"  chown -R {name}: {shlex.quote(str(unit.parent))}",
+        *([f"  runuser -u {name} -- {shlex.quote(sys.executable)} -m fedekd {check}"] if check else []),
+        f"  cp {shlex.quote(str(unit))} /etc/systemd/system/ && systemctl enable --now {unit.name}",
+    ]

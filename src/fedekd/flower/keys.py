@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import secrets
 import tempfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -81,6 +82,22 @@ def make_node_key(path: Path) -> Path:
     return write_new(public, public_line(key.public_key(), path.name))
 
 
+def renew_node_key(path: Path) -> Path:
+    """A new pair at ``path``, for whom the old one belonged to; that one stays beside it, each file as NAME.old."""
+    pair = [old for old in (path, path.with_name(f"{path.name}.pub")) if old.exists()]
+    for aside in (old.with_name(f"{old.name}.old") for old in pair):
+        if aside.exists():
+            raise FedekdError(f"{aside} exists; it is kept: move it away")
+    try:
+        owners = {old: old.rename(old.with_name(f"{old.name}.old")).stat() for old in pair}
+        public = make_node_key(path)
+        for new, old in owners.items():
+            os.chown(new, old.st_uid, old.st_gid)
+    except OSError as error:
+        raise FedekdError(f"cannot replace {path}: {error.strerror}; do it as its owner") from None
+    return public
+
+
 def public_line(key: EllipticCurvePublicKey, comment: str) -> bytes:
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
@@ -94,12 +111,12 @@ def read_node_key(path: Path) -> EllipticCurvePrivateKey:
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
     try:
-        key = load_ssh_private_key(_bytes(path), None)
+        key = load_ssh_private_key(_bytes(path, "`fedekd site key SITE.toml` makes one"), None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         problem = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise FedekdError(f"{path} is not an OpenSSH private key without a passphrase: {problem}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise FedekdError(f"{path} is not an ECDSA P-384 key; make one with `fedekd site init`")
+        raise FedekdError(f"{path} is not an ECDSA P-384 key; `fedekd site key SITE.toml` makes one")
     return key
 
 
@@ -119,15 +136,36 @@ def read_public_key(path: Path) -> EllipticCurvePublicKey:
     return key
 
 
-def read_certificate(path: Path) -> Certificate:
-    """The first certificate in a PEM file."""
+def read_public_keys(folder: Path) -> tuple[dict[Path, EllipticCurvePublicKey], dict[Path, str]]:
+    """The sites' keys in a folder, NAME.pub each; and what cannot be read (a file, or the folder itself), with why."""
+    keys, unread = {}, {}
+    try:
+        files = sorted(path for path in folder.iterdir() if path.suffix == ".pub")
+    except OSError as error:
+        return {}, {folder: f"cannot read the folder {folder}: {error.strerror}; check `nodes`"}
+    for path in files:
+        try:
+            keys[path] = read_public_key(path)
+        except FedekdError as error:
+            unread[path] = str(error)
+    return keys, unread
+
+
+def read_certificate(path: Path, remedy: str = "") -> Certificate:
+    """The first certificate in a PEM file; ``remedy`` says where a missing one comes from."""
     need_flower()
     from cryptography import x509
 
     try:
-        return x509.load_pem_x509_certificate(_bytes(path))
+        return x509.load_pem_x509_certificate(_bytes(path, remedy))
     except ValueError:
         raise FedekdError(f"{path} is not a certificate in PEM form (-----BEGIN CERTIFICATE-----)") from None
+
+
+def renew_secret(path: Path) -> None:
+    """What a Flower process and those that work for it on the same machine know, and nobody else."""
+    path.unlink(missing_ok=True)
+    write_new(path, secrets.token_bytes(32), private=True)
 
 
 def write_new(path: Path, content: bytes, *, private: bool = False) -> Path:
@@ -153,11 +191,12 @@ def write_new(path: Path, content: bytes, *, private: bool = False) -> Path:
     return path
 
 
-def _bytes(path: Path) -> bytes:
+def _bytes(path: Path, remedy: str = "") -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise FedekdError(f"cannot read {path}: {error.strerror}") from None
+        remedy = "run this as its owner" if isinstance(error, PermissionError) else remedy
+        raise FedekdError(f"cannot read {path}: {error.strerror}" + (f"; {remedy}" if remedy else "")) from None
 
 
 def _certificate(subject: x509.Name, issuer: x509.Name, key: EllipticCurvePublicKey, days: int) -> CertificateBuilder:

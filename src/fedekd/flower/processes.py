@@ -129,14 +129,6 @@ def command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", module, *arguments]
 
 
-def script(name: str) -> str:
-    """A command of Flower's, from the environment that we run in."""
-    path = Path(sys.executable).parent / name
-    if not path.exists():
-        raise FedekdError(f"{name} is not in {path.parent}; install it with: pip install 'fedekd[flower]'")
-    return str(path)
-
-
 def environment(home: Path, modules: Path | None = None, **more: str) -> dict[str, str]:
     """For Flower's processes: no telemetry, a home of its own, its commands in the path, and a folder of modules."""
     paths = [*([str(modules)] if modules else []), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -7,8 +7,8 @@ goes on where the last one stopped.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
-import secrets
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,11 +16,12 @@ from pathlib import Path
 from fedekd.errors import FedekdError
 from fedekd.flower import control
 from fedekd.flower.addresses import checked_address
-from fedekd.flower.keys import read_certificate, write_new
+from fedekd.flower.admission import admit
+from fedekd.flower.keys import read_certificate, read_public_keys, renew_secret
 from fedekd.flower.needs import need_flower
 from fedekd.flower.processes import Child, alone, command, environment, say, stop, stopping
 from fedekd.flower.report import Report, read_report
-from fedekd.flower.server_file import Server, check_method, read_server
+from fedekd.flower.server_file import Server, check_method, check_schema, read_server
 from fedekd.flower.superlink import LARGEST
 
 STARTING = 60.0  # seconds a SuperLink may take to answer
@@ -48,8 +49,20 @@ def run_server(
             say(f"the federation is complete already; for another run set another `state` in {file}")
             return report
         (server.state / "report.json").unlink(missing_ok=True)  # what stopped the last run need not stop this one
-        check_method(server, file)
+        _check(server, file)
         return _Supervisor(server, file, (server_app, client_app), say).run()
+
+
+def _check(server: Server, file: Path) -> None:
+    """Raise for what would stop the federation later on, while nothing is lost yet."""
+    read_certificate(server.ca, "check `ca`")
+    read_certificate(server.certificate, "check `certificate`")
+    if not os.access(server.key, os.R_OK):
+        raise FedekdError(f"cannot read {server.key}; check `key`, and run this as the file's owner")
+    for why in read_public_keys(server.nodes)[1].values():
+        raise FedekdError(f"{why}; mend it or take it away, and start again")
+    check_schema(server, file)
+    check_method(server, file)
 
 
 class Died(Exception):
@@ -67,10 +80,10 @@ class _Supervisor:
         self.progress = self._progress()
         self.last_progress = time.monotonic()
         self.failures = 0
+        self.keys: list[tuple[str, int, int]] | None = None  # as they lay in `nodes` when that was last looked through
+        self.problems: dict[Path, str] = {}  # with them, as they were said
 
     def run(self) -> Report:
-        self.secret.unlink(missing_ok=True)
-        write_new(self.secret, secrets.token_bytes(32), private=True)
         with stopping(self.children):
             while True:
                 try:
@@ -88,6 +101,7 @@ class _Supervisor:
     def _superlink(self) -> Iterator[None]:
         """A SuperLink that answers, and the process that runs the ServerApp; both gone at the end."""
         server = self.server
+        renew_secret(self.secret)
         _, port = checked_address(server.address, "address")
         env = environment(self.folder / "home", self.file.parent, **{LARGEST: str(int(server.largest * 1e6))})
         link = Child(
@@ -160,8 +174,11 @@ class _Supervisor:
             if report and report.error:
                 self.told.look()
                 raise FedekdError(f"the federation stopped: {report.error}")
-            if state.outcome == "completed" and (report is None or report.complete):
-                return report or Report(method=self.server.method, complete=True)
+            if state.outcome == "completed":
+                if report is None:
+                    raise FedekdError(f"the run ended and left no report; see {self.server.state}/log")
+                if report.complete:
+                    return report
             self.failures += 1
             why = " ".join(state.details.split()) or f"it ended as {state.outcome}"
             if self.failures >= FAILURES:
@@ -172,7 +189,7 @@ class _Supervisor:
             self.say(f"the run failed ({why}); submitting it again")
 
     def _until_finished(self, run: int) -> control.RunState:
-        keys, report = self._keys(), _changed(self.server.state / "report.json")
+        report = _changed(self.server.state / "report.json")
         asked = answered = time.monotonic()
         while True:
             time.sleep(LOOK)
@@ -184,15 +201,13 @@ class _Supervisor:
             if (progress := self._progress()) != self.progress:
                 self.progress, self.last_progress, self.failures = progress, now, 0
             self._check_time("the run goes on, but no round has ended")
-            same = (present := self._keys()) == keys and _changed(self.server.state / "report.json") == report
+            same = self.keys in (None, self._keys()) and _changed(self.server.state / "report.json") == report
             if same and now < asked + ASK:
                 continue
             asked = now
             try:
                 with control.connected(self.address, self.server.ca) as superlink:
-                    if present != keys:
-                        self._admit(superlink)
-                        keys = present
+                    self._admit(superlink)
                     state = superlink.state(run)
             except control.Unreachable as error:
                 if now > answered + SILENT:
@@ -211,16 +226,29 @@ class _Supervisor:
             raise Died(str(error)) from None
 
     def _admit(self, superlink: control.Control) -> None:
-        came, gone = superlink.admit(self.server.nodes)
-        for name in came:
-            self.say(f"site {name} may join")
-        for name in gone:
-            self.say(f"site {name} may no longer join")
-        if not self._keys():
+        """Have the SuperLink know the keys in `nodes`, if they changed."""
+        if (keys := self._keys()) == self.keys:
+            return
+        found = admit(superlink, self.server.nodes)
+        self.keys = None if found.again else keys
+        for name in found.came:
+            self.say(f"site {name} may join" + (" with its new key; the old one is void" if name in found.gone else ""))
+        for name in found.gone:
+            if name not in found.came:
+                self.say(f"site {name} may no longer join; to come back it needs a new key (`fedekd site key` there)")
+        for file, why in found.problems.items():
+            if why != self.problems.get(file):
+                self.say(why)
+        self.problems = found.problems
+        if not keys and not found.problems:
             self.say(f"no site may join yet: put the sites' public keys, NAME.pub, into {self.server.nodes}")
 
-    def _keys(self) -> list[tuple[str, int]]:
-        return sorted((path.name, path.stat().st_mtime_ns) for path in self.server.nodes.glob("*.pub"))
+    def _keys(self) -> list[tuple[str, int, int]]:
+        found = []
+        for path in sorted(self.server.nodes.glob("*.pub")):
+            with contextlib.suppress(OSError):
+                found.append((path.name, path.stat().st_mtime_ns, path.stat().st_size))
+        return found
 
     def _progress(self) -> dict[str, int]:
         """When the app last wrote each file it keeps: it writes one at the end of each round, and only then."""

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from fedekd.errors import FedekdError
 from fedekd.flower.executor import OWN_APP
-from fedekd.flower.keys import write_new
+from fedekd.flower.keys import read_certificate, read_node_key, renew_secret
 from fedekd.flower.needs import need_flower
 from fedekd.flower.processes import Child, alone, command, environment, say, stopping
 from fedekd.flower.site_file import ENDED, Site, read_site
@@ -29,6 +28,8 @@ def run_site(path: str | Path, *, app: str = OWN_APP, say: Callable[[str], None]
     need_flower()
     site = read_site(path)
     file = Path(path).expanduser().absolute()
+    read_node_key(site.key)
+    read_certificate(site.ca, "get it from the server's administrator, or set another `ca`")
     with alone(site.state):
         _Supervisor(site, file, app, say).run()
 
@@ -46,8 +47,7 @@ class _Supervisor:
         self.crashes = 0
 
     def run(self) -> None:
-        self.secret.unlink(missing_ok=True)
-        write_new(self.secret, secrets.token_bytes(32), private=True)
+        renew_secret(self.secret)
         with stopping(self.children):
             self.say(f"site {self.site.name}: connecting to {self.site.server}")
             node, executor = self._start_node(), self._start_executor()

@@ -120,8 +120,9 @@ def main(grid: Grid, context: Context) -> None:
     try:
         if server.schema is None:
             raise FedekdError(f"{file} names no `schema`; make one with `fedekd site schema`")
-        expected = max(server.min_sites, len(list(server.nodes.glob("*.pub"))))
-        Rounds(server, Schema.read(server.schema), GridPost(grid, server), expected).run()
+        post = GridPost(grid, server)
+        expected = max(server.min_sites, len(post.admitted()))
+        Rounds(server, Schema.read(server.schema), post, expected).run()
     except TooFew as error:
         log.error("%s", error)
         raise

@@ -15,6 +15,7 @@ from fedekd.flower.toml_file import entry
 from fedekd.settings import CHOICES
 
 COMPRESSIONS = ("none", "fp16", "int8")
+STARTING = 120.0  # seconds from the start of `fedekd server run` until sites are asked, and to spare
 COMBINATIONS = ("mean", "median", "trimmed", "krum")
 
 
@@ -39,7 +40,9 @@ class Server:
     largest: float = entry("megabytes that one site's message may have; more is not taken", 1000.0, low=0.1)
     compression: str = entry("of what is sent: none, fp16 or int8", "none", choices=COMPRESSIONS)
     combine: str = entry(
-        "how the sites' models become one: mean, median, trimmed or krum", "mean", choices=COMBINATIONS
+        "how the sites' models become one: mean; or, of three and more, median, trimmed or krum",
+        "mean",
+        choices=COMBINATIONS,
     )
     weighting: str = entry(
         "of the mean: uniform, or by the samples of each site", "uniform", choices=CHOICES["weighting"]
@@ -57,7 +60,7 @@ class Server:
     schema: Path | None = entry(
         "file that says what a row looks like; sites check their data against it", None, example="schema.json"
     )
-    give_up: float = entry("seconds without progress after which `fedekd server run` ends", 7200.0, low=1)
+    give_up: float = entry("seconds without progress after which `fedekd server run` ends", 10800.0, low=1)
     parameters: Mapping[str, Any] = entry(
         "the method's own parameters, as `fedekd methods` lists them", {}, example={"beta": 1.0}
     )
@@ -69,14 +72,32 @@ def read_server(path: str | Path) -> Server:
     checked_address(server.address, f"{file}: address")
     if server.lr <= 0:
         raise FedekdError(f"{file}: lr must be a number > 0, got {server.lr:g}")
-    if server.give_up <= server.deadline:
+    if server.give_up < (least := 2 * server.deadline + STARTING):
         raise FedekdError(
-            f"{file}: give_up ({server.give_up:g} s) must be more than deadline ({server.deadline:g} s), "
-            "or a round that waits for a site is given up"
+            f"{file}: give_up must be at least {least:g} s, got {server.give_up:g}: a healthy round may wait one "
+            f"deadline ({server.deadline:g} s) for a site to join and one for an answer"
         )
     if server.combine != "mean" and server.weighting != "uniform":
         raise FedekdError(f'{file}: combine = {server.combine!r} knows no weights; set weighting = "uniform"')
+    if server.combine != "mean" and server.min_sites < 3:
+        raise FedekdError(
+            f"{file}: combine = {server.combine!r} cannot tell which of two sites is wrong; set min_sites to 3 or "
+            f'more, got {server.min_sites}, or combine = "mean"'
+        )
     return server
+
+
+def check_schema(server: Server, file: str | Path) -> None:
+    """Raise for a schema that is not there or is none; apart, because it imports what reads data."""
+    from fedekd.flower.schema import Schema
+
+    remedy = "make one with `fedekd site schema` at one of the sites"
+    if server.schema is None:
+        raise FedekdError(f"{file} names no `schema`; {remedy}")
+    try:
+        Schema.read(server.schema)
+    except FedekdError as error:
+        raise FedekdError(f"{error}; {remedy} and put it there") from None
 
 
 def check_method(server: Server, file: str | Path) -> None:

@@ -50,9 +50,8 @@ class Site:
         "numbers that may leave the site for the report: n, metric, delta; [] keeps them all", SHARED, choices=SHARED
     )
     leave: tuple[str, ...] = entry(
-        'models that may leave the site: "proxy", and "private" for methods that average private models',
+        'models that may leave the site, by role: "proxy"; "private" for methods that average private models',
         ("proxy",),
-        choices=("proxy", "private"),
     )
     trusts: tuple[str, ...] = entry(
         "package.module:name of a proxy, a model or a method that the server may have this site import", ()

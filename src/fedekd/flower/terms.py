@@ -68,7 +68,8 @@ class Terms:
         return Training(self.rounds, self.epochs, self.batch_size, self.lr, self.optimizer, self.weighting, device)
 
     def factory(self, role: str) -> models.Factory:
-        return models.factory(role, self.private if role == "private" else self.proxy)
+        """As in a simulation, a role of a method's own naming is built like a proxy."""
+        return models.factory("private", self.private) if role == "private" else models.factory("proxy", self.proxy)
 
     def foreign(self) -> list[str]:
         """What a site would have to import by a name that the server chose."""
