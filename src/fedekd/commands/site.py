@@ -31,6 +31,10 @@ def add(commands: Any) -> None:
     )
     schema.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
     schema.add_argument("--out", default="schema.json", metavar="FILE", help="(default: schema.json)")
+    schema.add_argument(
+        "--with-scaling", action="store_true",
+        help="tell everyone this data's means and deviations, to scale by (default: each site by its own, at home)",
+    )  # fmt: skip
     run = command(actions, "run", run_site, "join the federation and stay connected until it is over")
     run.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
 
@@ -60,11 +64,22 @@ def check_site(given: argparse.Namespace) -> None:
 
 def write_schema(given: argparse.Namespace) -> None:
     from fedekd.data import load_dataset
-    from fedekd.flower.schema import Schema
+    from fedekd.flower.scaling import Scaling
+    from fedekd.flower.schema import Schema, categories_of
     from fedekd.flower.site_file import read_site
 
     site = read_site(given.file)
-    Schema.of(load_dataset(site.data, target=site.target, task=site.task)).write(given.out)
+    dataset = load_dataset(site.data, target=site.target, task=site.task)
+    schema = Schema.of(dataset, Scaling.of(dataset) if given.with_scaling else Scaling.public(dataset))
+    schema.write(given.out)
+    if schema.labels:
+        print(f"it tells the labels: {', '.join(schema.labels)}")
+    for column, texts in categories_of(schema.columns).items():
+        print(f"it tells the categories of column {column!r}: {', '.join(texts)}")
+    if given.with_scaling and Scaling.public(dataset).own:
+        print(f"it tells the means and deviations of this site's {len(dataset.y)} rows, to everyone who reads it")
+    else:
+        print("it tells no statistics of this site's rows")
     print(f"look through {given.out}, then send it to the server's administrator")
 
 

@@ -128,6 +128,11 @@ class Work:
     def __init__(self, site: Site, folder: Path, terms: Terms, schema: Schema, number: int) -> None:
         self.site, self.folder, self.terms, self.number = site, folder, terms, number
         with failing(Code.DATA):
+            if site.dp and schema.scaling.own:
+                raise FedekdError(
+                    "[dp] needs a schema that gives the scaling of inputs: this site's own means and deviations would "
+                    "carry rows past the noise; have the schema made from public rows, with --with-scaling"
+                )
             dataset = schema.load(site.data, site.target)
             federation = of_site(dataset, schema, site.name, terms.seed, number)
         with failing(Code.MODEL):
