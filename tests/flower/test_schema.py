@@ -55,6 +55,41 @@ def test_other_order_and_absent_categories_and_classes_fit(schema, tmp_path):
     assert rows.x.tolist() == [[20, 1, 0, 0, 1, 0], [30, 1, 0, 1, 0, 0], [40, 1, 0, 1, 0, 0]]
 
 
+def test_categories_that_look_like_numbers(tmp_path):
+    text = "a,ward,flag,y\n" + "".join(
+        f"{k},{['A1', '022', '7'][k % 3]},{['True', 'False', '?'][k % 3]},{k % 2}\n" for k in range(9)
+    )
+    schema = Schema.of(load_dataset(csv(tmp_path, text, "centre.csv"), target="y"))
+    rows = schema.load(csv(tmp_path, "a, ward ,flag,y\n1,022,True,0\n2,7,False,1\n"), "y")
+    chosen = [
+        {name for name, value in zip(schema.columns, row, strict=True) if value and "=" in name} for row in rows.x
+    ]
+    assert chosen == [{"ward=022", "flag=True"}, {"ward=7", "flag=False"}]
+    with pytest.raises(FedekdError, match="column 'ward' holds '22', which the schema does not know"):
+        schema.load(csv(tmp_path, "a,ward,flag,y\n1,22,True,0\n2,7,False,1\n"), "y")
+
+
+def test_labels_that_look_like_numbers(tmp_path):
+    text = "a,y\n" + "".join(f"{k},{('01', '02', 'rest')[k % 3]}\n" for k in range(9))
+    schema = Schema.of(load_dataset(csv(tmp_path, text, "centre.csv"), target="y"))
+    assert schema.labels == ("01", "02", "rest")
+    assert schema.load(csv(tmp_path, "a,y\n1,02\n2,01\n3,01\n"), "y").y.tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize("label", ["{}", "{}.0", "c{}"])
+def test_many_known_classes_in_few_rows(tmp_path, label):
+    def table(rows, name, label):
+        return csv(tmp_path, "a,y\n" + "".join(f"{k},{label.format(k % 40)}\n" for k in range(rows)), name)
+
+    schema = Schema.of(load_dataset(table(400, "centre.csv", label), target="y", task="classification"))
+    assert schema.load(table(100, "site.csv", label), "y").outputs == 40
+
+
+def test_truth_spelt_otherwise(tmp_path):
+    schema = Schema.of(load_dataset(csv(tmp_path, "a,y\n1,True\n2,False\n", "centre.csv"), target="y"))
+    assert schema.load(csv(tmp_path, "a,y\n1,TRUE\n2,FALSE\n3,TRUE\n"), "y").y.tolist() == [1, 0, 1]
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [
@@ -62,7 +97,7 @@ def test_other_order_and_absent_categories_and_classes_fit(schema, tmp_path):
         ("age,sex,ward,zip,outcome\n5,f,a,1,ill\n6,m,b,2,well\n", "column 'zip' is not in the schema"),
         ("age,sex,ward,outcome\n5,f,z,ill\n6,m,a,well\n", "column 'ward' holds 'z', which the schema does not know"),
         ("age,sex,ward,outcome\nold,f,a,ill\nyoung,m,b,well\n", "column 'age' holds text, in the schema numbers"),
-        ("age,sex,ward,outcome\n5,1,a,ill\n6,2,b,well\n", "column 'sex' holds numbers, in the schema text"),
+        ("age,sex,ward,outcome\n5,1,a,ill\n6,2,b,well\n", "column 'sex' holds '1', which the schema does not know"),
         ("age,sex,ward,outcome\n5,f,a,ill\n6,m,b,missing\n", "label 'missing' is not in the schema"),
     ],
 )

@@ -16,6 +16,7 @@ import numpy as np
 
 from fedekd.data import Dataset, load_dataset
 from fedekd.data.dataset import TASKS
+from fedekd.data.own import Whole
 from fedekd.errors import FedekdError
 from fedekd.flower.atomic import write_text
 from fedekd.flower.scaling import Scaling
@@ -107,7 +108,8 @@ class Schema:
 
     def load(self, data: str | Path, target: str | None = None) -> Dataset:
         """A site's own data, as ``fedekd run`` would load it, brought into this schema."""
-        return self.fit(load_dataset(data, target=target, task=self.task, part=True))
+        whole = Whole(self.columns, self.labels)
+        return self.fit(load_dataset(data, target=target, task=self.task, part_of=whole))
 
     def fit(self, dataset: Dataset) -> Dataset:
         """The same rows with this schema's columns and labels in this schema's order; raises for what differs."""
