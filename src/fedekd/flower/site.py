@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedekd import methods, models
@@ -160,6 +161,21 @@ class Work:
         """What only training would find out."""
         with failing(Code.MODEL):
             getattr(self.client, "noise", None)
+            for role in self.client.models:
+                self._fits(role)
+
+    def _fits(self, role: str) -> None:
+        """Two blank rows through a model: whether it takes them must not depend on anyone's rows."""
+        dataset, module = self.client.job.federation.dataset, self.client.models[role].eval()
+        shape, outputs = dataset.x.shape[1:], dataset.outputs
+        try:
+            with torch.no_grad():
+                given = module(torch.zeros(2, *shape, device=self.client.device)).shape
+        except Exception as error:  # a user's model may raise anything
+            problem = (str(error).splitlines() or [type(error).__name__])[0]
+            raise FedekdError(f"the {role} model does not take rows of shape {shape}: {problem}") from None
+        if given != (2, outputs) and not (outputs == 1 and given == (2,)):
+            raise FedekdError(f"the {role} model gives {tuple(given)} for two rows; it must give (2, {outputs})")
 
     def _copy(self, role: str) -> dict[str, Tensor]:
         return {name: tensor.detach().cpu().clone() for name, tensor in self.client.message(role).items()}
@@ -232,10 +248,11 @@ class Work:
 
 def models_file(path: str) -> dict[str, Tensor]:
     """Weights from a .safetensors file or from ``torch.save`` of a state."""
-    import torch
+    from safetensors.torch import load_file
 
-    if path.endswith(".safetensors"):
-        from safetensors.torch import load_file
-
-        return load_file(path)
-    return torch.load(path, weights_only=True, map_location="cpu")
+    try:
+        weights: Any = load_file(path) if path.endswith(".safetensors") else torch.load(path, "cpu", weights_only=True)
+    except Exception as error:  # both libraries have kinds of their own
+        problem = getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0]
+        raise FedekdError(f"`local`: {path} cannot be read as a model's weights ({problem})") from None
+    return dict(weights)
