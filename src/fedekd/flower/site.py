@@ -160,9 +160,9 @@ class Work:
     def try_out(self) -> None:
         """What only training would find out."""
         with failing(Code.MODEL):
-            getattr(self.client, "noise", None)
             for role in self.client.models:
                 self._fits(role)
+            getattr(self.client, "noise", None)
 
     def _fits(self, role: str) -> None:
         """Two blank rows through a model: whether it takes them must not depend on anyone's rows."""
