@@ -35,5 +35,6 @@ def test_from_nothing_to_ready(tmp_path):
     assert '"sex=f"' in (tmp_path / "schema.json").read_text()
     check = documented("fedekd site check")
     done = subprocess.run([sys.executable, "-m", *check], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert "schema       ok: all 5 rows fit schema.json" in done.stdout, done.stdout + done.stderr
+    assert "data         ok: all 5 rows fit schema.json" in done.stdout, done.stdout + done.stderr
+    assert "model        ok: " in done.stdout
     assert done.returncode == 2, "there is no server yet"

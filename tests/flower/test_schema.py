@@ -9,7 +9,9 @@ import pytest
 
 from fedekd.data import Dataset, load_dataset
 from fedekd.errors import FedekdError
-from fedekd.flower.schema import Scaling, Schema
+from fedekd.flower.scaling import OWN, Scaling
+from fedekd.flower.schema import Schema
+from fedekd.flower.site_data import joined, of_site
 
 CENTRE = """age,sex,ward,outcome
 50,f,a,ill
@@ -53,6 +55,41 @@ def test_other_order_and_absent_categories_and_classes_fit(schema, tmp_path):
     assert rows.x.tolist() == [[20, 1, 0, 0, 1, 0], [30, 1, 0, 1, 0, 0], [40, 1, 0, 1, 0, 0]]
 
 
+def test_categories_that_look_like_numbers(tmp_path):
+    text = "a,ward,flag,y\n" + "".join(
+        f"{k},{['A1', '022', '7'][k % 3]},{['True', 'False', '?'][k % 3]},{k % 2}\n" for k in range(9)
+    )
+    schema = Schema.of(load_dataset(csv(tmp_path, text, "centre.csv"), target="y"))
+    rows = schema.load(csv(tmp_path, "a, ward ,flag,y\n1,022,True,0\n2,7,False,1\n"), "y")
+    chosen = [
+        {name for name, value in zip(schema.columns, row, strict=True) if value and "=" in name} for row in rows.x
+    ]
+    assert chosen == [{"ward=022", "flag=True"}, {"ward=7", "flag=False"}]
+    with pytest.raises(FedekdError, match="column 'ward' holds '22', which the schema does not know"):
+        schema.load(csv(tmp_path, "a,ward,flag,y\n1,22,True,0\n2,7,False,1\n"), "y")
+
+
+def test_labels_that_look_like_numbers(tmp_path):
+    text = "a,y\n" + "".join(f"{k},{('01', '02', 'rest')[k % 3]}\n" for k in range(9))
+    schema = Schema.of(load_dataset(csv(tmp_path, text, "centre.csv"), target="y"))
+    assert schema.labels == ("01", "02", "rest")
+    assert schema.load(csv(tmp_path, "a,y\n1,02\n2,01\n3,01\n"), "y").y.tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize("label", ["{}", "{}.0", "c{}"])
+def test_many_known_classes_in_few_rows(tmp_path, label):
+    def table(rows, name, label):
+        return csv(tmp_path, "a,y\n" + "".join(f"{k},{label.format(k % 40)}\n" for k in range(rows)), name)
+
+    schema = Schema.of(load_dataset(table(400, "centre.csv", label), target="y", task="classification"))
+    assert schema.load(table(100, "site.csv", label), "y").outputs == 40
+
+
+def test_truth_spelt_otherwise(tmp_path):
+    schema = Schema.of(load_dataset(csv(tmp_path, "a,y\n1,True\n2,False\n", "centre.csv"), target="y"))
+    assert schema.load(csv(tmp_path, "a,y\n1,TRUE\n2,FALSE\n3,TRUE\n"), "y").y.tolist() == [1, 0, 1]
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [
@@ -60,7 +97,7 @@ def test_other_order_and_absent_categories_and_classes_fit(schema, tmp_path):
         ("age,sex,ward,zip,outcome\n5,f,a,1,ill\n6,m,b,2,well\n", "column 'zip' is not in the schema"),
         ("age,sex,ward,outcome\n5,f,z,ill\n6,m,a,well\n", "column 'ward' holds 'z', which the schema does not know"),
         ("age,sex,ward,outcome\nold,f,a,ill\nyoung,m,b,well\n", "column 'age' holds text, in the schema numbers"),
-        ("age,sex,ward,outcome\n5,1,a,ill\n6,2,b,well\n", "column 'sex' holds numbers, in the schema text"),
+        ("age,sex,ward,outcome\n5,1,a,ill\n6,2,b,well\n", "column 'sex' holds '1', which the schema does not know"),
         ("age,sex,ward,outcome\n5,f,a,ill\n6,m,b,missing\n", "label 'missing' is not in the schema"),
     ],
 )
@@ -92,12 +129,47 @@ def test_images(tmp_path):
         schema.load(tmp_path / "float.npz")
 
 
-def test_a_regression_is_scaled_by_the_schema_not_by_the_site(diabetes):
-    schema = Schema.of(diabetes)
+def test_no_statistics_of_rows_without_being_asked(schema, diabetes):
+    assert schema.scaling == Scaling(OWN, OWN, 0.0, 1.0)
+    whole = Schema.of(diabetes)
+    assert whole.scaling == Scaling(OWN, OWN, OWN, OWN)
+    assert Schema.parse(whole.text()) == whole
+
+
+def test_statistics_of_rows_for_all(diabetes):
+    schema = Schema.of(diabetes, Scaling.of(diabetes))
     assert schema.scaling.mean == pytest.approx(float(diabetes.y.mean()), rel=1e-5)
     assert len(schema.scaling.gain) == 10
-    given = Scaling([1.0] * 10, [0.0] * 10, 100.0, 50.0)
-    assert Schema.of(diabetes, given).scaling == given
+    assert of_site(diabetes, schema, "north", seed=0, number=0).gain == pytest.approx(schema.scaling.gain)
+
+
+def test_each_site_scales_by_its_own_training_rows(schema, tmp_path):
+    text = "age,sex,ward,outcome\n" + "".join(f"{20 + 3 * k},{'fm'[k % 2]},a,ill\n" for k in range(20))
+    rows = schema.load(csv(tmp_path, text), "outcome")
+    federation = of_site(rows, schema, "north", seed=4, number=1)
+    (split,) = federation.clients
+    ages = rows.x[split.train, 0]
+    scaled = rows.x[split.train] * federation.gain + federation.shift
+    assert scaled[:, 0] == pytest.approx((ages - ages.mean()) / ages.std(), abs=1e-5)
+    assert (scaled[:, 1:] == rows.x[split.train, 1:]).all(), "categories are 0 or 1 at every site"
+    again = of_site(rows, schema, "north", seed=4, number=1)
+    assert (again.gain == federation.gain).all()
+    assert (again.shift == federation.shift).all()
+    with pytest.raises(FedekdError, match="one scaling for all"):
+        joined([federation, again])
+
+
+def test_each_site_scales_a_regressions_target_by_its_own_training_rows(diabetes):
+    federation = of_site(diabetes, Schema.of(diabetes), "north", seed=4, number=1)
+    targets = diabetes.y[federation.clients[0].train]
+    assert federation.target_mean == pytest.approx(float(targets.mean()), rel=1e-5)
+    assert federation.target_std == pytest.approx(float(targets.std()), rel=1e-5)
+
+
+def test_names_and_free_text_do_not_become_categories_for_all(tmp_path):
+    text = "age,name,outcome\n" + "".join(f"{20 + k},patient {k},{'iw'[k % 2]}\n" for k in range(12))
+    with pytest.raises(FedekdError, match="column 'name' holds 12 different texts in 12 rows"):
+        Schema.of(load_dataset(csv(tmp_path, text), target="outcome"))
 
 
 @pytest.mark.parametrize(
@@ -106,6 +178,9 @@ def test_a_regression_is_scaled_by_the_schema_not_by_the_site(diabetes):
         {"task": "clustering"}, {"shape": [0]}, {"shape": "abc"}, {"labels": ["a", "a", "b"]}, {"labels": []},
         {"columns": ["age"]}, {"dtype": "object"}, {"more": 1}, {"scaling": {"gain": [1], "shift": [float("nan")]}},
         {"scaling": {"gain": 1.0, "shift": 0.0, "mean": 0.0, "std": 0.0}}, {"scaling": 3},
+        {"scaling": {"gain": "own", "shift": 0.0}}, {"scaling": {"gain": "mine", "shift": "mine"}},
+        {"scaling": {"gain": 0.0, "shift": 0.0}}, {"scaling": {"gain": "own", "shift": "own", "std": float("inf")}},
+        {"scaling": {"gain": 1.0, "shift": 0.0, "mean": "own", "std": 1.0}},
         {"labels": [str(k) for k in range(100_001)]},
     ],
 )  # fmt: skip

@@ -18,14 +18,22 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd
 import torch
 
 from fedekd.cli import main
+from fedekd.data import load_dataset
 from fedekd.flower import keys
 from fedekd.flower.addresses import free_port
 from fedekd.flower.check import Check, check_site
 from fedekd.flower.init import init_site
+from fedekd.flower.scaling import Scaling
+from fedekd.flower.schema import Schema
 
 
 class Health(http.server.BaseHTTPRequestHandler):
     ahead = 0.0
+
+    def do_POST(self) -> None:
+        """As a SuperLink that knows the key answers what it is asked; test_connection.py asks a real one."""
+        self.send_response(400)
+        self.end_headers()
 
     def do_HEAD(self) -> None:
         self.send_response(200 if self.path == "/health" else 404)
@@ -61,18 +69,30 @@ def make(folder: Path, server: str = "localhost:1", **settings: object) -> Path:
     return folder / "north" / "site.toml"
 
 
-def found(path: Path) -> dict[str, Check]:
-    return {check.name: check for check in check_site(path)}
+def agreed(folder: Path) -> Path:
+    """The schema of rows.npz, with scaling."""
+    rows = load_dataset(folder / "rows.npz")
+    Schema.of(rows, Scaling.of(rows)).write(folder / "schema.json")
+    return folder / "schema.json"
+
+
+def found(path: Path, schema: Path | None = None) -> dict[str, Check]:
+    return {check.name: check for check in check_site(path, schema)}
 
 
 def test_a_site_that_is_ready(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(tmp_path) as address:
         path = make(tmp_path, address)
+        assert main(["site", "check", str(path), "--schema", str(agreed(tmp_path))]) == 0
+        told = capsys.readouterr().out
+        assert "schema.json has rows of shape (4,) and 3 classes" in told
+        assert "7 to train, 2 to validate, 3 to test" in told
+        assert told.splitlines()[-1] == "ready to join"
+        assert "WRONG" not in told
         assert main(["site", "check", str(path)]) == 0
     told = capsys.readouterr().out
     assert "12 rows of shape (4,), 3 classes" in told
-    assert told.splitlines()[-1] == "ready to join"
-    assert "WRONG" not in told
+    assert told.splitlines()[-1] == "nothing wrong was found; not checked: schema, model"
 
 
 def test_a_site_that_is_not_ready_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,6 +104,7 @@ def test_a_site_that_is_not_ready_exits_with_2(tmp_path: Path, capsys: pytest.Ca
     assert "model        not checked" in told.out
     assert "connection   WRONG: no answer from localhost:1" in told.out
     assert "clock        not checked" in told.out
+    assert "admission    not checked" in told.out
     assert told.err == "fedekd: 2 of the checks failed; mend what they name and check again\n"
 
 
@@ -169,8 +190,9 @@ def good(shape: tuple[int, ...], outputs: int) -> torch.nn.Module:
     ],
 )
 def test_models(tmp_path: Path, private: str, message: str) -> None:
-    check = found(make(tmp_path, private=private))["model"]
-    assert message in check.text
+    path = make(tmp_path, private=private)
+    assert message in found(path, agreed(tmp_path))["model"].text
+    assert found(path)["model"].state == ("wrong" if "absent" in private else "unknown")
 
 
 def test_the_rest(tmp_path: Path) -> None:
@@ -185,7 +207,7 @@ def test_the_rest(tmp_path: Path) -> None:
 def test_a_model_beside_the_settings(tmp_path: Path) -> None:
     path = make(tmp_path, private="own_models:make")
     (path.parent / "own_models.py").write_text("from test_site_check import good as make\n")
-    assert found(path)["model"].state == "ok"
+    assert found(path, agreed(tmp_path))["model"].state == "ok"
 
 
 def test_privacy_needs_opacus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,9 +217,115 @@ def test_privacy_needs_opacus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             patch.setattr(
                 "importlib.util.find_spec", lambda name, *a, s=there: s if name == "opacus" else real(name, *a)
             )
-            assert found(path)["privacy"].state == state
-    assert "not for what `share` lets out: n, metric, delta" in found(path)["privacy"].text
+            assert found(path, agreed(tmp_path))["privacy"].state == state
+    assert "not for what `share` lets out: n, metric, delta" in found(path, agreed(tmp_path))["privacy"].text
     (tmp_path / "closed").mkdir()
-    assert "share" not in found(make(tmp_path / "closed", dp={"epsilon": 8.0}, share=[]))["privacy"].text
+    closed = make(tmp_path / "closed", dp={"epsilon": 8.0}, share=[])
+    assert "share" not in found(closed, agreed(tmp_path))["privacy"].text
     (tmp_path / "without").mkdir()
     assert "privacy" not in found(make(tmp_path / "without"))
+
+
+CENTRE = "age,sex,ward,outcome\n" + "".join(
+    f"{20 + k},{'fm'[k % 2]},{'abc'[k % 3]},{('ill', 'well', 'dead')[k % 3]}\n" for k in range(30)
+)
+
+
+def like_the_centre(
+    folder: Path, rows: str, *, centre: str = CENTRE, target: str = "outcome", **settings: object
+) -> dict[str, Check]:
+    """The checks of a site with these rows, in a federation whose schema another one made."""
+    (folder / "centre.csv").write_text(centre)
+    (folder / "own.csv").write_text(rows)
+    whole = load_dataset(folder / "centre.csv", target=target)
+    Schema.of(whole, Scaling.of(whole)).write(folder / "schema.json")
+    path = make(folder, target=target, **{"data": str(folder / "own.csv"), **settings})
+    return found(path, folder / "schema.json")
+
+
+def six_to_three(shape: tuple[int, ...], outputs: int) -> torch.nn.Module:
+    return torch.nn.Linear(6, 3)
+
+
+@pytest.mark.parametrize("private", [None, "test_site_check:six_to_three"])
+def test_a_site_may_lack_classes_and_categories(tmp_path: Path, private: str | None) -> None:
+    rows = "age,sex,ward,outcome\n" + "".join(f"{20 + k},f,a,well\n" for k in range(12))
+    checks = like_the_centre(tmp_path, rows, **({"private": private} if private else {}))
+    assert {checks[name].state for name in ("schema", "data", "model")} == {"ok"}, checks
+    (tmp_path / "north" / "site.toml").rename(tmp_path / "north" / "other.toml")
+    alone = found(tmp_path / "north" / "other.toml")
+    assert alone["data"].state == "ok"
+    assert alone["schema"].state == alone["model"].state == "unknown"
+
+
+def test_a_regression_may_have_one_value_at_a_site(tmp_path: Path) -> None:
+    centre = "a,y\n" + "".join(f"{k},{k * 1.5}\n" for k in range(40))
+    checks = like_the_centre(tmp_path, "a,y\n" + "".join(f"{k},3\n" for k in range(12)), centre=centre, target="y")
+    assert checks["data"].state == checks["model"].state == "ok", checks
+
+
+def test_a_folder_of_pictures_of_one_class(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for folder in ("all/cat", "all/dog", "own/dog"):
+        (tmp_path / folder).mkdir(parents=True)
+        for k in range(6):
+            Image.fromarray(np.full((8, 8), 9 * k, np.uint8)).save(tmp_path / folder / f"{k}.png")
+    Schema.of(load_dataset(tmp_path / "all")).write(tmp_path / "schema.json")
+    checks = found(make(tmp_path, data=str(tmp_path / "own")), tmp_path / "schema.json")
+    assert checks["data"].state == checks["model"].state == "ok", checks
+
+
+def test_too_few_rows(tmp_path: Path) -> None:
+    checks = like_the_centre(tmp_path, "age,sex,ward,outcome\n5,f,a,ill\n6,m,b,well\n")
+    assert "2 rows, too few" in checks["data"].text
+    assert checks["model"].state == "unknown"
+    assert "2 rows; give at least 5" in found(tmp_path / "north" / "site.toml")["data"].text
+
+
+@pytest.mark.parametrize("local", ["nowhere.pt", "nowhere.safetensors", "rows.csv"])
+def test_weights_of_training_alone_that_are_none(tmp_path: Path, local: str) -> None:
+    checks = like_the_centre(tmp_path, CENTRE, local=local)
+    (tmp_path / "north" / "rows.csv").write_text(CENTRE)
+    assert checks["data"].state == "ok"
+    for one in (checks, found(tmp_path / "north" / "site.toml")):
+        assert one["model"].state == "wrong"
+        assert f"{local} cannot be read as a model's weights" in one["model"].text
+        assert "\n" not in one["model"].text
+
+
+def test_weights_of_another_model(tmp_path: Path) -> None:
+    torch.save(torch.nn.Linear(3, 2).state_dict(), tmp_path / "other.pt")
+    check = like_the_centre(tmp_path, CENTRE, local=str(tmp_path / "other.pt"))["model"]
+    assert check.state == "wrong"
+    assert "\n" not in check.text
+
+
+@pytest.mark.parametrize(
+    ("dp", "message"),
+    [
+        ({"epsilon": 8.0, "delta": 0.5}, "delta 0.5 protects no one of 18 rows"),
+        ({"epsilon": 1e-9, "delta": 1e-5}, "no noise keeps"),
+        ({"epsilon": 8.0, "delta": 1e-3}, "epsilon 8 at delta 0.001 for the models that leave"),
+    ],
+)
+def test_privacy_that_cannot_be_had(tmp_path: Path, dp: dict[str, float], message: str) -> None:
+    pytest.importorskip("opacus", reason="pip install 'fedekd[dp]'")
+    checks = like_the_centre(tmp_path, CENTRE, dp=dp)
+    assert checks["model"].state == "ok"
+    assert message in checks["privacy"].text
+    assert checks["privacy"].state == ("ok" if "leave" in message else "wrong")
+    assert not any((tmp_path / "north" / "state").iterdir()), "a check leaves nothing behind"
+
+
+def test_privacy_with_a_schema_without_scaling(tmp_path: Path) -> None:
+    path = make(tmp_path, dp={"epsilon": 8.0})
+    Schema.of(load_dataset(tmp_path / "rows.npz")).write(tmp_path / "schema.json")
+    assert "[dp] needs a schema that gives the scaling" in found(path, tmp_path / "schema.json")["privacy"].text
+    assert found(path)["privacy"].state == "unknown"
+
+
+def test_a_schema_that_is_none(tmp_path: Path) -> None:
+    checks = found(make(tmp_path), tmp_path / "nowhere.json")
+    assert checks["schema"].state == "wrong"
+    assert checks["data"].state == checks["model"].state == "unknown"

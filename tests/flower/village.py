@@ -16,6 +16,7 @@ from fedekd.engines.serial import Serial
 from fedekd.flower import site as site_work
 from fedekd.flower import wire
 from fedekd.flower.rounds import Rounds
+from fedekd.flower.scaling import Scaling
 from fedekd.flower.schema import Schema
 from fedekd.flower.server_file import Server
 from fedekd.flower.site_data import joined, of_site
@@ -92,7 +93,8 @@ def make_server(folder: Path, **given) -> Server:
 
 
 def schema_of(dataset: Dataset) -> Schema:
-    return Schema.of(replace(dataset, columns=()))
+    """With the dataset's own scaling for all, as a simulation has it."""
+    return Schema.of(replace(dataset, columns=()), Scaling.of(dataset))
 
 
 def simulate(server: Server, schema: Schema, sites: list[Site]) -> Serial:

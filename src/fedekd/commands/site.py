@@ -27,12 +27,16 @@ def add(commands: Any) -> None:
     key.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
     check = command(actions, "check", check_site, "verify data, model, key, certificate, connection and clock")
     check.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
-    check.add_argument("--schema", metavar="FILE", help="the federation's schema, to check the data against")
+    check.add_argument("--schema", metavar="FILE", help="the federation's schema: tries data and model as joining will")
     schema = command(
         actions, "schema", write_schema, "describe the data's layout, without rows, for all sites to agree on"
     )
     schema.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
     schema.add_argument("--out", default="schema.json", metavar="FILE", help="(default: schema.json)")
+    schema.add_argument(
+        "--with-scaling", action="store_true",
+        help="tell everyone this data's means and deviations, to scale by (default: each site by its own, at home)",
+    )  # fmt: skip
     run = command(actions, "run", run_site, "join the federation and stay connected until it is over")
     run.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
 
@@ -59,22 +63,34 @@ def new_key(given: argparse.Namespace) -> None:
 def check_site(given: argparse.Namespace) -> None:
     from fedekd.flower import check
 
-    wrong = 0
+    wrong, unknown = 0, list[str]()
     for one in check.check_site(given.file, given.schema):
         print(f"{one.name:<12} {'ok: ' if one.state == 'ok' else 'WRONG: ' if one.state == 'wrong' else ''}{one.text}")
         wrong += one.state == "wrong"
+        unknown += [one.name] if one.state == "unknown" else []
     if wrong:
         raise FedekdError(f"{wrong} of the checks failed; mend what they name and check again")
-    print("ready to join")
+    print(f"nothing wrong was found; not checked: {', '.join(unknown)}" if unknown else "ready to join")
 
 
 def write_schema(given: argparse.Namespace) -> None:
     from fedekd.data import load_dataset
-    from fedekd.flower.schema import Schema
+    from fedekd.flower.scaling import Scaling
+    from fedekd.flower.schema import Schema, categories_of
     from fedekd.flower.site_file import read_site
 
     site = read_site(given.file)
-    Schema.of(load_dataset(site.data, target=site.target, task=site.task)).write(given.out)
+    dataset = load_dataset(site.data, target=site.target, task=site.task)
+    schema = Schema.of(dataset, Scaling.of(dataset) if given.with_scaling else Scaling.public(dataset))
+    schema.write(given.out)
+    if schema.labels:
+        print(f"it tells the labels: {', '.join(schema.labels)}")
+    for column, texts in categories_of(schema.columns).items():
+        print(f"it tells the categories of column {column!r}: {', '.join(texts)}")
+    if given.with_scaling and Scaling.public(dataset).own:
+        print(f"it tells the means and deviations of this site's {len(dataset.y)} rows, to everyone who reads it")
+    else:
+        print("it tells no statistics of this site's rows")
     print(f"look through {given.out}, then send it to the server's administrator")
 
 

@@ -33,13 +33,28 @@ class Raw:
     columns: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Whole:
+    """What is known of the whole that a file is one site's part of; the part may lack classes and categories."""
+
+    columns: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+
+    def texts(self, target: str | None) -> set[str]:
+        """Columns of a .csv that hold text in the whole, even if this site's all look like numbers."""
+        found = {column.partition("=")[0] for column in self.columns if "=" in column} - set(self.columns)
+        if target is not None and not all(_is_number(label) or label in ("True", "False") for label in self.labels):
+            found.add(target)
+        return found
+
+
 def load_own(
     path: Path,
     *,
     target: str | None = None,
     task: str | None = None,
     clients_from: str | None = None,
-    part: bool = False,
+    part_of: Whole | None = None,
 ) -> Dataset:
     """The dataset in the user's file or folder; ``task`` overrides what the targets suggest."""
     from fedekd.data import pictures, tables
@@ -53,7 +68,8 @@ def load_own(
     if target is not None and suffix != ".csv":
         raise FedekdError(f"--target {target!r} names a column of a .csv file, which {path} is not; leave it out")
     if suffix == ".csv":
-        raw = tables.read_tables(files, target, clients_from, as_clients=path.is_dir())
+        texts = part_of.texts(target) if part_of else ()
+        raw = tables.read_tables(files, target, clients_from, as_clients=path.is_dir(), texts=texts)
     elif suffix == ".npz":
         raw = _joined(files) if path.is_dir() else _read_npz(path, clients_from)
     elif path.is_dir():
@@ -62,7 +78,7 @@ def load_own(
         raw = pictures.read_folder(path)
     else:
         raise FedekdError(f"{path} is a {suffix or 'nameless'} file; give an .npz or .csv file, or a folder")
-    return _dataset(path, raw, task, part)
+    return _dataset(path, raw, task, part_of is not None)
 
 
 def _client_files(folder: Path) -> list[Path]:
@@ -122,7 +138,7 @@ def _dataset(path: Path, raw: Raw, task: str | None, part: bool = False) -> Data
     x, scale = _inputs(path, raw.x)
     y, labels = raw.y, tuple[str, ...]()
     if task == "classification":
-        y, labels = _classes(path, raw.y)
+        y, labels = _classes(path, raw.y, part)
     elif raw.y.dtype.kind not in "buif":
         raise FedekdError(f"{path}: the target is text ({raw.y[0]!r}, ..), which is no regression; leave --task out")
     names, sites = np.unique(raw.site, return_inverse=True) if raw.site is not None else ((), None)
@@ -160,14 +176,22 @@ def channels(x: np.ndarray) -> np.ndarray:
     return formats.channels_first(x) if x.ndim == 3 or x.shape[1] not in (1, 3) or x.shape[3] in (1, 3) else x
 
 
-def _classes(path: Path, y: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+def _classes(path: Path, y: np.ndarray, part: bool) -> tuple[np.ndarray, tuple[str, ...]]:
     """Labels recoded to 0..C-1 in sorted order, and their names."""
     if y.dtype.kind == "f" and not np.isfinite(y).all():
         raise FedekdError(f"{path}: {int((~np.isfinite(y)).sum())} labels are missing; fill or remove those rows")
     values, labels = np.unique(y, return_inverse=True)
-    if len(values) > 20 and len(values) > len(y) / 5:
+    if not part and len(values) > 20 and len(values) > len(y) / 5:
         raise FedekdError(
             f"{path}: the target has {len(values)} different values in {len(y)} rows, too many to be classes; "
             "name another target, or take --task regression"
         )
     return labels, tuple(f"{value:g}" if y.dtype.kind == "f" else str(value) for value in values)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

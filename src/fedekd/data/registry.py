@@ -7,9 +7,13 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedekd.data.dataset import TASKS, Dataset
 from fedekd.errors import FedekdError, unknown
+
+if TYPE_CHECKING:
+    from fedekd.data.own import Whole
 
 Loader = Callable[[Path], Dataset]
 
@@ -93,11 +97,11 @@ def load_dataset(
     target: str | None = None,
     task: str | None = None,
     clients_from: str | None = None,
-    part: bool = False,
+    part_of: Whole | None = None,
 ) -> Dataset:
     """A dataset by its name, by the path of the user's own file or folder, or by ``package.module:loader``.
 
-    ``part``: the file holds one site's rows of a larger whole and may lack classes.
+    ``part_of``: the file holds one site's rows of a larger whole, whose columns and labels are known.
     """
     if task is not None and task not in TASKS:
         raise unknown("task", task, TASKS)
@@ -105,7 +109,7 @@ def load_dataset(
     if _is_path(text):
         from fedekd.data.own import load_own
 
-        return load_own(Path(text).expanduser(), target=target, task=task, clients_from=clients_from, part=part)
+        return load_own(Path(text).expanduser(), target=target, task=task, clients_from=clients_from, part_of=part_of)
     loader = _imported(text) if ":" in text else recipe(text).load
     for option, value in (("target", target), ("clients-from", clients_from)):
         if value is not None:

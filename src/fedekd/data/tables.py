@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,14 +19,22 @@ FEW_CLASSES = 20
 MOST_CATEGORIES = 100
 
 
-def read_tables(files: Sequence[Path], target: str | None, clients_from: str | None, *, as_clients: bool) -> Raw:
+def read_tables(
+    files: Sequence[Path],
+    target: str | None,
+    clients_from: str | None,
+    *,
+    as_clients: bool,
+    texts: Collection[str] = (),
+) -> Raw:
     """One table out of ``files``; with ``as_clients`` each file is one client's, named by the file.
 
+    ``texts`` are columns that hold text, whatever they look like.
     The target means classes when it is text, or whole numbers of few different values; else a regression.
     """
     import pandas as pd
 
-    frames = [read_table(file) for file in files]
+    frames = [read_table(file, texts=texts) for file in files]
     for file, frame in zip(files, frames, strict=True):
         _check_alike(files[0], frames[0], file, frame)
     table = pd.concat([frame[frames[0].columns] for frame in frames], ignore_index=True)
@@ -49,8 +57,8 @@ def read_tables(files: Sequence[Path], target: str | None, clients_from: str | N
     return Raw(x, _values(wanted), site, "classification" if classes else "regression", names)
 
 
-def read_table(file: Path, dtype: type | None = None) -> pd.DataFrame:
-    """A .csv file with its column names stripped; ``dtype=str`` keeps every value as it is written."""
+def read_table(file: Path, *, texts: Collection[str] | None = ()) -> pd.DataFrame:
+    """A .csv file with its column names stripped; values of ``texts`` (None: all) are kept as they are written."""
     import pandas as pd
 
     try:
@@ -60,9 +68,10 @@ def read_table(file: Path, dtype: type | None = None) -> pd.DataFrame:
         with warnings.catch_warnings():
             # Rows longer than the header: without these two, pandas would shift or drop columns in silence.
             warnings.simplefilter("error", pd.errors.ParserWarning)
-            frame = pd.read_csv(
-                file, sep=separator, skipinitialspace=True, encoding="utf-8-sig", index_col=False, dtype=dtype
-            )
+            form: Any = {"sep": separator, "skipinitialspace": True, "encoding": "utf-8-sig", "index_col": False}
+            names = pd.read_csv(file, nrows=0, **form).columns if texts else ()
+            kinds = str if texts is None else {name: str for name in names if str(name).strip() in texts}
+            frame = pd.read_csv(file, dtype=kinds, **form)
     except (OSError, ValueError, pd.errors.ParserWarning) as error:  # pandas's parsing errors are ValueErrors
         why = str(error).strip().splitlines()
         raise FedekdError(

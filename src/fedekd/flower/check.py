@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import http.client
 import importlib.util
 import os
 import socket
-import ssl
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedekd.errors import FedekdError
-from fedekd.flower.addresses import checked_address
+from fedekd.flower.codes import Code, Failed
+from fedekd.flower.connection import Connection, Unknown
 from fedekd.flower.keys import public_line, read_certificate, read_node_key
 from fedekd.flower.needs import need_flower
 from fedekd.flower.site_file import Privacy, Site, read_site
 
-WAIT = 10.0  # seconds for the server to answer
-AHEAD, BEHIND = 5.0, 305.0  # seconds a site's clock may differ from the server's before Flower refuses its signature
+if TYPE_CHECKING:
+    from fedekd.flower.schema import Schema
+    from fedekd.flower.site import Work
 
 
 @dataclass(frozen=True)
@@ -32,28 +33,25 @@ class Check:
 
 
 def check_site(path: str | Path, schema: str | Path | None = None) -> Iterator[Check]:
-    """Each check as it ends; with the federation's ``schema`` also whether the data fits it."""
+    """Each check as it ends; with the federation's ``schema`` also whether this site could join with it."""
     need_flower()
     site = read_site(path)
     folder = str(Path(path).expanduser().absolute().parent)
     if folder not in sys.path:  # as `site run` does: modules beside the settings can be named in them
         sys.path.insert(0, folder)
     yield Check("settings", "ok", f"{Path(path)} is complete")
-    connection = _Connection(site)
     for name, look in (
-        ("key", lambda: _key(site)),
-        ("certificate", lambda: _certificate(site)),
-        ("state", lambda: _state(site)),
-        ("port", lambda: _port(site)),
-        ("device", lambda: _device(site)),
-        ("data", lambda: _data(site)),
-        *([("schema", lambda: _schema(site, Path(schema)))] if schema else []),
-        ("model", lambda: _model(site)),
-        *([("privacy", lambda dp=site.dp: _privacy(site, dp))] if site.dp else []),
-        ("connection", connection.check),
-        ("clock", connection.clock),
+        ("key", _key),
+        ("certificate", _certificate),
+        ("state", _state),
+        ("port", _port),
+        ("device", _device),
     ):
-        yield _result(name, look)
+        yield _result(name, partial(look, site))
+    yield from _joining(site, Path(schema)) if schema else _alone(site)
+    connection = Connection(site)
+    for name, ask in (("connection", connection.check), ("clock", connection.clock), ("admission", connection.known)):
+        yield _result(name, ask)
 
 
 def _result(name: str, look: Callable[[], str]) -> Check:
@@ -65,10 +63,6 @@ def _result(name: str, look: Callable[[], str]) -> Check:
         return Check(name, "wrong", str(error))
 
 
-class Unknown(FedekdError):
-    """It could not be looked at."""
-
-
 def _key(site: Site) -> str:
     key = read_node_key(site.key)
     mode = site.key.stat().st_mode & 0o777
@@ -77,7 +71,7 @@ def _key(site: Site) -> str:
     public = site.key.with_name(f"{site.key.name}.pub")
     expected = public_line(key.public_key(), "").split()[:2]
     if public.exists() and public.read_bytes().split()[:2] != expected:
-        raise FedekdError(f"{public} does not belong to {site.key}; make a new pair with `fedekd site init`")
+        raise FedekdError(f"{public} does not belong to {site.key}; make a new pair with `fedekd site key`")
     return f"{site.key} is an ECDSA P-384 key that only you can read"
 
 
@@ -127,105 +121,105 @@ def _device(site: Site) -> str:
     return f"{site.device} works"
 
 
-def _data(site: Site) -> str:
-    from fedekd.data import load_dataset
-
-    data = load_dataset(site.data, target=site.target, task=site.task)
-    kind = f"{data.outputs} classes" if data.task == "classification" else "a regression"
-    return f"{len(data.y)} rows of shape {tuple(data.x.shape[1:])}, {kind}"
+# --- data and model ------------------------------------------------------------------------------------------------
 
 
-def _schema(site: Site, path: Path) -> str:
+def _joining(site: Site, path: Path) -> Iterator[Check]:
+    """Load and build all that joining would, by the same code; the server's terms alone are not known yet."""
     from fedekd.flower.schema import Schema
 
-    data = Schema.read(path).load(site.data, site.target)
-    return f"all {len(data.y)} rows fit {path}"
+    try:
+        schema = Schema.read(path)
+    except FedekdError as error:
+        yield Check("schema", "wrong", str(error))
+        for name in ("data", "model", *(["privacy"] if site.dp else [])):
+            yield Check(name, "unknown", "not checked: it needs the schema")
+        return
+    inputs = f"{len(schema.columns)} columns" if schema.columns else f"rows of shape {schema.shape}"
+    yield Check("schema", "ok", f"{path} has {inputs} and {_kind(schema.task, schema.outputs)}")
+    yield from _built(replace(site, dp=None), path, schema)
+    if dp := site.dp:
+        yield _result("privacy", lambda: _privacy(site, dp, schema))
+
+
+def _built(site: Site, path: Path, schema: Schema) -> Iterator[Check]:
+    try:
+        work = _work(site, schema)
+    except Failed as failure:
+        if failure.code == Code.DATA:
+            yield Check("data", "wrong", _line(failure))
+            yield Check("model", "unknown", "not checked: it is tried on the data, which cannot be used")
+        else:
+            yield Check("data", "ok", f"all rows fit {path}")
+            yield Check("model", "wrong", _line(failure))
+        return
+    sizes = [len(rows) for rows in work.client.rows.values()]
+    count = sum(p.numel() for p in work.client.models["private"].parameters())
+    name = f"the private model {site.private}" if site.private else "the built-in private model"
+    yield Check(
+        "data", "ok", f"all {sum(sizes)} rows fit {path}: " + "{} to train, {} to validate, {} to test".format(*sizes)
+    )
+    yield Check("model", "ok", f"{name} has {count:,} parameters")
+
+
+def _work(site: Site, schema: Schema) -> Work:
+    from fedekd.flower.site import Work
+    from fedekd.flower.terms import Terms
+
+    spent = sorted(site.state.glob("*/spent.json"))  # of a federation that is going on: budgets are for one
+    work = Work(site, spent[0].parent if spent else site.state / "none", Terms.usual(), schema, number=0)
+    work.try_out()
+    return work
+
+
+def _privacy(site: Site, dp: Privacy, schema: Schema | None) -> str:
+    if importlib.util.find_spec("opacus") is None:
+        raise FedekdError("[dp] needs Opacus; get it with: pip install 'fedekd[dp]'")
+    if schema is None:
+        raise Unknown("whether there is noise for it depends on the rows; give --schema FILE")
+    try:
+        _work(site, schema)
+    except Failed as failure:
+        raise FedekdError(_line(failure)) from None
+    bare = f", not for what `share` lets out: {', '.join(site.share)}" if site.share else ""
+    return f"epsilon {dp.epsilon:g} at delta {dp.delta:g} for the models that leave{bare}"
+
+
+def _alone(site: Site) -> Iterator[Check]:
+    """What can be seen without the schema."""
+    yield _result("data", lambda: _data(site))
+    yield Check(
+        "schema", "unknown", "not checked: give the federation's, with --schema FILE, to see if the rows fit it"
+    )
+    yield _result("model", lambda: _model(site))
+    if dp := site.dp:
+        yield _result("privacy", lambda: _privacy(site, dp, None))
+
+
+def _data(site: Site) -> str:
+    from fedekd.data import load_dataset
+    from fedekd.data.own import Whole
+    from fedekd.data.partition import SMALLEST_SITE
+
+    data = load_dataset(site.data, target=site.target, task=site.task, part_of=Whole())
+    if len(data.y) < SMALLEST_SITE:
+        raise FedekdError(f"{site.data} has {len(data.y)} rows; give at least {SMALLEST_SITE}")
+    return f"{len(data.y)} rows of shape {tuple(data.x.shape[1:])}, {_kind(data.task, data.outputs)}"
 
 
 def _model(site: Site) -> str:
-    import torch
-
     from fedekd import models
-    from fedekd.data import load_dataset
+    from fedekd.flower.site import models_file
 
-    make = models.factory("private", site.private)
-    try:
-        data = load_dataset(site.data, target=site.target, task=site.task)
-    except FedekdError:
-        raise Unknown("the model is built from the data, which cannot be read") from None
-    shape = tuple(data.x.shape[1:])
-    try:
-        model = models.build("private", make, shape, data.outputs, seed=0, client=0).eval()
-        with torch.no_grad():
-            out = model(torch.zeros(2, *shape))
-    except FedekdError:
-        raise
-    except Exception as error:  # a user's model may raise anything
-        problem = (str(error).splitlines() or [type(error).__name__])[0]
-        raise FedekdError(f"{_named(site)} does not take rows of shape {shape}: {problem}") from None
-    if out.shape[0] != 2 or out.numel() != 2 * data.outputs:
-        raise FedekdError(f"{_named(site)} gives {tuple(out.shape)} for two rows; it must give (2, {data.outputs})")
-    count = sum(p.numel() for p in model.parameters())
-    return f"{_named(site)} has {count:,} parameters"
+    models.factory("private", site.private)
+    if site.local != "train":
+        models_file(site.local)
+    raise Unknown("it is built for rows as the schema has them; give --schema FILE")
 
 
-def _privacy(site: Site, dp: Privacy) -> str:
-    if importlib.util.find_spec("opacus") is None:
-        raise FedekdError("[dp] needs Opacus; get it with: pip install 'fedekd[dp]'")
-    bare = f", not for what `share` lets out: {', '.join(site.share)}" if site.share else ""
-    return f"epsilon {dp.epsilon:g} at delta {dp.delta:g} for the models that leave{bare}; Opacus is there"
+def _kind(task: str, outputs: int) -> str:
+    return f"{outputs} classes" if task == "classification" else "a regression"
 
 
-def _named(site: Site) -> str:
-    return f"the private model {site.private}" if site.private else "the built-in private model"
-
-
-class _Connection:
-    """A TLS connection to the server, opened once; its answer also tells the server's time."""
-
-    def __init__(self, site: Site) -> None:
-        self.site = site
-        self.ahead: float | None = None
-
-    def check(self) -> str:
-        site = self.site
-        host, port = checked_address(site.server, "server")
-        try:
-            context = ssl.create_default_context(cafile=str(site.ca))
-        except (OSError, ssl.SSLError):
-            raise Unknown(f"it needs the certificate {site.ca}") from None
-        server = http.client.HTTPSConnection(host, port, timeout=WAIT, context=context)
-        try:
-            server.request("HEAD", "/health")
-            answer = server.getresponse()
-        except ssl.SSLCertVerificationError as error:
-            raise FedekdError(
-                f"{site.server} shows a certificate that {site.ca} does not vouch for ({error.verify_message}); "
-                "compare ca.crt with the server's administrator"
-            ) from None
-        except ssl.SSLError as error:
-            raise FedekdError(f"{site.server} does not speak TLS ({error.reason}); check `server`") from None
-        except (OSError, http.client.HTTPException) as error:
-            raise FedekdError(
-                f"no answer from {site.server} ({getattr(error, 'strerror', None) or error or type(error).__name__}); "
-                "check the address, the firewall, and whether the server runs"
-            ) from None
-        finally:
-            server.close()
-        if date := answer.getheader("Date"):
-            self.ahead = (datetime.now(UTC) - parsedate_to_datetime(date)).total_seconds()
-        if answer.status != 200:
-            raise FedekdError(f"{site.server} answers {answer.status}; it is no SuperLink: check `server`")
-        return f"{site.server} answers, and its certificate is signed by {site.ca.name}"
-
-    def clock(self) -> str:
-        """The server's time is known to the second."""
-        if self.ahead is None:
-            raise Unknown("it is compared with the server's, which does not answer")
-        if self.ahead > AHEAD or self.ahead < -BEHIND:
-            word = "ahead of" if self.ahead > 0 else "behind"
-            raise FedekdError(
-                f"this clock is {abs(self.ahead):.0f} s {word} the server's, whose signature check allows "
-                f"{AHEAD:.0f} s ahead and {BEHIND:.0f} s behind; set it by NTP"
-            )
-        return f"within {max(1, round(abs(self.ahead)))} s of the server's"
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

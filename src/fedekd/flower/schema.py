@@ -1,7 +1,7 @@
 """What sites agree on before round one: columns, categories, labels, shape and scaling of a row.
 
-Its author makes it from public data, or from rows whose owner lets their scaling be known. The server hands it out;
-a site brings its own rows into it and names what does not fit. Nothing of a site's rows is needed for that elsewhere.
+One site makes it from its columns, categories and labels; no statistics of rows are in it unless their owner gives
+them. The server hands it out; a site brings its own rows into it and names what does not fit.
 """
 
 from __future__ import annotations
@@ -16,32 +16,14 @@ import numpy as np
 
 from fedekd.data import Dataset, load_dataset
 from fedekd.data.dataset import TASKS
-from fedekd.data.federation import input_statistics, target_statistics
+from fedekd.data.own import Whole
 from fedekd.errors import FedekdError
 from fedekd.flower.atomic import write_text
+from fedekd.flower.scaling import Scaling
 
 SHOWN = 5  # differences that are named one by one
+FEW = 10  # texts of a column that may all be different
 MOST = 100_000  # columns or labels: more is a mistake, or an attack
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """A model's input is x * gain + shift; a regression trains on (y - mean) / std."""
-
-    gain: Any
-    shift: Any
-    mean: float = 0.0
-    std: float = 1.0
-
-    @classmethod
-    def of(cls, dataset: Dataset) -> Scaling:
-        """From a dataset's rows; pixels with a fixed range need none."""
-        every = np.arange(len(dataset.y))
-        shift, gain = input_statistics(dataset, every)
-        return cls(gain.tolist(), shift.tolist(), *target_statistics(dataset, every))
-
-    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        return np.asarray(self.gain, np.float32), np.asarray(self.shift, np.float32)
 
 
 @dataclass(frozen=True)
@@ -63,7 +45,13 @@ class Schema:
 
     @classmethod
     def of(cls, dataset: Dataset, scaling: Scaling | None = None) -> Schema:
-        """The schema of a dataset; its rows are read for the scaling alone, and not at all where that is given."""
+        """The schema of a dataset. Without a ``scaling`` of its rows, their categories and labels alone enter it."""
+        for column, categories in categories_of(dataset.columns).items():
+            if len(categories) > FEW and 2 * len(categories) > len(dataset.y):
+                raise FedekdError(
+                    f"column {column!r} holds {len(categories)} different texts in {len(dataset.y)} rows: names or "
+                    "free text, which everyone would read in the schema; take the column out of the data"
+                )
         labels = dataset.labels or tuple(str(k) for k in range(dataset.outputs))
         return cls(
             task=dataset.task,
@@ -71,7 +59,7 @@ class Schema:
             dtype=str(dataset.x.dtype),
             columns=dataset.columns,
             labels=labels if dataset.task == "classification" else (),
-            scaling=scaling or Scaling.of(dataset),
+            scaling=scaling or Scaling.public(dataset),
         )
 
     def text(self) -> str:
@@ -114,18 +102,14 @@ class Schema:
             raise ValueError(f"{len(self.labels)} labels for {self.task}")
         if self.columns and (len(self.columns),) != self.shape:
             raise ValueError(f"{len(self.columns)} columns for rows of shape {self.shape}")
-        gain, shift = self.scaling.arrays()
-        for array in (gain, shift, np.asarray([self.scaling.mean, self.scaling.std], float)):
-            if not np.isfinite(array).all():
-                raise ValueError("scaling has missing or infinite numbers")
-        if np.broadcast_shapes(gain.shape, shift.shape, self.shape) != self.shape or not self.scaling.std > 0:
-            raise ValueError(f"scaling of shape {gain.shape} for rows of shape {self.shape}")
+        self.scaling.check(self.shape)
 
     # --- a site's rows in it ------------------------------------------------------------------------------
 
     def load(self, data: str | Path, target: str | None = None) -> Dataset:
         """A site's own data, as ``fedekd run`` would load it, brought into this schema."""
-        return self.fit(load_dataset(data, target=target, task=self.task, part=True))
+        whole = Whole(self.columns, self.labels)
+        return self.fit(load_dataset(data, target=target, task=self.task, part_of=whole))
 
     def fit(self, dataset: Dataset) -> Dataset:
         """The same rows with this schema's columns and labels in this schema's order; raises for what differs."""
@@ -196,3 +180,8 @@ def _by_source(columns: tuple[str, ...]) -> Mapping[str, list[str] | None]:
         else:
             found[name] = [*(found.get(name) or []), text]
     return found
+
+
+def categories_of(columns: tuple[str, ...]) -> dict[str, list[str]]:
+    """The texts that a schema with these columns tells, by the column they stand in."""
+    return {name: texts for name, texts in _by_source(columns).items() if texts is not None}

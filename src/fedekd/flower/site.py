@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedekd import methods, models
@@ -142,6 +143,11 @@ class Work:
     def __init__(self, site: Site, folder: Path, terms: Terms, schema: Schema, number: int) -> None:
         self.site, self.folder, self.terms, self.number = site, folder, terms, number
         with failing(Code.DATA):
+            if site.dp and schema.scaling.own:
+                raise FedekdError(
+                    "[dp] needs a schema that gives the scaling of inputs: this site's own means and deviations would "
+                    "carry rows past the noise; have the schema made from public rows, with --with-scaling"
+                )
             dataset = schema.load(site.data, site.target)
             federation = of_site(dataset, schema, site.name, terms.seed, number)
         with failing(Code.MODEL):
@@ -169,7 +175,22 @@ class Work:
     def try_out(self) -> None:
         """What only training would find out."""
         with failing(Code.MODEL):
+            for role in self.client.models:
+                self._fits(role)
             getattr(self.client, "try_out", lambda: None)()
+
+    def _fits(self, role: str) -> None:
+        """Two blank rows through a model: whether it takes them must not depend on anyone's rows."""
+        dataset, module = self.client.job.federation.dataset, self.client.models[role].eval()
+        shape, outputs = dataset.x.shape[1:], dataset.outputs
+        try:
+            with torch.no_grad():
+                given = module(torch.zeros(2, *shape, device=self.client.device)).shape
+        except Exception as error:  # a user's model may raise anything
+            problem = (str(error).splitlines() or [type(error).__name__])[0]
+            raise FedekdError(f"the {role} model does not take rows of shape {shape}: {problem}") from None
+        if given != (2, outputs) and not (outputs == 1 and given == (2,)):
+            raise FedekdError(f"the {role} model gives {tuple(given)} for two rows; it must give (2, {outputs})")
 
     def _copy(self, role: str) -> dict[str, Tensor]:
         return {name: tensor.detach().cpu().clone() for name, tensor in self.client.message(role).items()}
@@ -248,10 +269,11 @@ class Work:
 
 def models_file(path: str) -> dict[str, Tensor]:
     """Weights from a .safetensors file or from ``torch.save`` of a state."""
-    import torch
+    from safetensors.torch import load_file
 
-    if path.endswith(".safetensors"):
-        from safetensors.torch import load_file
-
-        return load_file(path)
-    return torch.load(path, weights_only=True, map_location="cpu")
+    try:
+        weights: Any = load_file(path) if path.endswith(".safetensors") else torch.load(path, "cpu", weights_only=True)
+    except Exception as error:  # both libraries have kinds of their own
+        problem = getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0]
+        raise FedekdError(f"`local`: {path} cannot be read as a model's weights ({problem})") from None
+    return dict(weights)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
 from fedekd import methods, models
@@ -35,6 +35,13 @@ class Terms:
     @classmethod
     def of(cls, server: Server) -> Terms:
         return cls(**{f.name: getattr(server, f.name) for f in fields(cls)})
+
+    @classmethod
+    def usual(cls) -> Terms:
+        """Of a server whose file leaves them out."""
+        named = {f.name for f in fields(cls)}
+        defaults = {f.name: f.default for f in fields(Server) if f.name in named and f.default is not MISSING}
+        return cls(**defaults)
 
     def text(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)

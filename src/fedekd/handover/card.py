@@ -13,6 +13,11 @@ from fedekd.report.numbers import Unit
 
 MOST_NAMES = 60
 PARTS = {"train": "to train", "val": "to validate", "test": "to test"}
+SCALED = {
+    "pooled": "standardised by the federation's pooled training rows",
+    "own": "standardised by this client's own training rows",
+    "given": "as the federation's schema gives it",
+}
 LIMITS = (
     "",
     "The figures above are from this client's own held-out rows. They say nothing of patients, devices or pictures",
@@ -89,7 +94,8 @@ def _inputs(facts: Facts) -> list[str]:
     if facts.top is not None:
         lines.append(f"- scaling: pixels of 0..{facts.top:g} become -1..1")
     else:
-        lines.append("- scaling: standardised by the federation's pooled training rows, input = raw × gain + shift")
+        how = SCALED.get(str(facts.about.get("scaled_by")), SCALED["pooled"])
+        lines.append(f"- scaling: {how}, input = raw × gain + shift")
     if facts.columns:
         lines += ["", "| column | gain | shift |", "| --- | --- | --- |"]
         rows = zip(facts.columns, *(np.broadcast_to(a, facts.shape) for a in (gain, shift)), strict=True)

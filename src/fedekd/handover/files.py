@@ -53,6 +53,7 @@ def card(record: Record, position: int, client: Client) -> dict[str, Any]:
         "columns": list(getattr(dataset, "columns", ())),
         "gain": federation.gain.tolist(),
         "shift": federation.shift.tolist(),
+        "scaled_by": federation.partition.get("scaling", "pooled"),
         "target_mean": federation.target_mean,
         "target_std": federation.target_std,
         "metric": record["metric"],

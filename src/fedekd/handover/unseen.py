@@ -73,7 +73,7 @@ def _table(path: Path, facts: Facts) -> Unseen:
     """Columns are found by name, in any order; text is encoded as it was in training."""
     if len(facts.shape) != 1:
         raise FedekdError(f"{path} is a table, but the model was trained on pictures of shape {facts.shape}")
-    frame = read_table(path, dtype=str)
+    frame = read_table(path, texts=None)
     names = [str(row + 1) for row in range(len(frame))]
     columns = facts.columns or tuple(frame.columns)  # trained without names: the columns as they stand
     text = {column: _categories(column, columns) for column in frame.columns if column not in columns}

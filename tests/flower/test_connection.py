@@ -1,0 +1,86 @@
+"""A site asks a real SuperLink whether it knows the site's key, and changes nothing there by it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd[flower]'")
+
+from fedekd.errors import FedekdError
+from fedekd.flower.addresses import free_port
+from fedekd.flower.connection import Connection, Unknown
+from fedekd.flower.control import connected
+from fedekd.flower.keys import make_authority, make_node_key, make_server_certificate, read_public_key
+from fedekd.flower.processes import Child, command, environment, stop
+from fedekd.flower.site_file import Site
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """A site with a key, and a SuperLink that asks for keys."""
+    authority = make_authority(tmp_path)
+    certificate, key = make_server_certificate(tmp_path, authority, ["127.0.0.1"])
+    make_node_key(tmp_path / "north")
+    port = free_port()
+    link = Child(
+        "superlink",
+        command(
+            "fedekd.flower.superlink",
+            *("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key), "--ssl-ca-certfile", str(authority[0])),
+            *("--enable-supernode-auth", "--isolation", "process", "--host", "127.0.0.1", "--port", str(port)),
+        ),
+        tmp_path / "log",
+        environment(tmp_path / "home"),
+    )
+    made = Site(
+        name="north", server=f"127.0.0.1:{port}", ca=authority[0], key=tmp_path / "north", state=tmp_path, data="digits"
+    )
+    try:
+        end = time.monotonic() + 60
+        while True:
+            try:
+                Connection(made).check()
+                break
+            except FedekdError:
+                assert time.monotonic() < end, link.lines()
+                assert link.code is None, link.lines()
+                time.sleep(0.2)
+        yield made
+    finally:
+        stop([link])
+
+
+def asked(site: Site) -> str:
+    connection = Connection(site)
+    connection.check()
+    return connection.known()
+
+
+def test_whether_the_server_knows_the_key(site: Site) -> None:
+    from flwr.proto import control_pb2 as api
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    with pytest.raises(FedekdError, match=r"does not know this site's key; send .*north\.pub") as refused:
+        asked(site)
+    assert not isinstance(refused.value, Unknown)
+    public = public_key_to_bytes(read_public_key(site.key.with_name("north.pub")))
+    with connected(site.server, site.ca) as control:
+        control.client.RegisterNode(api.RegisterNodeRequest(public_key=public, name="north"))
+        before = control.client.ListNodes(api.ListNodesRequest())
+        assert asked(site) == "the server knows this site's key"
+        after = control.client.ListNodes(api.ListNodesRequest())
+        assert before.nodes_info == after.nodes_info, "nothing has changed there"
+        assert after.nodes_info[0].status == "registered"
+        control.client.UnregisterNode(api.UnregisterNodeRequest(node_id=after.nodes_info[0].node_id))
+        with pytest.raises(FedekdError, match="does not know this site's key"):
+            asked(site)
+
+
+def test_without_a_connection_nothing_is_said_of_the_key(tmp_path: Path) -> None:
+    site = Site(name="north", server="localhost:1", ca=tmp_path, key=tmp_path, state=tmp_path, data="digits")
+    with pytest.raises(Unknown, match="has to answer"):
+        Connection(site).known()

@@ -1,0 +1,75 @@
+"""Each site scales by its own rows, tells nobody, and its model is handed over with that scaling."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
+
+from test_site import code, letter
+from village import federate, make_server, write_sites
+
+from fedekd.cli import main
+from fedekd.flower.codes import Code
+from fedekd.flower.init import init_site
+from fedekd.flower.schema import Schema
+from fedekd.flower.site import answer
+from fedekd.flower.site_data import of_site
+from fedekd.flower.site_file import Privacy
+from fedekd.handover.export import export
+from fedekd.handover.predict import predict
+
+
+def bare(dataset):
+    """As an .npz file has it: no names of columns."""
+    return replace(dataset, columns=())
+
+
+def test_a_handed_over_model_has_the_sites_own_scaling(tmp_path, diabetes):
+    schema, sites = Schema.of(bare(diabetes)), write_sites(tmp_path, bare(diabetes))
+    _, report = federate(make_server(tmp_path, private=None, proxy=None), schema, sites)
+    assert report["complete"]
+    means = set()
+    for number, site in enumerate(sites):
+        (folder,) = site.state.iterdir()
+        facts = export(folder, site.name, tmp_path / f"{site.name}.safetensors")
+        rows = schema.load(site.data)
+        federation = of_site(rows, schema, site.name, 0, number)
+        assert facts.scale[0] == pytest.approx(federation.gain)
+        means.add(facts.target[0])
+        said = predict(tmp_path / f"{site.name}.safetensors", site.data).values
+        test = federation.clients[0].test
+        rmse = np.sqrt(np.mean((said[test] - rows.y[test]) ** 2))
+        assert rmse == pytest.approx(report["sites"][number]["value"], rel=1e-4)
+        card = (tmp_path / f"{site.name}.card.md").read_text()
+        assert "standardised by this client's own training rows" in card
+    assert len(means) == len(sites), "sites have different rows, so each its own mean"
+
+
+def test_own_scaling_would_carry_rows_past_the_noise(tmp_path, diabetes, caplog):
+    (site,) = write_sites(tmp_path, bare(diabetes), dp=Privacy(epsilon=8.0, delta=1e-4))[:1]
+    assert code(answer(site, "join", letter(make_server(tmp_path), Schema.of(bare(diabetes))))) == Code.DATA
+    assert "[dp] needs a schema that gives the scaling" in caplog.text
+
+
+TABLE = "age,ward,outcome\n" + "".join(f"{20 + 7 * k % 31},{'abc'[k % 3]},{k % 2}\n" for k in range(30))
+
+
+def test_the_command_says_what_the_schema_tells(tmp_path, capsys):
+    (tmp_path / "rows.csv").write_text(TABLE)
+    settings = {"target": "outcome"}
+    init_site(tmp_path / "north", "north", "localhost:1", str(tmp_path / "rows.csv"), settings=settings)
+    command = ["site", "schema", str(tmp_path / "north" / "site.toml"), "--out", str(tmp_path / "schema.json")]
+    assert main(command) == 0
+    told = capsys.readouterr().out
+    assert "it tells the labels: 0, 1\nit tells the categories of column 'ward': a, b, c\n" in told
+    assert "no statistics" in told
+    written = json.loads((tmp_path / "schema.json").read_text())
+    assert written["scaling"] == {"gain": "own", "shift": "own", "mean": 0.0, "std": 1.0}
+    assert main([*command, "--with-scaling"]) == 0
+    assert "the means and deviations of this site's 30 rows, to everyone" in capsys.readouterr().out
+    assert len(json.loads((tmp_path / "schema.json").read_text())["scaling"]["gain"]) == 4
