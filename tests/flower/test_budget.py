@@ -17,6 +17,7 @@ from opacus.accountants import RDPAccountant
 
 from fedekd.errors import FedekdError
 from fedekd.flower.budget import Budget
+from fedekd.flower.codes import Failed
 from fedekd.methods.base import Train
 
 
@@ -38,7 +39,7 @@ def test_the_budget_is_kept_and_used(tmp_path, digits, method):
         independent.step(noise_multiplier=one.budget.noise, sample_rate=16 / len(one.rows["train"]))
     assert spent(one) == pytest.approx(independent.get_epsilon(1e-3))
     assert 0.95 * DP.epsilon < spent(one) <= DP.epsilon
-    with pytest.raises(FedekdError, match="budget is spent"):
+    with pytest.raises(Failed, match="budget is spent"):
         sent(one)
 
 
@@ -69,7 +70,7 @@ def test_opacus_itself_takes_the_same_noise(tmp_path, digits, rows, batch, round
 def test_a_budget_is_spent_once(tmp_path, digits):
     sent(client(tmp_path / "first", digits))
     client(tmp_path / "first", digits)
-    with pytest.raises(FedekdError, match="budget was spent in federation first"):
+    with pytest.raises(Failed, match="budget was spent in federation first"):
         client(tmp_path / "second", digits)
 
 
@@ -77,7 +78,7 @@ def test_two_federations_at_the_same_moment_do_not_both_spend(tmp_path, digits):
     """Each looks for the other before either has spent."""
     pair = [client(tmp_path / name, digits) for name in ("first", "second")]
     sent(pair[0])
-    with pytest.raises(FedekdError, match="budget was spent in federation first"):
+    with pytest.raises(Failed, match="budget was spent in federation first"):
         sent(pair[1])
 
 
@@ -98,7 +99,7 @@ def test_what_is_repeated_is_spent_once_and_what_is_not_is_spent_again(tmp_path,
     assert spent(forked) > spent(first)
     with torch.no_grad():
         next(forked.models["proxy"].parameters()).add_(0.01)
-    with pytest.raises(FedekdError, match="budget is spent"):
+    with pytest.raises(Failed, match="budget is spent"):
         sent(forked)
     assert len(client(tmp_path / "a", digits).budget.ledger["spent"]) == 2
 

@@ -295,3 +295,34 @@ def test_a_repeated_visit_is_answered_from_the_disk(tmp_path, digits, schema):
         }
         assert answer(site, "visit", Letter(words)).words == last[site.name].words
         assert next(site.state.glob("*/state.pt")).read_bytes() == before[site.name]
+
+
+def rewritten(file, change):
+    rows = dict(np.load(file))
+    np.savez(file, **{name: change(array) for name, array in rows.items()})
+
+
+@pytest.mark.parametrize("change", [lambda a: a[::-1], lambda a: np.concatenate([a, a[:1]]), lambda a: a[1:]])
+def test_rows_that_change_in_the_middle_are_noticed(tmp_path, digits, schema, change):
+    """The split goes by the rows' order: the model would be tested on rows that it has learned."""
+    sites = write_sites(tmp_path, digits)
+
+    def alter(name, kind, reply):
+        if (name, kind) == ("cedar", "visit") and not altered:
+            altered.append(name)
+            rewritten(sites[2].data, change)
+        return reply
+
+    altered: list[str] = []
+    post = Hand(sites, alter)
+    _, report = federate(make_server(tmp_path, epochs=1), schema, sites, post)
+    assert report["counted"] == [["alder", "birch", "cedar"], ["alder", "birch"], ["alder", "birch"]]
+    assert {r["reason"] for r in report["refused"]} == {Code.DATA.meaning}
+
+
+def test_a_site_may_join_again_with_the_same_rows_only(tmp_path, digits, schema):
+    site = write_sites(tmp_path, digits)[0]
+    first = letter(make_server(tmp_path), schema)
+    assert [code(answer(site, "join", first)) for _ in range(2)] == [Code.DONE, Code.DONE]
+    rewritten(site.data, lambda a: a[::-1])
+    assert code(answer(site, "join", first)) == Code.DATA

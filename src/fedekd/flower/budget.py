@@ -17,6 +17,7 @@ from typing import Any
 
 from fedekd.errors import FedekdError
 from fedekd.flower.atomic import write_text
+from fedekd.flower.codes import Code, Failed
 from fedekd.flower.saved_state import SavedState
 from fedekd.flower.site_file import Privacy
 
@@ -50,7 +51,8 @@ class Budget:
         spent = {**self.ledger["spent"], key: [self.rate, steps]}
         epsilon = self._epsilon(spent)
         if not epsilon <= self.dp.epsilon:
-            raise FedekdError(f"epsilon would be {epsilon:.3g}, more than {self.dp.epsilon:g}: the budget is spent")
+            text = f"epsilon would be {epsilon:.3g}, more than {self.dp.epsilon:g}: the budget is spent"
+            raise Failed(Code.BUDGET, text)
         with SavedState(self.folder.parent).locked():  # a server may begin two federations in the same moment
             self._check_others()
             self.ledger = {"noise": self.noise, "weak": self.weak or weak, "spent": spent}
@@ -59,9 +61,10 @@ class Budget:
     def _check_others(self) -> None:
         for other in self.folder.parent.glob(f"*/{SPENT}"):
             if other.parent != self.folder:
-                raise FedekdError(
+                raise Failed(
+                    Code.BUDGET,
                     f"this site's privacy budget was spent in federation {other.parent.name}; two federations on the "
-                    "same rows add up: set another `state` if that is meant"
+                    "same rows add up: set another `state` if that is meant",
                 )
 
     def _read(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ class Code(IntEnum):
     UNKNOWN = 6
     BEHIND = 7
     FAULT = 8
+    BUDGET = 9
 
     @property
     def meaning(self) -> str:
@@ -35,6 +36,7 @@ MEANINGS = {
     Code.REFUSED: "it refuses the server's terms",
     Code.UNKNOWN: "it has not joined this federation",
     Code.BEHIND: "it lacks the model that a difference was made to",
+    Code.BUDGET: "its privacy budget does not allow it",
     Code.FAULT: "an unforeseen fault; its own log says which",
 }
 

@@ -36,13 +36,22 @@ class Joining:
         name, code = str(reply.words.get("name", "")), code_of(reply)
         if code == Code.DONE:
             self.names[node] = name
+            if self.expected:
+                log.info(
+                    "%s is ready; %d of %d sites are here",
+                    usable_name(name) or f"node {node}",
+                    self._there(),
+                    self.expected,
+                )
         else:
             self.away.add(node)
             log.warning("%s cannot join: %s", usable_name(name) or f"node {node}", code.meaning)
 
     def done(self) -> bool:
-        there = len(self.roster.nodes) + len(self.names) + len(self.away)
-        return self.asked <= set(self.names) | self.away and there >= self.expected
+        return self.asked <= set(self.names) | self.away and self._there() >= self.expected
+
+    def _there(self) -> int:
+        return len(self.roster.nodes) + len(self.names) + len(self.away)
 
     def close(self, admitted: Container[int]) -> None:
         """Enter all that agreed, at once: numbers go by name, not by who was quickest.

@@ -105,6 +105,8 @@ class Rounds:
         server, roster = self.server, self.progress.roster
         words = {"federation": self.progress.federation, "terms": self.terms.text(), "schema": self.schema.text()}
         joining = Joining(roster, self.away, Letter(dict(words)), self.expected if first else 0)
+        if first and len(roster.nodes) < self.expected:
+            log.info("waiting up to %g s for %d sites to join", server.deadline, self.expected)
         if not converse(self.post, joining, server.deadline):
             log.warning("waited %g s for sites to join", server.deadline)
         joining.close(self.post.admitted() if joining.names else ())
@@ -114,10 +116,12 @@ class Rounds:
             self.progress.current = [name for name in current if roster.nodes.get(name) not in joining.names]
             self._save()  # a site's number must outlive a kill
         if len(roster.nodes) < server.min_sites:
-            raise TooFew(
-                f"{len(roster.nodes)} of at least {server.min_sites} sites joined within {server.deadline:g} s; "
-                "start the others, or lower `min_sites`"
+            why = (
+                f"; {len(self.away)} could not, for the reasons above"
+                if self.away
+                else f" within {server.deadline:g} s; start the others, or lower `min_sites`"
             )
+            raise TooFew(f"{len(roster.nodes)} of at least {server.min_sites} sites joined{why}")
 
     def _visit(self, visit: Visit) -> None:
         progress, place = self.progress, f"visit {visit.number + 1} of {len(self.visits)}"

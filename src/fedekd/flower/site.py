@@ -6,9 +6,11 @@ lost, the site gives the answer that it has kept.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,13 +60,16 @@ def join(site: Site, letter: Letter) -> Letter:
         terms = Terms.parse(str(letter.words["terms"]))
         schema = Schema.parse(str(letter.words["schema"]), "the server's schema")
         _consent(site, terms, schema)
-        agreement = json.dumps({"terms": terms.text(), "schema": schema.text()})
+        agreement = {"terms": terms.text(), "schema": schema.text()}
         kept = folder / "agreement.json"
-        if kept.exists() and kept.read_text() != agreement:
+        before = json.loads(kept.read_text()) if kept.exists() else agreement
+        if {**before, **agreement} != before:
             raise FedekdError("the server's terms or schema changed in the middle of a federation")
-    Work(site, folder, terms, schema, number=0).try_out()  # all that a visit needs, before it is promised
+    work = Work(site, folder, terms, schema, number=0)
+    work.check_rows(before)
+    work.try_out()  # all that a visit needs, before it is promised
     with failing(Code.STATE):
-        write_text(kept, agreement)
+        write_text(kept, json.dumps({**agreement, "rows": work.rows}))
     log.info("federation %s: joined for %s", folder.name, terms.text())
     return Letter({"code": int(Code.DONE), "name": site.name})
 
@@ -88,6 +93,7 @@ def visit(site: Site, letter: Letter) -> Letter:
         if last and last[0] == wanted:
             return wire.from_state(last[1]["reply"])
         work = Work(site, folder, terms, schema, number)
+        work.check_rows(agreement)
         if last:
             work.restore(last[1])
         behind = last is None or last[0] != wanted - 1
@@ -149,6 +155,7 @@ class Work:
                     "carry rows past the noise; have the schema made from public rows, with --with-scaling"
                 )
             dataset = schema.load(site.data, site.target)
+            self.rows = hashlib.sha256(dataset.x.tobytes() + dataset.y.tobytes()).hexdigest()
             federation = of_site(dataset, schema, site.name, terms.seed, number)
         with failing(Code.MODEL):
             method = terms.make_method()
@@ -171,6 +178,15 @@ class Work:
         from fedekd.flower.privacy import PrivateClient
 
         return PrivateClient(job, self.number, self.site.dp, self.folder, rows)
+
+    def check_rows(self, agreement: Mapping[str, str]) -> None:
+        """Other rows, or another order of them, are another split: the model would be tested on what it has learned."""
+        if agreement.get("rows", self.rows) != self.rows:
+            raise Failed(
+                Code.DATA,
+                f"the rows in {self.site.data} are not those that this site joined with; bring them back in their "
+                "order, or keep the new ones for the next federation",
+            )
 
     def try_out(self) -> None:
         """What only training would find out."""
