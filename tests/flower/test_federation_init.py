@@ -53,6 +53,7 @@ def test_a_server_and_a_site_are_made_ready(
     assert (site.name, site.data, site.target) == ("north", str(tmp_path / "rows.csv"), "y")
     assert site.ca.read_bytes() == server.ca.read_bytes()
     assert str(tmp_path / "north" / "keys" / "north.pub") in told
+    assert str(site.state / "log") in told
     assert read_node_key(site.key).public_key() == read_public_key(tmp_path / "north" / "keys" / "north.pub")
     assert {path.stat().st_mode & 0o777 for path in (site.state, server.state)} == {0o700}
     assert unit(tmp_path / "north" / "fedekd-site.service")["User"] == "fedekd"

@@ -13,6 +13,7 @@ from pathlib import Path
 from fedekd.errors import FedekdError
 from fedekd.flower.executor import OWN_APP
 from fedekd.flower.keys import read_certificate, read_node_key, renew_secret
+from fedekd.flower.logs import Tail
 from fedekd.flower.needs import need_flower
 from fedekd.flower.processes import Child, alone, command, environment, say, stopping
 from fedekd.flower.site_file import ENDED, Site, read_site
@@ -40,9 +41,10 @@ class _Supervisor:
         self.folder = site.state / "flower"
         self.secret = self.folder / "secret"
         self.children: list[Child] = []
+        self.told = Tail(site.state / "log", lambda line: say(f"site {site.name}: {line}"))
         self.connected, self.last_good = False, time.monotonic()
         self.reason = ""  # why there is no connection, as it was last said
-        self.ended = self._ended()
+        self.ended = self._ended()  # before we started
         self.over = False  # whether a federation has come to its end since we started
         self.crashes = 0
 
@@ -61,21 +63,19 @@ class _Supervisor:
                         self._end(executor)
                         executor = self._start_executor()
                     if self.over and why_ended(node) == SILENT:
+                        self.told.look()
                         self.say(f"site {self.site.name}: the server has ended, and so does this site")
                         return
                     node = self._restart_node(node)
 
     def _look_at(self, node: Child) -> None:
+        self.told.look()
         if not self.connected and any("SuperNode ID" in line for line in node.lines()):
             self.connected, self.reason = True, ""
             self.say(f"site {self.site.name}: connected")
         if self.connected:
             self.last_good = time.monotonic()
-        for folder in sorted(self._ended() - self.ended):
-            self.ended.add(folder)
-            self.over = True
-            own = folder / ("report.json" if (folder / "report.json").exists() else "../log")
-            self.say(f"site {self.site.name}: federation {folder.name} is complete; see {own.resolve()}")
+        self.over = self.over or bool(self._ended() - self.ended)
         waited = time.monotonic() - self.last_good
         if waited > self.site.give_up:
             raise FedekdError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from fedekd.flower.atomic import write_text
 from fedekd.flower.site_file import Site
 from fedekd.flower.wire import Word
 from fedekd.handover import files
+
+log = logging.getLogger("fedekd.site")
 
 
 def finish(site: Site, folder: Path, method: str, client: Client, local: Client) -> dict[str, Word]:
@@ -24,6 +27,10 @@ def finish(site: Site, folder: Path, method: str, client: Client, local: Client)
     if "private" in client.models:
         record = {"key": folder.name, "label": method, "metric": metric, "clients": [{"id": site.name, **own}]}
         files.write(folder, record, 0, client)
+    log.info(
+        "%s on this site's test rows: alone %.4g, with the federation %.4g, difference %+.4g",
+        *(metric, alone, value, value - alone),
+    )
     words: dict[str, Word] = {}
     if "n" in site.share:
         words["n"] = counts["n_train"]
