@@ -41,8 +41,9 @@ def make_card(facts: Facts, record: dict[str, Any], file: str) -> str:
 
 
 def _comparison(facts: Facts, record: dict[str, Any]) -> list[str]:
-    unit = Unit.of([record]) if record.get("clients") else Unit(facts.about.get("metric", "accuracy"), 1)
     value, local, delta = (facts.number(name) for name in ("value", "local", "delta"))
+    alone = {"metric": facts.about.get("metric", "accuracy"), "clients": [{"local": local}]}
+    unit = Unit.of([record if record.get("clients") else alone])
     percent = " %" if unit.higher_is_better else ""
     return [
         f"| {unit.name} on its test rows | |",
@@ -89,7 +90,7 @@ def _inputs(facts: Facts) -> list[str]:
     if facts.top is not None:
         lines.append(f"- scaling: pixels of 0..{facts.top:g} become -1..1")
     else:
-        lines.append("- scaling: standardised by the federation's pooled training rows, input = raw × gain + shift")
+        lines.append("- scaling: standardised in the same way at every client, input = raw × gain + shift")
     if facts.columns:
         lines += ["", "| column | gain | shift |", "| --- | --- | --- |"]
         rows = zip(facts.columns, *(np.broadcast_to(a, facts.shape) for a in (gain, shift)), strict=True)
