@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,3 +67,17 @@ def test_a_small_error_is_not_written_as_zero(tmp_path, diabetes):
     assert export(sites[0], tmp_path / "m.safetensors", "--method", "local") == 0
     report = json.loads((folder_of(sites[0]) / "report.json").read_text())
     assert f"| trained alone (Local) | {report['local']:.5f} |" in (tmp_path / "m.card.md").read_text()
+
+
+def test_a_folder_above_is_answered_with_the_newest_below(site, tmp_path, capsys):
+    home = tmp_path / "north"
+    for age, name in ((9, "0" * 16), (5, "f" * 16), (7, "a" * 16)):
+        shutil.copytree(folder_of(site), home / "state" / name)
+        for model in (home / "state" / name).rglob("*.safetensors"):
+            os.utime(model, (1e9 - age, 1e9 - age))
+    for given in (home, home / "state"):
+        assert main(["export", str(given), "--client", site.name, "--to", str(tmp_path / "m.safetensors")]) == 2
+        error = capsys.readouterr().err
+        assert f"no models are kept in {given} itself" in error
+        assert error.endswith(f": {home / 'state' / ('f' * 16)}\n")
+        assert error.count("\n") == 1
