@@ -59,6 +59,17 @@ def test_a_server_and_a_site_are_made_ready(
     assert unit(tmp_path / "north" / "fedekd-site.service")["User"] == "fedekd"
 
 
+@pytest.mark.parametrize("given", ["nope.csv", "there.csv", "digits", "hospital.rows:load"])
+def test_rows_that_are_not_there_yet_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.csv").touch()
+    assert main(["site", "init", "north", "--name", "north", "--server", "a:1", "--data", given]) == 0
+    said = f"put the site's rows at: {tmp_path / 'nope.csv'} (there is nothing yet)" in capsys.readouterr().out
+    assert said == (given == "nope.csv")
+
+
 @pytest.mark.parametrize("kind", ["server", "site"])
 def test_units_bear_any_path(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: str
