@@ -81,3 +81,17 @@ def test_a_folder_above_is_answered_with_the_newest_below(site, tmp_path, capsys
         assert f"no models are kept in {given} itself" in error
         assert error.endswith(f": {home / 'state' / ('f' * 16)}\n")
         assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("kept", [0o600, 0o644])
+def test_nobody_reads_an_export_who_could_not_read_the_model(site, tmp_path, kept):
+    """`fedekd site run` keeps its models for their owner; a simulation's are as its user's other files."""
+    shutil.copytree(folder_of(site), tmp_path / "kept")
+    for model in (tmp_path / "kept").rglob("*.safetensors"):
+        model.chmod(kept)
+    to, before = tmp_path / "m.safetensors", os.umask(0o022)
+    try:
+        assert main(["export", str(tmp_path / "kept"), "--client", site.name, "--to", str(to)]) == 0
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in (to, tmp_path / "m.card.md")} == {kept}
