@@ -152,6 +152,17 @@ def answering(status: int | None) -> Iterator[int]:
         server.shutdown()
 
 
+def test_a_server_that_answers_with_a_fault_has_not_ended(site: Site) -> None:
+    """Flower's does while it stops; that the SuperNode had found nobody at its own start is no sign either."""
+    fault = "WARNING: Request refused: Server error '500 Internal Server Error' for url"
+    supervisor = Scripted(
+        replace(site, give_up=2.0), [*causes("[Errno 111] Connection refused"), UP, END, fault], [UP, LOST]
+    )
+    supervisor.run()
+    assert supervisor.said.count("site north: connected") == 2
+    assert any("the server has a fault of its own" in line for line in supervisor.said)
+
+
 def test_what_was_logged_before_is_not_said_again(site: Site) -> None:
     (site.state / "log").write_text("2026-01-01 09:00:00 of yesterday\n")
     supervisor = Scripted(site, [UP, END, LOST])

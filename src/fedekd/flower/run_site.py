@@ -175,6 +175,7 @@ REASONS = (
     ("address already in use", "another program uses this site's port: set another `port`"),
     ("Unable to parse the private key", "`key` is not a private key"),
     ("WRONG_VERSION_NUMBER|record layer failure", "what answers at `server` does not speak TLS: check its port"),
+    (r"Server error '5\d\d", "the server has a fault of its own, which its administrator finds in its log"),
 )
 SILENCES = (
     ("Name or service not known|No address associated", "its name is not known: check the host in `server`"),
@@ -186,7 +187,8 @@ SILENCES = (
 
 
 def hindrance(text: str) -> str:
-    """Why a SuperNode does not connect, from what it has logged; nothing if that does not tell."""
+    """Why a SuperNode has no connection, from what it has logged since it had one; nothing if that does not tell."""
+    text = re.split("Connection successful|SuperNode ID", text)[-1]
     if found := _first(REASONS, text):
         return found
     attempts = re.findall(r"Connection attempt failed(.*)", text)

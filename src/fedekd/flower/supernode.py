@@ -38,13 +38,15 @@ def main() -> None:
 def telling(make: Callable[[], Any]) -> Callable[[], Any]:
     """Have what Flower tries again with log the reason of each failure before it is dealt with."""
     from flwr.supercore import log
+    from httpx import TransportError
 
     def made() -> Any:
         invoker = make()
         hopeless = invoker.should_giveup
 
         def told(error: Exception) -> bool:
-            log(logging.WARNING, "Connection attempt failed: %s", " ".join(str(error).split()) or type(error).__name__)
+            what = "Connection attempt failed" if isinstance(error, TransportError) else "Request refused"
+            log(logging.WARNING, "%s: %s", what, " ".join(str(error).split()) or type(error).__name__)
             return bool(hopeless(error))
 
         invoker.should_giveup = told
