@@ -116,13 +116,16 @@ def read_records(path: Path) -> list[Record]:
     return records
 
 
-def write_whole(path: Path, content: bytes, option: str = "--out") -> None:
-    """The file is there with all of its content, or as it was before. ``option`` is where the user named the place."""
+def write_whole(path: Path, content: bytes, option: str = "--out", mode: int = 0o666) -> None:
+    """The file is there with all of its content, or as it was before. ``option`` is where the user named the place.
+
+    ``mode`` is who may read and write it at most; the umask may take away more.
+    """
     with writing(path, option):
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{path.name}.{os.getpid()}.part")
         try:
-            with open(partial, "wb") as file:
+            with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())

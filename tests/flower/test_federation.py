@@ -59,6 +59,7 @@ def test_a_federation_with_bad_neighbours(town) -> None:
     (own,) = (here.folder / "south" / "state").glob("*/report.json")
     assert here.child("south").code == 0, here.told()
     assert f"federation {own.parent.name} is complete; see {own}" in "\n".join(here.child("south").lines())
+    assert any("rows.npz" in line for line in here.child("z-corrupt").lines()), "its administrator is told why"
     assert here.child("z-corrupt").code is None, "it has seen no federation's end"
 
 

@@ -53,9 +53,21 @@ def test_a_server_and_a_site_are_made_ready(
     assert (site.name, site.data, site.target) == ("north", str(tmp_path / "rows.csv"), "y")
     assert site.ca.read_bytes() == server.ca.read_bytes()
     assert str(tmp_path / "north" / "keys" / "north.pub") in told
+    assert str(site.state / "log") in told
     assert read_node_key(site.key).public_key() == read_public_key(tmp_path / "north" / "keys" / "north.pub")
     assert {path.stat().st_mode & 0o777 for path in (site.state, server.state)} == {0o700}
     assert unit(tmp_path / "north" / "fedekd-site.service")["User"] == "fedekd"
+
+
+@pytest.mark.parametrize("given", ["nope.csv", "there.csv", "digits", "hospital.rows:load"])
+def test_rows_that_are_not_there_yet_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.csv").touch()
+    assert main(["site", "init", "north", "--name", "north", "--server", "a:1", "--data", given]) == 0
+    said = f"put the site's rows at: {tmp_path / 'nope.csv'} (there is nothing yet)" in capsys.readouterr().out
+    assert said == (given == "nope.csv")
 
 
 @pytest.mark.parametrize("kind", ["server", "site"])

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -12,12 +16,14 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd
 
 from fedekd.errors import FedekdError
 from fedekd.flower import run_site
-from fedekd.flower.processes import Child
+from fedekd.flower.addresses import free_port
+from fedekd.flower.processes import Child, command, environment
 from fedekd.flower.site_file import ENDED, Site
 
 NAME = "0123456789abcdef"
 UP, LOST = "INFO: SuperNode ID: 1", "WARNING: Connection attempt failed, retrying in 0.7 seconds"
 REVOKED, REFUSED = "ERROR: 401 Unauthorized", "Failed to activate SuperNode"
+STAY = "and does not end"
 END = "end"  # not said but done: the server's word that the federation is complete
 
 
@@ -26,7 +32,6 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     monkeypatch.setattr(run_site, "LOOK", 0.05)
     monkeypatch.setattr(run_site, "PAUSE", 0.05)
     (tmp_path / "state" / NAME).mkdir(parents=True)
-    (tmp_path / "state" / NAME / "report.json").touch()
     common = {"name": "north", "server": "fed.example.org:8000", "data": "digits", "give_up": 30.0}
     return Site(ca=tmp_path, key=tmp_path, state=tmp_path / "state", **common)
 
@@ -42,7 +47,11 @@ class Scripted(run_site._Supervisor):
     def _start_node(self) -> Child:
         word = shlex.quote(str(self.site.state / NAME / ENDED))
         lines = next(self.nodes, [LOST, LOST])
-        steps = [f"echo > {word}" if line == END else f"echo {shlex.quote(line)}" for line in lines]
+        log = shlex.quote(str(self.site.state / "log"))
+        told = f"echo 2026-01-01 10:00:00 the end >> {log}; echo > {word}"
+        if lines[-1] == STAY:
+            return self._started("; ".join([*(f"echo {shlex.quote(line)}" for line in lines), "sleep 99"]))
+        steps = [told if line == END else f"echo {shlex.quote(line)}" for line in lines]
         return self._started("; ".join([*steps, "sleep 0.3", "exit 1"]))
 
     def _start_executor(self) -> Child:
@@ -57,8 +66,7 @@ class Scripted(run_site._Supervisor):
 def test_a_site_ends_with_its_server(site: Site, nodes: list[list[str]]) -> None:
     supervisor = Scripted(site, *nodes)
     supervisor.run()
-    report = (site.state / NAME / "report.json").resolve()
-    assert f"site north: federation {NAME} is complete; see {report}" in supervisor.said
+    assert supervisor.said.count("site north: the end") == 1, "what its log says, without the time"
     assert supervisor.said[-1] == "site north: the server has ended, and so does this site"
 
 
@@ -72,6 +80,94 @@ def test_a_site_ends_with_its_server(site: Site, nodes: list[list[str]]) -> None
 def test_else_it_stays_until_it_gives_up(site: Site, nodes: list[list[str]], reason: str) -> None:
     with pytest.raises(FedekdError, match=f"given up: {reason}"):
         Scripted(replace(site, give_up=1.2), *nodes).run()
+
+
+def causes(*errors: str) -> list[str]:
+    return [line for error in errors for line in (f"WARNING: Connection attempt failed: {error}", LOST)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (causes("[Errno -2] Name or service not known"), "does not answer (its name is not known"),
+        (causes("timed out", "[Errno 111] Connection refused"), "does not answer (connection refused"),  # the newest
+        (causes("timed out"), "does not answer (timed out"),
+        ([LOST], "the server does not answer; trying again"),
+        (causes("[SSL: WRONG_VERSION_NUMBER] wrong version number"), "does not speak TLS"),
+    ],
+)
+def test_the_first_failed_attempt_is_told_with_its_cause(site: Site, lines: list[str], reason: str) -> None:
+    supervisor = Scripted(replace(site, give_up=2.0), *[lines] * 9)
+    with pytest.raises(FedekdError, match="given up"):
+        supervisor.run()
+    _, *told = supervisor.said
+    assert len(told) == 1, "each reason once, though a new SuperNode has found it again"
+    assert reason in told[0]
+    assert f"`fedekd site check {supervisor.file}` says more" in told[0]
+
+
+def test_a_reason_is_told_before_its_supernode_ends(site: Site) -> None:
+    supervisor = Scripted(replace(site, give_up=1.0), [*causes("timed out"), STAY])
+    with pytest.raises(FedekdError, match="timed out"):
+        supervisor.run()
+    assert len(supervisor.said) == 2
+
+
+@pytest.mark.parametrize(("status", "words"), [(401, ("clock", "key")), (None, ("connection refused",))])
+def test_flowers_own_supernode_tells_why(tmp_path: Path, status: int | None, words: tuple[str, ...]) -> None:
+    """A server that answers everyone with 401, as Flower's does when the clock is wrong, and none at all."""
+    with answering(status) as port:
+        node = Child(
+            "supernode",
+            command(
+                "fedekd.flower.supernode",
+                *("--insecure", "--superlink", f"127.0.0.1:{port}", "--max-wait-time", "1"),
+                *("--isolation", "process", "--port", str(free_port())),
+            ),
+            tmp_path / "log",
+            environment(tmp_path / "home", Path(__file__).parents[2] / "src"),
+        )
+        node.process.wait(60)
+        node.reap()
+    why = run_site.why_ended(node)
+    assert all(word in why for word in words), (why, node.lines())
+
+
+@contextlib.contextmanager
+def answering(status: int | None) -> Iterator[int]:
+    if status is None:
+        yield free_port()
+        return
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+def test_a_server_that_answers_with_a_fault_has_not_ended(site: Site) -> None:
+    """Flower's does while it stops; that the SuperNode had found nobody at its own start is no sign either."""
+    fault = "WARNING: Request refused: Server error '500 Internal Server Error' for url"
+    supervisor = Scripted(
+        replace(site, give_up=2.0), [*causes("[Errno 111] Connection refused"), UP, END, fault], [UP, LOST]
+    )
+    supervisor.run()
+    assert supervisor.said.count("site north: connected") == 2
+    assert any("the server has a fault of its own" in line for line in supervisor.said)
+
+
+def test_what_was_logged_before_is_not_said_again(site: Site) -> None:
+    (site.state / "log").write_text("2026-01-01 09:00:00 of yesterday\n")
+    supervisor = Scripted(site, [UP, END, LOST])
+    supervisor.run()
+    assert not any("yesterday" in line for line in supervisor.said)
 
 
 def test_a_federation_of_the_past_is_no_end(site: Site) -> None:

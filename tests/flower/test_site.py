@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -223,9 +224,30 @@ def test_only_what_a_site_shares_leaves_it(tmp_path, digits, schema, share):
     assert all(set(site) <= allowed - {"code"} | {"answered"} for site in report["sites"])
     own = next(sites[0].state.glob("*/report.json"))
     assert '"delta"' in own.read_text(), "the site itself knows all"
-    (kept,) = files.kept(own.parent)
+    (kept,) = (one for one in files.kept(own.parent) if one.about["method"] != "local")
     assert kept.about["client"] == sites[0].name
     assert kept.about["delta"] == kept.about["value"] - kept.about["local"]
+
+
+def test_a_site_logs_what_it_does(tmp_path, digits, schema, caplog):
+    caplog.set_level("INFO", "fedekd.site")
+    (site,) = write_sites(tmp_path, digits)[:1]
+    answer(site, "join", letter(make_server(tmp_path, method="fedavg", rounds=1, epochs=1), schema))
+    sent = answer(site, "visit", visit()).models["private"]
+    answer(site, "visit", replace(visit(1), models={"private": sent}))
+    answer(site, "end", visit())
+    own = site.state / FEDERATION / "report.json"
+    report = json.loads(own.read_text())
+    joined, terms, *rest = caplog.messages
+    assert joined == f"federation {FEDERATION}: joined for 1 rounds of fedavg"
+    assert '"fedavg"' in terms
+    numbers = "alone {local:.4g}, with the federation {value:.4g}, difference {delta:+.4g}".format(**report)
+    assert rest == [
+        "visit 1 of 2 done",
+        f"accuracy on this site's test rows: {numbers}",
+        "visit 2 of 2 done",
+        f"federation {FEDERATION} is complete; see {own}",
+    ]
 
 
 def test_weights_by_samples_need_a_site_that_shares_them(tmp_path, digits, schema):

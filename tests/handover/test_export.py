@@ -210,6 +210,17 @@ def test_a_model_of_ones_own_is_built_for_its_client(own: Trained, tmp_path: Pat
     assert right.mean() == pytest.approx(own.client(position)["value"], abs=1e-12)
 
 
+def test_where_code_of_ones_own_is_looked_for(own: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    export(own.folder, "1", "m.safetensors")
+    rows = saved(own, 1, tmp_path / "rows.npz")
+    with pytest.raises(FedekdError, match=r"No module named 'nets'; looked for .*site\.toml") as caught:
+        predict("m.safetensors", rows, private="nets:private")
+    assert str(tmp_path) in str(caught.value)
+    with pytest.raises(FedekdError, match=r"has no attribute 'wide'$"):
+        predict("m.safetensors", rows, private="trained:wide")
+
+
 def test_an_onnx_file_needs_no_code_of_ones_own(own: Trained, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     pytest.importorskip("onnxruntime")

@@ -119,14 +119,20 @@ def _fill_site(
         "data": _absolute(data), **settings,
     }  # fmt: skip
     file = _write_settings(Site, "A site of a federation. `fedekd site run` reads this file.", folder, values)
-    read_site(file)
+    rows = Path(read_site(file).data)
     unit = _unit(folder, "fedekd-site.service", f"fedekd site {name}", "site run", file, user)
     return [
         f"send to the server's administrator: {public}",
         *([] if ca else [f"get the server's ca.crt from its administrator and put it at: {folder / 'ca.crt'}"]),
+        *(
+            [f"put the site's rows at: {rows} (there is nothing yet)"]
+            if rows.is_absolute() and not rows.exists()
+            else []
+        ),
         f"look through: {file}",
         f"check with: fedekd site check {shlex.quote(str(file))}",
         f"start with: fedekd site run {shlex.quote(str(file))}",
+        f"what the site does, and why if it does not, it says there and in: {folder / 'state' / 'log'}",
         *_as_a_service(unit, user, f"site check {shlex.quote(str(file))}"),
     ]
 

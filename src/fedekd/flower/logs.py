@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -18,3 +20,22 @@ def log_to(path: Path) -> None:
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     logger.propagate = False
+
+
+class Tail:
+    """Says the whole lines that are added to a file."""
+
+    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+        self.path, self.say = path, say
+        self.position = path.stat().st_size if path.exists() else 0
+
+    def look(self) -> None:
+        if not self.path.exists():
+            return
+        with open(self.path, "rb") as file:
+            file.seek(self.position)
+            new = file.read()
+        whole = new[: new.rfind(b"\n") + 1]
+        self.position += len(whole)
+        for line in whole.decode(errors="replace").splitlines():
+            self.say(re.sub(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", "", line))  # the time is said anyway

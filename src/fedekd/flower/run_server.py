@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from fedekd.flower import control
 from fedekd.flower.addresses import checked_address
 from fedekd.flower.admission import admit
 from fedekd.flower.keys import read_certificate, read_public_keys, renew_secret
+from fedekd.flower.logs import Tail
 from fedekd.flower.needs import need_flower
 from fedekd.flower.processes import Child, alone, command, environment, say, stop, stopping
 from fedekd.flower.report import Report, read_report
@@ -76,7 +76,7 @@ class _Supervisor:
         self.secret = self.folder / "secret"
         self.address = local_address(server)
         self.children: list[Child] = []
-        self.told = _Tail(server.state / "log", say)
+        self.told = Tail(server.state / "log", say)
         self.progress = self._progress()
         self.last_progress = time.monotonic()
         self.failures = 0
@@ -280,25 +280,6 @@ def local_address(server: Server) -> str:
     if server.listen in ("0.0.0.0", "::", "127.0.0.1", "::1", "localhost"):
         host = next((name for name in ("127.0.0.1", "localhost") if name in hosts), host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-class _Tail:
-    """Says the whole lines that are added to a file."""
-
-    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
-        self.path, self.say = path, say
-        self.position = path.stat().st_size if path.exists() else 0
-
-    def look(self) -> None:
-        if not self.path.exists():
-            return
-        with open(self.path, "rb") as file:
-            file.seek(self.position)
-            new = file.read()
-        whole = new[: new.rfind(b"\n") + 1]
-        self.position += len(whole)
-        for line in whole.decode(errors="replace").splitlines():
-            self.say(re.sub(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", "", line))  # the time is said anyway
 
 
 def _changed(path: Path) -> int:

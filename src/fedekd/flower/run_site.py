@@ -7,12 +7,13 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from fedekd.errors import FedekdError
 from fedekd.flower.executor import OWN_APP
 from fedekd.flower.keys import read_certificate, read_node_key, renew_secret
+from fedekd.flower.logs import Tail
 from fedekd.flower.needs import need_flower
 from fedekd.flower.processes import Child, alone, command, environment, say, stopping
 from fedekd.flower.site_file import ENDED, Site, read_site
@@ -40,9 +41,10 @@ class _Supervisor:
         self.folder = site.state / "flower"
         self.secret = self.folder / "secret"
         self.children: list[Child] = []
+        self.told = Tail(site.state / "log", lambda line: say(f"site {site.name}: {line}"))
         self.connected, self.last_good = False, time.monotonic()
-        self.reason = ""  # why there is no connection, as it was last said
-        self.ended = self._ended()
+        self.reasons: list[str] = []  # why there is no connection, as it was said since there last was one
+        self.ended = self._ended()  # before we started
         self.over = False  # whether a federation has come to its end since we started
         self.crashes = 0
 
@@ -60,27 +62,28 @@ class _Supervisor:
                     if self.connected:  # its work in hand is lost: nobody shall finish it beside the next one
                         self._end(executor)
                         executor = self._start_executor()
-                    if self.over and why_ended(node) == SILENT:
+                    if self.over and why_ended(node).startswith(SILENT):
+                        self.told.look()
                         self.say(f"site {self.site.name}: the server has ended, and so does this site")
                         return
                     node = self._restart_node(node)
 
     def _look_at(self, node: Child) -> None:
+        self.told.look()
         if not self.connected and any("SuperNode ID" in line for line in node.lines()):
-            self.connected, self.reason = True, ""
+            self.connected, self.reasons = True, []
             self.say(f"site {self.site.name}: connected")
         if self.connected:
             self.last_good = time.monotonic()
-        for folder in sorted(self._ended() - self.ended):
-            self.ended.add(folder)
-            self.over = True
-            own = folder / ("report.json" if (folder / "report.json").exists() else "../log")
-            self.say(f"site {self.site.name}: federation {folder.name} is complete; see {own.resolve()}")
+        elif reason := hindrance(_text(node)):
+            self._say_why(reason)
+        self.over = self.over or bool(self._ended() - self.ended)
         waited = time.monotonic() - self.last_good
         if waited > self.site.give_up:
+            reason = hindrance(_text(node)) or (self.reasons or [why_ended(node)])[-1]  # a new one knows none yet
             raise FedekdError(
                 f"site {self.site.name}: no connection with {self.site.server} for {waited:.0f} s, given up: "
-                f"{self.reason or why_ended(node)}; `fedekd site check {self.file}` says more"
+                f"{reason}; `fedekd site check {self.file}` says more"
             )
 
     def _ended(self) -> set[Path]:
@@ -90,12 +93,19 @@ class _Supervisor:
     def _restart_node(self, node: Child) -> Child:
         self._end(node)
         self.connected = False
-        if (reason := why_ended(node)) != self.reason:
-            self.reason = reason
-            left = self.site.give_up - (time.monotonic() - self.last_good)
-            self.say(f"site {self.site.name}: {reason}; trying again for {left:.0f} s")
+        self._say_why(why_ended(node))
         time.sleep(PAUSE)
         return self._start_node()
+
+    def _say_why(self, reason: str) -> None:
+        """Each reason once, until there is a connection again."""
+        if reason not in self.reasons:
+            self.reasons.append(reason)
+            left = self.site.give_up - (time.monotonic() - self.last_good)
+            self.say(
+                f"site {self.site.name}: {reason}; trying again for {left:.0f} s; "
+                f"`fedekd site check {self.file}` says more"
+            )
 
     def _restart_executor(self, executor: Child) -> Child:
         self._end(executor)
@@ -159,23 +169,45 @@ REASONS = (
     ),
     (
         "Invalid SuperNode authentication|401 Unauthorized",
-        "the server refuses this site's signature: is the clock right?",
+        "the server refuses this site's signature: this machine's clock is more than 5 s ahead of the server's or "
+        "5 min behind it, or the server no longer knows the site's key (taken out, or a server with a new state)",
     ),
     ("address already in use", "another program uses this site's port: set another `port`"),
     ("Unable to parse the private key", "`key` is not a private key"),
-    ("Connection attempt failed|refused|Name or service not known|timed out", SILENT),
+    ("WRONG_VERSION_NUMBER|record layer failure", "what answers at `server` does not speak TLS: check its port"),
+    (r"Server error '5\d\d", "the server has a fault of its own, which its administrator finds in its log"),
 )
+SILENCES = (
+    ("Name or service not known|No address associated", "its name is not known: check the host in `server`"),
+    ("name resolution", "its name cannot be looked up: check this machine's name server"),
+    ("refused", "connection refused: it is not started, or the port in `server` is another"),
+    ("timed out", "timed out: its machine is off, or a firewall is between"),
+    ("unreachable|No route", "this machine has no way to it through the network"),
+)
+
+
+def hindrance(text: str) -> str:
+    """Why a SuperNode has no connection, from what it has logged since it had one; nothing if that does not tell."""
+    text = re.split("Connection successful|SuperNode ID", text)[-1]
+    if found := _first(REASONS, text):
+        return found
+    attempts = re.findall(r"Connection attempt failed(.*)", text)
+    cause = _first(SILENCES, next((words for words in reversed(attempts) if words.startswith(":")), ""))
+    return f"{SILENT} ({cause})" if cause else SILENT if attempts else ""
 
 
 def why_ended(node: Child) -> str:
     """One line on why a SuperNode has ended, or does not connect, from its log."""
     text = _text(node)
-    for pattern, meaning in REASONS:
-        if re.search(pattern, text):
-            return meaning
+    if reason := hindrance(text):
+        return reason
     if found := re.search(r"Exit Code: (\d+)\n(.*)", text):
         return f"the SuperNode ended with code {found[1]}: {found[2]}"
-    return SILENT if node.code is None else f"the SuperNode ended with status {node.code}"
+    return SILENT if node.code is None else f"the SuperNode ended with status {node.code}; see {node.log}"
+
+
+def _first(meanings: Iterable[tuple[str, str]], text: str) -> str:
+    return next((meaning for pattern, meaning in meanings if re.search(pattern, text)), "")
 
 
 def _text(node: Child) -> str:

@@ -70,7 +70,8 @@ def join(site: Site, letter: Letter) -> Letter:
     work.try_out()  # all that a visit needs, before it is promised
     with failing(Code.STATE):
         write_text(kept, json.dumps({**agreement, "rows": work.rows}))
-    log.info("federation %s: joined for %s", folder.name, terms.text())
+    log.info("federation %s: joined for %d rounds of %s", folder.name, terms.rounds, terms.method)
+    log.info("its terms: %s", terms.text())
     return Letter({"code": int(Code.DONE), "name": site.name})
 
 
@@ -82,7 +83,8 @@ def visit(site: Site, letter: Letter) -> Letter:
     with failing(Code.REFUSED):
         terms, schema = Terms.parse(agreement["terms"]), Schema.parse(agreement["schema"])
         _consent(site, terms, schema)
-        planned = visits(terms.make_method(), terms.rounds)[wanted]
+        plan = visits(terms.make_method(), terms.rounds)
+        planned = plan[wanted]
         if planned.number != wanted:
             raise FedekdError(f"there is no visit {wanted}")
     saved = SavedState(folder)
@@ -101,6 +103,7 @@ def visit(site: Site, letter: Letter) -> Letter:
             raise Failed(Code.BEHIND, f"visit {wanted} needs what visit {wanted - 1} would have brought")
         reply = work.do(planned, letter)
         saved.save(wanted, {**work.state(), "reply": wire.to_state(reply)})
+        log.info("visit %d of %d done", wanted + 1, len(plan))
         return reply
 
 
@@ -110,7 +113,9 @@ def end(site: Site, letter: Letter) -> Letter:
     with failing(Code.UNKNOWN):
         (folder / "agreement.json").read_text()
     write_text(folder / ENDED, "")
-    log.info("federation %s: complete", folder.name)
+    own = folder / "report.json"
+    result = f"see {own}" if own.exists() else "this site has no result of it"
+    log.info("federation %s is complete; %s", folder.name, result)
     return Letter({"code": int(Code.DONE), "name": site.name})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,30 @@ from fedekd.flower.site_file import Site
 from fedekd.flower.wire import Word
 from fedekd.handover import files
 
+log = logging.getLogger("fedekd.site")
+
 
 def finish(site: Site, folder: Path, method: str, client: Client, local: Client) -> dict[str, Word]:
-    """Write ``report.json`` and the private model (for `fedekd export` and `fedekd predict`); return what is shared."""
+    """Write ``report.json`` and two models for `fedekd export`, the private and the one trained alone.
+
+    Returns what is shared.
+    """
     value, alone, metric = client.score(), local.score(), client.task.metric
     counts = {f"n_{split}": len(rows) for split, rows in client.rows.items()}
     own: dict[str, Any] = {"local": alone, "value": value, "delta": value - alone, **counts}
     privacy = getattr(client, "privacy", None)
     whole = {"name": site.name, "method": method, "metric": metric, **own, "privacy": privacy}
     write_text(folder / "report.json", json.dumps(whole, indent=1) + "\n")
+    result = {"metric": metric, "clients": [{"id": site.name, **own}]}
     if "private" in client.models:
-        record = {"key": folder.name, "label": method, "metric": metric, "clients": [{"id": site.name, **own}]}
-        files.write(folder, record, 0, client)
+        files.write(folder, {"key": folder.name, "label": method, **result}, 0, client)
+    if method != "local":  # what a site that was harmed goes back to
+        result["clients"] = [{"id": site.name, **own, "value": alone, "delta": 0.0}]
+        files.write(folder, {"key": f"{folder.name}-local", "label": "local", **result}, 0, local)
+    log.info(
+        "%s on this site's test rows: alone %.4g, with the federation %.4g, difference %+.4g",
+        *(metric, alone, value, value - alone),
+    )
     words: dict[str, Word] = {}
     if "n" in site.share:
         words["n"] = counts["n_train"]

@@ -1,15 +1,18 @@
 """Flower's SuperNode, more often in touch: it asks again after a second, and says every few that it is there.
 
 Flower's own waits three seconds between two questions, which is most of a short round, looks for its app's answer
-twice a second, and is counted as there for a minute after it was killed, in which it is not let in again.
+twice a second, and is counted as there for a minute after it was killed, in which it is not let in again. Why an
+attempt to reach the server failed it does not log.
 
     python -m fedekd.flower.supernode ARGUMENTS OF flower-supernode
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,10 +28,31 @@ def main() -> None:
 
     patched: tuple[Any, ...] = (start_client_internal, heartbeat, fleet_http_connection)
     patched[0].time = SimpleNamespace(sleep=lambda seconds: time.sleep(PAUSE if seconds > PAUSE else LOOK))
+    patched[2].make_simple_http_retry_invoker = telling(patched[2].make_simple_http_retry_invoker)
     for module in patched[1:]:
         module.HEARTBEAT_DEFAULT_INTERVAL = BEAT
     flower_supernode()
     os._exit(1)  # the connection is lost, and Flower's thread for its local HTTP server would never end
+
+
+def telling(make: Callable[[], Any]) -> Callable[[], Any]:
+    """Have what Flower tries again with log the reason of each failure before it is dealt with."""
+    from flwr.supercore import log
+    from httpx import TransportError
+
+    def made() -> Any:
+        invoker = make()
+        hopeless = invoker.should_giveup
+
+        def told(error: Exception) -> bool:
+            what = "Connection attempt failed" if isinstance(error, TransportError) else "Request refused"
+            log(logging.WARNING, "%s: %s", what, " ".join(str(error).split()) or type(error).__name__)
+            return bool(hopeless(error))
+
+        invoker.should_giveup = told
+        return invoker
+
+    return made
 
 
 if __name__ == "__main__":

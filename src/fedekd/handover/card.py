@@ -46,8 +46,9 @@ def make_card(facts: Facts, record: dict[str, Any], file: str) -> str:
 
 
 def _comparison(facts: Facts, record: dict[str, Any]) -> list[str]:
-    unit = Unit.of([record]) if record.get("clients") else Unit(facts.about.get("metric", "accuracy"), 1)
     value, local, delta = (facts.number(name) for name in ("value", "local", "delta"))
+    alone = {"metric": facts.about.get("metric", "accuracy"), "clients": [{"local": local}]}
+    unit = Unit.of([record if record.get("clients") else alone])
     percent = " %" if unit.higher_is_better else ""
     return [
         f"| {unit.name} on its test rows | |",

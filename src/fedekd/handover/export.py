@@ -33,8 +33,9 @@ def export(
     card = make_card(facts, _record(Path(folder), facts), target.name)
     content = _onnx if target.suffix.lower() == ".onnx" else _safetensors
     about = {name: json.dumps(value) for name, value in {**facts.about, "card": card}.items()}
-    write_whole(target, content(facts, about, private), "--to")
-    write_whole(card_path(target), card.encode(), "--to")
+    readers = 0o600 | facts.path.stat().st_mode & 0o666  # a site keeps its models for its owner alone
+    write_whole(target, content(facts, about, private), "--to", readers)
+    write_whole(card_path(target), card.encode(), "--to", readers)
     return facts
 
 

@@ -129,6 +129,14 @@ def kept_models(folder: Path) -> list[Facts]:
     if not folder.is_dir():
         raise FedekdError(f"there is no folder {str(folder)!r}; give the --out folder of a run")
     found = [Facts.of(one.path, one.about) for one in files.kept(folder)]
+    if not found and (below := _newest_below(folder)):
+        raise FedekdError(f"no models are kept in {folder} itself; give the folder of one federation: {below}")
     if not found:
         raise FedekdError(f"no models are kept in {folder}; train into a new --out folder with `--models first`")
     return found
+
+
+def _newest_below(folder: Path) -> Path | None:
+    """Where a site keeps its models: in state/FEDERATION of its own folder."""
+    models = [path for above in ("*", "*/*") for path in folder.glob(f"{above}/models/*/*.safetensors")]
+    return max(models, key=lambda path: path.stat().st_mtime).parents[2] if models else None

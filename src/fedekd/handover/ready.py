@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import torch
 from safetensors import SafetensorError
@@ -51,7 +53,7 @@ def _build(facts: Facts, private: str | None) -> nn.Module:
     named = facts.model
     if private is None and named != BUILT_IN:
         raise FedekdError(f"{facts.path} holds a model of your own; say where its code is: --private {named}")
-    make = models.factory("private", private)
+    make = _factory(private)
     weights = read_weights(facts)
     module = models.build("private", make, facts.shape, facts.outputs, facts.seed, facts.position)
     try:
@@ -60,3 +62,15 @@ def _build(facts: Facts, private: str | None) -> nn.Module:
         why = str(error).strip().splitlines()[-1].strip()
         raise FedekdError(f"the weights in {facts.path} do not fit the model {private or named}: {why}") from None
     return module
+
+
+def _factory(private: str | None) -> models.Factory:
+    try:
+        return models.factory("private", private)
+    except FedekdError as error:
+        if not isinstance(error.__context__, ModuleNotFoundError):
+            raise
+        raise FedekdError(
+            f"{error}; looked for among the installed packages and in {Path.cwd()}: give the command in the folder "
+            "that holds the module (at a site, that of site.toml)"
+        ) from None

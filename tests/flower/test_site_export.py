@@ -1,0 +1,97 @@
+"""A site gets its models out of its state folder: the one that the federation trained, and the one trained alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from village import federate, make_server, schema_of, state_of, write_sites
+
+pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
+
+from fedekd.cli import main
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory, digits):
+    """A site after a federation, in which it kept its own folder."""
+    home = tmp_path_factory.mktemp("village")
+    sites = write_sites(home, digits)
+    federate(make_server(home, rounds=1, epochs=1), schema_of(digits), sites)
+    return sites[0]
+
+
+def folder_of(site) -> Path:
+    (report,) = site.state.glob("*/report.json")
+    return report.parent
+
+
+def export(site, to: Path, *more: str) -> int:
+    return main(["export", str(folder_of(site)), "--client", site.name, "--to", str(to), *more])
+
+
+@pytest.mark.parametrize(
+    ("more", "part", "name"), [([], "client", "fedekd"), (["--method", "local"], "local", "local")]
+)
+def test_either_model_can_be_used(site, tmp_path, capsys, more, part, name):
+    to, report = tmp_path / "m.safetensors", json.loads((folder_of(site) / "report.json").read_text())
+    assert export(site, to, *(["--method", "local"] if name == "local" else [])) == 0
+    assert f"client {site.name}, {name}" in capsys.readouterr().out
+    kept, given = state_of(site)[part]["models"]["private"], load_file(to)
+    assert kept.keys() == given.keys()
+    assert all(torch.equal(kept[key], given[key]) for key in kept)
+
+    words = ["predict", str(to), site.data, "--private", "tiny:tiny_private", "--out", str(tmp_path / "p.csv")]
+    assert main(words) == 0
+    assert len((tmp_path / "p.csv").read_text().splitlines()) == 1 + len(np.load(site.data)["x"])
+
+    card = (tmp_path / "m.card.md").read_text()
+    value = report["local" if name == "local" else "value"]
+    assert f"# Private model of client {site.name}" in card
+    assert f"| trained alone (Local) | {100 * report['local']:.1f} % |" in card
+    assert f"| {name} | {100 * value:.1f} % |" in card
+    assert ("This is the model the client trained alone." in card) == (name == "local")
+
+
+def test_a_small_error_is_not_written_as_zero(tmp_path, diabetes):
+    """A site has no results.jsonl that would tell how many digits there are."""
+    sites = write_sites(tmp_path, replace(diabetes, y=diabetes.y / 1000), task="regression")
+    federate(make_server(tmp_path, rounds=1, epochs=1), schema_of(replace(diabetes, y=diabetes.y / 1000)), sites)
+    assert export(sites[0], tmp_path / "m.safetensors", "--method", "local") == 0
+    report = json.loads((folder_of(sites[0]) / "report.json").read_text())
+    assert f"| trained alone (Local) | {report['local']:.5f} |" in (tmp_path / "m.card.md").read_text()
+
+
+def test_a_folder_above_is_answered_with_the_newest_below(site, tmp_path, capsys):
+    home = tmp_path / "north"
+    for age, name in ((9, "0" * 16), (5, "f" * 16), (7, "a" * 16)):
+        shutil.copytree(folder_of(site), home / "state" / name)
+        for model in (home / "state" / name).rglob("*.safetensors"):
+            os.utime(model, (1e9 - age, 1e9 - age))
+    for given in (home, home / "state"):
+        assert main(["export", str(given), "--client", site.name, "--to", str(tmp_path / "m.safetensors")]) == 2
+        error = capsys.readouterr().err
+        assert f"no models are kept in {given} itself" in error
+        assert error.endswith(f": {home / 'state' / ('f' * 16)}\n")
+        assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("kept", [0o600, 0o644])
+def test_nobody_reads_an_export_who_could_not_read_the_model(site, tmp_path, kept):
+    """`fedekd site run` keeps its models for their owner; a simulation's are as its user's other files."""
+    shutil.copytree(folder_of(site), tmp_path / "kept")
+    for model in (tmp_path / "kept").rglob("*.safetensors"):
+        model.chmod(kept)
+    to, before = tmp_path / "m.safetensors", os.umask(0o022)
+    try:
+        assert main(["export", str(tmp_path / "kept"), "--client", site.name, "--to", str(to)]) == 0
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in (to, tmp_path / "m.card.md")} == {kept}
