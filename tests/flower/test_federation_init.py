@@ -82,6 +82,17 @@ def test_units_bear_any_path(
         assert not [line for line in said if file.name in line], "of other units on this machine it may say anything"
 
 
+@pytest.mark.parametrize(("port", "right"), [(443, "CAP_NET_BIND_SERVICE"), (1024, "")])
+def test_a_service_may_open_its_port_and_do_nothing_else(tmp_path: Path, port: int, right: str) -> None:
+    assert main(["server", "init", str(tmp_path / "hub"), "--address", f"fed.example.org:{port}"]) == 0
+    file = tmp_path / "hub" / "fedekd-server.service"
+    assert unit(file)["CapabilityBoundingSet"] == right
+    assert unit(file).get("AmbientCapabilities", "") == right
+    if analyze := shutil.which("systemd-analyze"):
+        done = subprocess.run([analyze, "verify", file], capture_output=True, text=True, timeout=60)
+        assert not [line for line in (done.stdout + done.stderr).splitlines() if file.name in line]
+
+
 @pytest.mark.parametrize("kind", ["server", "site"])
 def test_the_services_user_owns_what_only_an_owner_can_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str

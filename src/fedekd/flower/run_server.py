@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from fedekd.errors import FedekdError
 from fedekd.flower import control
 from fedekd.flower.addresses import checked_address
 from fedekd.flower.admission import admit
+from fedekd.flower.causes import cause
 from fedekd.flower.keys import read_certificate, read_public_keys, renew_secret
 from fedekd.flower.needs import need_flower
 from fedekd.flower.processes import Child, alone, command, environment, say, stop, stopping
@@ -148,12 +150,9 @@ class _Supervisor:
         end = time.monotonic() + STARTING
         while True:
             if link.code is not None:
-                if any("address already in use" in line for line in link.lines()):
-                    raise FedekdError(
-                        f"another program uses port {checked_address(self.server.address, 'address')[1]} of this "
-                        "machine: stop it, or set another port in `address`, here and at every site"
-                    )
-                raise FedekdError(f"the SuperLink does not start: {_last(link)}; see {link.log}")
+                free = shutil.disk_usage(self.folder).free
+                why = cause(link.lines(), self.server, free) or f"{_last(link)}; see {link.log}"
+                raise FedekdError(f"the SuperLink does not start: {why}")
             try:
                 with control.connected(self.address, self.server.ca) as superlink:
                     superlink.online()
