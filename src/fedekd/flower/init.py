@@ -22,7 +22,8 @@ from fedekd.flower.keys import (
     write_new,
 )
 from fedekd.flower.needs import need_flower
-from fedekd.flower.server_file import Server, read_server
+from fedekd.flower.server_certificate import check_certificate
+from fedekd.flower.server_file import Server, check_method, read_server
 from fedekd.flower.site_file import Site, read_site
 
 LOCAL = ["localhost", "127.0.0.1"]  # how the server's own processes reach it
@@ -58,10 +59,6 @@ def _fill_server(
 ) -> list[str]:
     if certificates:
         paths = [Path(path).expanduser().absolute() for path in certificates]
-        for path in paths[:2]:
-            read_certificate(path)
-        if not paths[2].is_file():
-            raise FedekdError(f"there is no private key {paths[2]}")
         ca, certificate, key = paths
     else:
         authority = make_authority(folder / "certificates")
@@ -74,7 +71,9 @@ def _fill_server(
         "key": _inside(key, folder), "nodes": "nodes", "state": "state", "schema": "schema.json", **settings,
     }  # fmt: skip
     file = _write_settings(Server, "A federation's server. `fedekd server run` reads this file.", folder, values)
-    read_server(file)
+    server = read_server(file)
+    check_certificate(server)
+    check_method(server, "--method" if "method" in settings else file)
     about = f"fedekd server ({address})"
     unit = _unit(folder, "fedekd-server.service", about, "server run", file, user, low_port=port < 1024)
     return [

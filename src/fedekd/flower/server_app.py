@@ -19,7 +19,7 @@ from fedekd.flower import control, wire
 from fedekd.flower.atomic import write_text
 from fedekd.flower.codes import Code
 from fedekd.flower.logs import log_to
-from fedekd.flower.run_server import local_address
+from fedekd.flower.server_certificate import local_address
 from fedekd.flower.server_file import Server, read_server
 from fedekd.flower.wire import Letter
 
