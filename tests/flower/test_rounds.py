@@ -219,9 +219,9 @@ def test_other_settings_do_not_go_on_with_an_old_federation(place):
     federate(server(rounds=1), schema, sites)
     with pytest.raises(FedekdError, match=r"began with other settings: rounds was 1, is 2; bring them back"):
         federate(server(rounds=2), schema, sites)
-    other = replace(schema, scaling=replace(schema.scaling, std=2.0))
+    other = replace(schema, labels=schema.labels[::-1])
     with pytest.raises(
-        FedekdError, match=r"other settings: lr was 0\.003, is 0\.5; the schema has other scaling; bring"
+        FedekdError, match=r"other settings: lr was 0\.003, is 0\.5; the schema has other labels; bring"
     ):
         federate(server(rounds=1, lr=0.5), other, sites)
 
