@@ -6,15 +6,26 @@ import shlex
 import shutil
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd[flower]'")
 
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
 from fedekd.cli import main
+from fedekd.flower import keys
 from fedekd.flower.keys import make_authority, make_server_certificate, read_node_key, read_public_key
-from fedekd.flower.run_server import local_address
+from fedekd.flower.server_certificate import local_address
 from fedekd.flower.server_file import read_server
 from fedekd.flower.site_file import read_site
 
@@ -94,6 +105,17 @@ def test_units_bear_any_path(
         assert not [line for line in said if file.name in line], "of other units on this machine it may say anything"
 
 
+@pytest.mark.parametrize(("port", "right"), [(443, "CAP_NET_BIND_SERVICE"), (1024, "")])
+def test_a_service_may_open_its_port_and_do_nothing_else(tmp_path: Path, port: int, right: str) -> None:
+    assert main(["server", "init", str(tmp_path / "hub"), "--address", f"fed.example.org:{port}"]) == 0
+    file = tmp_path / "hub" / "fedekd-server.service"
+    assert unit(file)["CapabilityBoundingSet"] == right
+    assert unit(file).get("AmbientCapabilities", "") == right
+    if analyze := shutil.which("systemd-analyze"):
+        done = subprocess.run([analyze, "verify", file], capture_output=True, text=True, timeout=60)
+        assert not [line for line in (done.stdout + done.stderr).splitlines() if file.name in line]
+
+
 @pytest.mark.parametrize("kind", ["server", "site"])
 def test_the_services_user_owns_what_only_an_owner_can_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
@@ -125,12 +147,70 @@ def test_given_certificates_are_used_where_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (("ca.crt", "other/server.crt", "other/server.key"), "for fed.example.org: unable to get local issuer"),
+        (("other/ca.crt", "server.crt", "server.key"), "for fed.example.org: unable to get local issuer"),
+        (("ca.crt", "server.crt", "other/server.key"), "server.key is not the key of"),
+        (("ca.crt", "elsewhere/server.crt", "elsewhere/server.key"), "certificate is not valid for 'fed.example.org'"),
+        (("ca.crt", "nameless.crt", "server.key"), "names no host (no subject alternative name)"),
+        (("ca.crt", "late.crt", "server.key"), "for fed.example.org: certificate has expired"),
+        (("ca.crt", "server.crt", "encrypted.key"), "encrypted.key is encrypted"),
+        (("ca.crt", "server.crt", "ca.crt"), "ca.crt is not a private key"),
+        (("ca.crt", "server.crt", "none.key"), "cannot read"),
+        (("server.key", "server.crt", "server.key"), "server.key is not a certificate"),
+        (("told.crt", "server.crt", "server.key"), "told.crt has letters that are not ASCII"),
+    ],
+)
+def test_given_certificates_that_no_site_would_accept(
+    own: Path, capsys: pytest.CaptureFixture[str], files: tuple[str, str, str], message: str
+) -> None:
+    names = zip(("--ca", "--certificate", "--key"), files, strict=True)
+    given = [word for option, file in names for word in (option, str(own / file))]
+    assert main(["server", "init", str(own / "hub"), "--address", "fed.example.org:8000", *given]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not any((own / "hub").iterdir())
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """An authority's files, another one's, and what goes wrong with certificates."""
+    authority, other = make_authority(tmp_path), make_authority(tmp_path / "other")
+    certificate, key = make_server_certificate(tmp_path, authority, ["fed.example.org"])
+    make_server_certificate(tmp_path / "other", other, ["fed.example.org"])
+    make_server_certificate(tmp_path / "elsewhere", authority, ["elsewhere.example.org"])
+    pair = load_pem_private_key(key.read_bytes(), None)
+    locked = pair.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
+    (tmp_path / "encrypted.key").write_bytes(locked)
+    (tmp_path / "told.crt").write_bytes("Universitätsklinikum\n".encode() + authority[0].read_bytes())
+    signer = load_pem_private_key(authority[1].read_bytes(), None)
+    good, now = keys.read_certificate(certificate), datetime.now(UTC)
+    for name, end, extensions in (
+        ("nameless.crt", now + timedelta(1), ()),
+        ("late.crt", now - timedelta(1), good.extensions),
+    ):
+        builder = x509.CertificateBuilder(good.issuer, good.subject, good.public_key(), 7, now - timedelta(2), end)
+        for extension in extensions:
+            builder = builder.add_extension(extension.value, extension.critical)
+        signed = builder.sign(signer, hashes.SHA384())  # type: ignore[arg-type]
+        (tmp_path / name).write_bytes(signed.public_bytes(Encoding.PEM))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["server", "init", "DIR/full", "--address", "a:1"], "is not empty; nothing is changed"),
         (["server", "init", "DIR/new", "--address", "a"], "--address must look like"),
         (["server", "init", "DIR/new", "--address", "a:1", "--ca", "x"], "need all three"),
         (["server", "init", "DIR/new"], "--address"),
+        (
+            ["server", "init", "DIR/new", "--address", "a:1", "--method", "fedekdd"],
+            "--method: unknown method 'fedekdd'",
+        ),
+        (["server", "init", "DIR/new", "--address", "a:1", "--method", "local"], "--method: local sends nothing"),
         (["site", "init", "DIR/new", "--name", "a/b", *SITE], "a site's name"),
         (["site", "init", "DIR/new", "--name", "a", *SITE, "--ca", "no"], "cannot read"),
         (["site", "init", "DIR/new", "--name", "a", *SITE, "--task", "guess"], "unknown task 'guess'"),

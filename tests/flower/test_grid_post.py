@@ -11,8 +11,9 @@ import pytest
 
 pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
 
-from flwr.app import ConfigRecord, Message, Metadata, RecordDict
+from flwr.app import ConfigRecord, Error, Message, Metadata, RecordDict
 from flwr.app.message import make_message
+from flwr.common.constant import ErrorCode
 from flwr.supercore.task_identity import TaskIdentity
 from village import make_server
 
@@ -80,6 +81,34 @@ def test_a_superlink_that_is_gone_is_no_fault_of_a_site(tmp_path: Path) -> None:
         post.wait(0.01)
     with pytest.raises(httpx.ConnectError):
         post.receive()
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "code_told"),
+    [
+        (ErrorCode.NODE_UNAVAILABLE, "broke off before it answered", None),
+        (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "failed; its own log says why", Code.FAULT),
+        (99, "failed (Flower's error 99)", None),
+    ],
+)
+def test_flowers_errors_are_told_in_words(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, code: int, said: str, code_told: Code | None
+) -> None:
+    class Failing(Grid):
+        def reply(self, number: str, node: int) -> Message:
+            about = Metadata(0, "", 1, 0, number, "", 0.0, 60.0, "train")  # from the SuperLink, which is node 1
+            return make_message(metadata=about, error=Error(code, "secret"))
+
+    post = GridPost(Failing(set(), set()), make_server(tmp_path))
+    post.names = {71: "south"}
+    with caplog.at_level("WARNING", "fedekd.server"):
+        for node in (71, 72):
+            post.send(node, "visit", Letter({}))
+        while post.come.qsize() < 2:
+            post.wait(0.01)
+    assert sorted(caplog.messages) == [f"node 72 {said}", f"south {said}"]
+    told = {node: reply and reply.words["code"] for node, reply in post.receive()}
+    assert told == dict.fromkeys((71, 72), None if code_told is None else int(code_told))
 
 
 @pytest.mark.parametrize("answer", [[], [None]])

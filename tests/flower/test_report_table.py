@@ -27,11 +27,12 @@ def test_a_report_is_a_table_of_what_sites_share(tmp_path: Path) -> None:
     assert report
     print_report(Console(file=out, width=100), report)
     lines = [" ".join(line.split()) for line in out.getvalue().splitlines()]
-    assert "north 600 0.9000 0.9250 +0.0250" in lines
-    assert "south kept kept kept -0.0100" in lines
+    assert "accuracy in %; Δ: with the federation minus alone, in points" in lines
+    assert "north 600 90.0 92.5 +2.5" in lines
+    assert "south kept kept kept -1.0" in lines
     assert "west kept kept kept kept" in lines
     assert "1 of 2 sites that share their Δ were harmed by joining" in lines
-    assert "3 rounds of fedekd, 1.23 MB up, 999 B down, 42 s" in lines
+    assert "3 rounds of fedekd, 1.2 MB up, 999 B down, 42 s" in lines
 
 
 def test_a_larger_error_is_harm_and_a_spent_budget_is_told(tmp_path: Path) -> None:
@@ -42,6 +43,8 @@ def test_a_larger_error_is_harm_and_a_spent_budget_is_told(tmp_path: Path) -> No
     assert report
     print_report(Console(file=out, width=100), report)
     assert "1 of 2 sites that share their Δ were harmed by joining" in out.getvalue()
+    assert "RMSE; Δ: with the federation minus alone\n" in out.getvalue()
+    assert "+2.500" in out.getvalue()
     assert "north: epsilon 7.99 at delta 1e-05, for the sent models, end to end" in out.getvalue()
 
 

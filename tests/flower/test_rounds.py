@@ -217,8 +217,13 @@ def test_no_site_at_all_is_an_error_in_time(place):
 def test_other_settings_do_not_go_on_with_an_old_federation(place):
     schema, sites, server = place
     federate(server(rounds=1), schema, sites)
-    with pytest.raises(FedekdError, match=r"are not those that the federation .* began with"):
+    with pytest.raises(FedekdError, match=r"began with other settings: rounds was 1, is 2; bring them back"):
         federate(server(rounds=2), schema, sites)
+    other = replace(schema, labels=schema.labels[::-1])
+    with pytest.raises(
+        FedekdError, match=r"other settings: lr was 0\.003, is 0\.5; the schema has other labels; bring"
+    ):
+        federate(server(rounds=1, lr=0.5), other, sites)
 
 
 def test_a_finished_federation_is_not_run_again(place):

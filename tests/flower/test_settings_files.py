@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,12 @@ def test_a_written_site_reads_back(tmp_path: Path) -> None:
     assert site.data == str(tmp_path / "rows.csv")
     assert (site.target, site.share, site.threads, site.local) == ('the "outcome"\\ö', (), 3, "train")
     assert site.dp == Privacy(epsilon=2.0, delta=1e-5, clip=1.0)
+
+
+def test_the_privacy_that_a_file_shows_is_whole(tmp_path: Path) -> None:
+    text = written(tmp_path, Site, SITE).read_text()
+    shown = text[text.index("# [dp]") :].splitlines()[1:]
+    assert [line.split()[1] for line in shown] == [field.name for field in fields(Privacy)]
 
 
 def test_a_site_of_defaults_keeps_them(tmp_path: Path) -> None:

@@ -159,6 +159,13 @@ def test_a_port_in_use_is_said(federation: Make) -> None:
     assert f"another program uses port {port}" in here.child("server").lines()[-1], here.told()
 
 
+def test_an_address_of_another_machine_is_said(federation: Make) -> None:
+    here = federation(0, min_sites=1, listen="192.0.2.7")  # of the block that is for examples only
+    here.start("server")
+    here.wait(lambda: here.child("server").code is not None, 90, "end")
+    assert "`listen` is 192.0.2.7, which is no address of this machine" in here.child("server").lines()[-1], here.told()
+
+
 def test_no_report_is_made_up(federation: Make) -> None:
     here = federation(0, min_sites=1)
     with pytest.raises(FedekdError, match="left no report"):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from test_federation_page import REPORT
 from test_page import NASTY, PAPER, save
 
-from fedekd.report.page import write_page
+from fedekd.report.page import write_federation, write_page
 
 sync_api = pytest.importorskip(
     "playwright.sync_api", reason="browser tests need playwright: pip install 'fedekd[dev]'", exc_type=ImportError
@@ -91,6 +93,14 @@ def test_every_chart_of_a_study_is_drawn(visit, tmp_path):
     page.wait_for_function("before => document.querySelector('#bars-0 svg')?.innerHTML !== before", arg=before)
     page.select_option("[data-choice=method]", label="fedavg")
     assert page.locator("h1:visible").inner_text().startswith("fedavg")
+    assert not wide(page)
+
+
+def test_a_federations_chart_is_drawn(visit, tmp_path):
+    (tmp_path / "report.json").write_text(json.dumps(REPORT))
+    page = visit(write_federation(tmp_path))
+    assert marks(page, "deltas") == 2  # of four sites, two share their Δ
+    assert page.locator("#deltas svg").get_by_text("no answer").count() == 1
     assert not wide(page)
 
 

@@ -1,4 +1,4 @@
-"""fedekd report: one HTML page about a run or a study."""
+"""fedekd report: one HTML page about a run, a study or a federation of real sites."""
 
 from __future__ import annotations
 
@@ -7,15 +7,42 @@ from pathlib import Path
 from typing import Any
 
 from fedekd.commands.parser import command
+from fedekd.errors import FedekdError
 
 
 def add(commands: Any) -> None:
-    report = command(commands, "report", write_report, "one HTML page about a run or a study, for any browser")
-    report.add_argument("folder", metavar="DIR", help="where a run or a study has left its results")
+    report = command(commands, "report", write_report, "one HTML page about a run, a study or a real federation")
+    report.add_argument(
+        "folder", metavar="DIR", help="where a run or a study has left its results, or a server's folder"
+    )
     report.add_argument("--out", metavar="FILE", help="(default: report.html in DIR)")
 
 
 def write_report(given: argparse.Namespace) -> None:
     from fedekd.report.page import write_page
 
-    print(write_page(given.folder, Path(given.out) if given.out else None))
+    folder, out = Path(given.folder), Path(given.out) if given.out else None
+    if (folder / "results.jsonl").exists():
+        print(write_page(folder, out))
+        return
+    from fedekd.flower.folders import server_state, site_state
+    from fedekd.report.page import write_federation
+
+    if (state := server_state(folder)) is not None:
+        print(write_federation(state, out))
+    elif (own := site_state(folder)) is not None:
+        _tell_site(own)
+    else:
+        print(write_page(folder, out))
+
+
+def _tell_site(state: Path) -> None:
+    """A site's own numbers are a line: there is nobody to compare it with."""
+    from fedekd.flower.folders import site_reports
+    from fedekd.flower.report import own_numbers
+
+    found = site_reports(state)
+    if not found:
+        raise FedekdError(f"no federation of the site in {state} is complete yet; its log is {state / 'log'}")
+    for path, content in found.items():
+        print(f"{own_numbers(content)} ({path})")

@@ -32,6 +32,7 @@ def watch_folder(given: argparse.Namespace) -> None:
     from fedekd.report.glance import glance
 
     folder, screen = Path(given.folder), console()
+    _check(folder)
     if given.once:
         progress = read(folder)
         if progress is None:
@@ -41,6 +42,19 @@ def watch_folder(given: argparse.Namespace) -> None:
         return
     _wait(folder, given.timeout, screen)
     _judge(folder, _follow(folder, screen), screen)
+
+
+def _check(folder: Path) -> None:
+    """Nothing ever starts here in the folder of a real federation."""
+    from fedekd.flower.folders import server_state, site_state
+
+    state = server_state(folder) or site_state(folder)
+    if state is not None:
+        log = next((path for path in (state / "log", state.parent / "log") if path.exists()), state / "log")
+        raise FedekdError(
+            f"{folder} belongs to a federation of real sites: follow it with `tail -f {log}`; when it is complete, "
+            f"`fedekd report {folder}` shows what came of it"
+        )
 
 
 def _wait(folder: Path, timeout: float, screen: Console) -> None:

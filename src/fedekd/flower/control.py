@@ -47,9 +47,9 @@ class Control:
         with _refusals():
             self.client.UnregisterNode(api.UnregisterNodeRequest(node_id=node))
 
-    def admitted(self) -> set[int]:
-        """The nodes whose keys are let in, whether they are connected or not."""
-        return {node.node_id for node in self.nodes() if not node.unregistered_at}
+    def admitted(self) -> dict[int, str]:
+        """The nodes whose keys are let in, whether they are connected or not, with their keys' names."""
+        return {node.node_id: node.name for node in self.nodes() if not node.unregistered_at}
 
     def online(self) -> list[str]:
         return sorted(node.name or str(node.node_id) for node in self.nodes() if node.status == "online")

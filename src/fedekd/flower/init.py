@@ -13,6 +13,7 @@ from typing import Any
 from fedekd.errors import FedekdError
 from fedekd.flower import toml_file
 from fedekd.flower.addresses import checked_address, checked_name
+from fedekd.flower.causes import AMBIENT
 from fedekd.flower.keys import (
     make_authority,
     make_node_key,
@@ -21,7 +22,8 @@ from fedekd.flower.keys import (
     write_new,
 )
 from fedekd.flower.needs import need_flower
-from fedekd.flower.server_file import Server, read_server
+from fedekd.flower.server_certificate import check_certificate
+from fedekd.flower.server_file import Server, check_method, read_server
 from fedekd.flower.site_file import Site, read_site
 
 LOCAL = ["localhost", "127.0.0.1"]  # how the server's own processes reach it
@@ -41,14 +43,15 @@ def init_server(
     is made that is good for trials. ``settings`` are further keys of server.toml.
     """
     need_flower()
-    host, _ = checked_address(address, "--address")
+    host, port = checked_address(address, "--address")
     with _new_folder(folder, "server.toml") as made:
-        return _fill_server(made, host, address, certificates, user, settings or {})
+        return _fill_server(made, host, port, address, certificates, user, settings or {})
 
 
 def _fill_server(
     folder: Path,
     host: str,
+    port: int,
     address: str,
     certificates: tuple[str, str, str] | None,
     user: str,
@@ -56,10 +59,6 @@ def _fill_server(
 ) -> list[str]:
     if certificates:
         paths = [Path(path).expanduser().absolute() for path in certificates]
-        for path in paths[:2]:
-            read_certificate(path)
-        if not paths[2].is_file():
-            raise FedekdError(f"there is no private key {paths[2]}")
         ca, certificate, key = paths
     else:
         authority = make_authority(folder / "certificates")
@@ -72,8 +71,11 @@ def _fill_server(
         "key": _inside(key, folder), "nodes": "nodes", "state": "state", "schema": "schema.json", **settings,
     }  # fmt: skip
     file = _write_settings(Server, "A federation's server. `fedekd server run` reads this file.", folder, values)
-    read_server(file)
-    unit = _unit(folder, "fedekd-server.service", f"fedekd server ({address})", "server run", file, user)
+    server = read_server(file)
+    check_certificate(server)
+    check_method(server, "--method" if "method" in settings else file)
+    about = f"fedekd server ({address})"
+    unit = _unit(folder, "fedekd-server.service", about, "server run", file, user, low_port=port < 1024)
     return [
         f"give every site: {ca}",
         f"put each site's public key into: {folder / 'nodes'}/",
@@ -172,8 +174,11 @@ def _absolute(data: str) -> str:
     return str(path.absolute()) if "/" in data or path.suffix.lower() in (".csv", ".npz") or path.exists() else data
 
 
-def _unit(folder: Path, name: str, description: str, command: str, file: Path, user: str) -> Path:
+def _unit(
+    folder: Path, name: str, description: str, command: str, file: Path, user: str, *, low_port: bool = False
+) -> Path:
     """A systemd unit that can write to the state folder and to nothing else."""
+    rights = f"CapabilityBoundingSet=CAP_NET_BIND_SERVICE\n{AMBIENT}" if low_port else "CapabilityBoundingSet="
     text = f"""[Unit]
 Description={description}
 After=network-online.target
@@ -200,7 +205,7 @@ ProtectControlGroups=yes
 RestrictSUIDSGID=yes
 RestrictRealtime=yes
 LockPersonality=yes
-CapabilityBoundingSet=
+{rights}
 RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
 
 [Install]

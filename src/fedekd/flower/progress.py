@@ -50,6 +50,19 @@ class Progress:
         return [{"name": name, "answered": name in told, **told.get(name, {})} for name in self.roster.numbers]
 
 
+def differences(before: str, now: str) -> list[str]:
+    """What two texts as in ``agreed`` differ in; a schema's parts are long, and are only named."""
+    (old, new), (old_schema, new_schema) = (
+        map(json.loads, pair) for pair in zip(json.loads(before), json.loads(now), strict=True)
+    )
+    terms = [f"{name} was {old.get(name)!r}, is {new.get(name)!r}" for name in _unlike(old, new)]
+    return terms + [f"the schema has other {name}" for name in _unlike(old_schema, new_schema)]
+
+
+def _unlike(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    return [name for name in {**old, **new} if old.get(name) != new.get(name)]
+
+
 def numbers_in(reply: Letter) -> dict[str, Any]:
     """What a site shares, and nothing else that it may have sent: it ends in a file and on a screen."""
     words = reply.words

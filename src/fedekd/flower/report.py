@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -12,7 +13,8 @@ from fedekd.errors import FedekdError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
+
+    from fedekd.report.numbers import Unit
 
 KEPT = "kept"  # shown for a number that its site does not share
 AWAY = "no answer"  # for a site that was away at the end
@@ -28,7 +30,38 @@ class Report:
     bytes_down: int = 0
     seconds: float = 0.0
     privacy: Mapping[str, Any] | None = None  # by site: what it spent of its budget
+    compression: str = "none"
+    combine: str = "mean"
+    refused: Sequence[Mapping[str, Any]] = field(default_factory=tuple)  # visit, site and reason
     error: str = ""
+
+    @property
+    def unit(self) -> Unit:
+        """How numbers are written, as for a run: the metric that most sites tell."""
+        from fedekd.report.numbers import Unit
+
+        told = Counter(site["metric"] for site in self.sites if site.get("metric")).most_common(1)
+        values = [site["local"] for site in self.sites if "local" in site] or [site["delta"] for site in self.known]
+        clients = [{"local": value} for value in values]
+        return Unit.of([{"metric": told[0][0] if told else "accuracy", "clients": clients}])
+
+    @property
+    def known(self) -> list[Mapping[str, Any]]:
+        """The sites that share their Δ."""
+        return [site for site in self.sites if isinstance(site.get("delta"), (int, float))]
+
+    @property
+    def harmed(self) -> int:
+        from fedekd.metrics import harmed
+
+        return harmed([site["delta"] for site in self.known], higher_is_better=self.unit.higher_is_better)
+
+    def budgets(self) -> dict[str, str]:
+        spent = (self.privacy or {}).items()
+        return {
+            name: f"epsilon {one['epsilon']:.3g} at delta {one['delta']:g}, for {one['guarantee']}"
+            for name, one in spent
+        }
 
 
 def read_report(state: Path) -> Report | None:
@@ -45,48 +78,46 @@ def read_report(state: Path) -> Report | None:
 
 
 def print_report(console: Console, report: Report) -> None:
-    from fedekd.metrics import harmed
+    from fedekd.report.numbers import duration, volume
 
-    console.print(_table(report))
-    known = [site for site in report.sites if isinstance(site.get("delta"), (int, float))]
-    if known:
-        errors = any(site.get("metric") == "rmse" for site in known)
-        count = harmed([site["delta"] for site in known], higher_is_better=not errors)
-        console.print(f"{count} of {len(known)} sites that share their Δ were harmed by joining")
-    for name, spent in (report.privacy or {}).items():
-        console.print(f"{name}: epsilon {spent['epsilon']:.3g} at delta {spent['delta']:g}, for {spent['guarantee']}")
-    traffic = f"{_size(report.bytes_up)} up, {_size(report.bytes_down)} down"
-    console.print(f"{report.rounds} rounds of {report.method}, {traffic}, {report.seconds:.0f} s")
+    _print_sites(console, report)
+    if report.known:
+        console.print(f"{report.harmed} of {len(report.known)} sites that share their Δ were harmed by joining")
+    for name, budget in report.budgets().items():
+        console.print(f"{name}: {budget}")
+    traffic = f"{volume(report.bytes_up)} up, {volume(report.bytes_down)} down"
+    console.print(f"{report.rounds} rounds of {report.method}, {traffic}, {duration(report.seconds)}")
 
 
-def _table(report: Report) -> Table:
-    from rich import box
-    from rich.table import Table
+def _print_sites(console: Console, report: Report) -> None:
+    from fedekd.report.tables import Column, print_columns
 
-    metrics = {site["metric"] for site in report.sites if site.get("metric")}
-    table = Table(box=box.SIMPLE_HEAD, title=", ".join(sorted(map(str, metrics))) or None)
-    table.add_column("site")
-    for heading in ("n", "alone", "with", "Δ"):
-        table.add_column(heading, justify="right")
-    for site in report.sites:
-        forms = {"n": "d", "local": ".4f", "value": ".4f", "delta": "+.4f"}
-        missing = KEPT if site.get("answered", True) else AWAY
-        table.add_row(str(site.get("name", "?")), *(_number(site.get(k), form, missing) for k, form in forms.items()))
-    return table
+    unit = report.unit
+    rows = [cells(site, unit) for site in report.sites]
+    name = "accuracy in %" if unit.higher_is_better else unit.name
+    console.print(f"{name}; Δ: with the federation minus alone{', in points' if unit.higher_is_better else ''}")
+    console.print()
+    names = Column("site", [str(site.get("name", "?")) for site in report.sites], "left")
+    heads = ("n", "alone", "with", "Δ")
+    print_columns(console, [names], [Column(head, [row[i] for row in rows]) for i, head in enumerate(heads)])
 
 
-def _number(value: Any, form: str, missing: str) -> str:
-    if value is None:
-        return missing
-    try:
-        return format(value, form)
-    except (TypeError, ValueError):
-        return str(value)
+def cells(site: Mapping[str, Any], unit: Unit) -> list[str]:
+    """Of one site: n, alone, with the federation, Δ; in words where there is no number."""
+    missing = KEPT if site.get("answered", True) else AWAY
+    forms = {"n": "{:d}".format, "local": unit.value, "value": unit.value, "delta": unit.delta}
+    return [missing if site.get(name) is None else form(site[name]) for name, form in forms.items()]
 
 
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"
+def own_numbers(content: Mapping[str, Any]) -> str:
+    """A site's own ``report.json`` in a line."""
+    site = {**content, "n": content["n_train"]}
+    report = Report(content["method"], True, sites=[site], privacy=_own_budget(content))
+    n, alone, value, delta = cells(site, report.unit)
+    metric, points = ("accuracy in %", " points") if report.unit.higher_is_better else (report.unit.name, "")
+    line = f"{content['name']}, {content['method']}: {metric} {alone} alone, {value} with the federation"
+    return "; ".join([f"{line}, Δ {delta}{points}, {n} training rows", *report.budgets().values()])
+
+
+def _own_budget(content: Mapping[str, Any]) -> dict[str, Any] | None:
+    return {content["name"]: content["privacy"]} if content.get("privacy") else None

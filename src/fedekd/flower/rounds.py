@@ -28,7 +28,7 @@ from fedekd.flower.combine import combination
 from fedekd.flower.joining import Joining
 from fedekd.flower.parting import Parting
 from fedekd.flower.post import Post, TooFew, converse
-from fedekd.flower.progress import Progress, numbers_in
+from fedekd.flower.progress import Progress, differences, numbers_in
 from fedekd.flower.saved_state import SavedState
 from fedekd.flower.schema import Schema
 from fedekd.flower.server_file import Server
@@ -87,8 +87,9 @@ class Rounds:
         state, agreed = found[1], self.progress.agreed
         if state["progress"]["agreed"] != agreed:
             raise FedekdError(
-                f"the settings or the schema are not those that the federation in {self.server.state} began with; "
-                "bring them back, or set another `state` to begin a new one"
+                f"the federation in {self.server.state} began with other settings: "
+                f"{'; '.join(differences(state['progress']['agreed'], agreed))}; bring them back, or set another "
+                "`state` to begin a new one"
             )
         self.progress = Progress.restored(state["progress"])
         self.held = state["held"]

@@ -7,7 +7,7 @@ goes on where the last one stopped.
 from __future__ import annotations
 
 import contextlib
-import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,11 +16,13 @@ from fedekd.errors import FedekdError
 from fedekd.flower import control
 from fedekd.flower.addresses import checked_address
 from fedekd.flower.admission import admit
-from fedekd.flower.keys import read_certificate, read_public_keys, renew_secret
+from fedekd.flower.causes import cause
+from fedekd.flower.keys import read_public_keys, renew_secret
 from fedekd.flower.logs import Tail
 from fedekd.flower.needs import need_flower
 from fedekd.flower.processes import Child, alone, command, environment, say, stop, stopping
 from fedekd.flower.report import Report, read_report
+from fedekd.flower.server_certificate import check_certificate, local_address
 from fedekd.flower.server_file import Server, check_method, check_schema, read_server
 from fedekd.flower.superlink import LARGEST
 
@@ -29,7 +31,13 @@ PAUSE = 2.0  # seconds before it is started again
 FAILURES = 3  # of a run that made no progress, before it counts as hopeless
 LOOK, ASK = 0.5, 2.0  # seconds between two looks at files and processes, and two questions to the SuperLink
 SILENT = 120.0  # seconds a living SuperLink may leave questions unanswered
-NO_PROGRESS = ("flower", "log", "report.json", ".lock")  # what is written in the state folder at other times too
+NO_PROGRESS = (
+    "flower",
+    "log",
+    "report.json",
+    "report.html",
+    ".lock",
+)  # what is written in the state folder at other times too
 
 
 def run_server(
@@ -55,10 +63,7 @@ def run_server(
 
 def _check(server: Server, file: Path) -> None:
     """Raise for what would stop the federation later on, while nothing is lost yet."""
-    read_certificate(server.ca, "check `ca`")
-    read_certificate(server.certificate, "check `certificate`")
-    if not os.access(server.key, os.R_OK):
-        raise FedekdError(f"cannot read {server.key}; check `key`, and run this as the file's owner")
+    check_certificate(server)
     for why in read_public_keys(server.nodes)[1].values():
         raise FedekdError(f"{why}; mend it or take it away, and start again")
     check_schema(server, file)
@@ -142,12 +147,9 @@ class _Supervisor:
         end = time.monotonic() + STARTING
         while True:
             if link.code is not None:
-                if any("address already in use" in line for line in link.lines()):
-                    raise FedekdError(
-                        f"another program uses port {checked_address(self.server.address, 'address')[1]} of this "
-                        "machine: stop it, or set another port in `address`, here and at every site"
-                    )
-                raise FedekdError(f"the SuperLink does not start: {_last(link)}; see {link.log}")
+                free = shutil.disk_usage(self.folder).free
+                why = cause(link.lines(), self.server, free) or f"{_last(link)}; see {link.log}"
+                raise FedekdError(f"the SuperLink does not start: {why}")
             try:
                 with control.connected(self.address, self.server.ca) as superlink:
                     superlink.online()
@@ -263,23 +265,6 @@ class _Supervisor:
         waited = time.monotonic() - self.last_progress
         if waited > self.server.give_up:
             raise FedekdError(f"no progress for {waited:.0f} s, given up: {why}; see {self.server.state}")
-
-
-def local_address(server: Server) -> str:
-    """How this machine itself reaches the SuperLink, by a name that its certificate has."""
-    from cryptography import x509
-
-    host, port = checked_address(server.address, "address")
-    try:
-        names = read_certificate(server.certificate).extensions.get_extension_for_class(x509.SubjectAlternativeName)
-        hosts = [
-            str(value) for kind in (x509.DNSName, x509.IPAddress) for value in names.value.get_values_for_type(kind)
-        ]
-    except x509.ExtensionNotFound:
-        raise FedekdError(f"{server.certificate} names no host (no subject alternative name)") from None
-    if server.listen in ("0.0.0.0", "::", "127.0.0.1", "::1", "localhost"):
-        host = next((name for name in ("127.0.0.1", "localhost") if name in hosts), host)
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _changed(path: Path) -> int:

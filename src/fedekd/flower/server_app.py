@@ -19,7 +19,7 @@ from fedekd.flower import control, wire
 from fedekd.flower.atomic import write_text
 from fedekd.flower.codes import Code
 from fedekd.flower.logs import log_to
-from fedekd.flower.run_server import local_address
+from fedekd.flower.server_certificate import local_address
 from fedekd.flower.server_file import Server, read_server
 from fedekd.flower.wire import Letter
 
@@ -27,6 +27,16 @@ app = ServerApp()
 log = logging.getLogger("fedekd.server")
 TYPES = {"join": "query.join", "visit": "train", "end": "query.end"}
 FAULTS = (ErrorCode.LOAD_CLIENT_APP_EXCEPTION, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, ErrorCode.INVALID_FAB)
+MEANINGS = {
+    ErrorCode.UNKNOWN: "failed before it answered",
+    ErrorCode.LOAD_CLIENT_APP_EXCEPTION: "cannot load its app; its own log says why",
+    ErrorCode.CLIENT_APP_RAISED_EXCEPTION: "failed; its own log says why",
+    ErrorCode.MESSAGE_UNAVAILABLE: "did not get the message in time",
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "sent an answer that is lost or came too late",
+    ErrorCode.NODE_UNAVAILABLE: "broke off before it answered",
+    ErrorCode.INVALID_FAB: "cannot load its app; its own log says why",
+    ErrorCode.CLIENT_APP_CRASHED: "crashed; its own log may say why",
+}
 EXTRA = 60.0  # seconds that a message lives beyond the deadline
 FETCH = 0.3  # seconds between two looks for an answer
 
@@ -40,6 +50,7 @@ class GridPost:
 
     def __init__(self, grid: Grid, server: Server) -> None:
         self.grid, self.server, self.deadline = grid, server, server.deadline
+        self.names: dict[int, str] = {}
         self.sent: dict[str, int] = {}
         self.come: SimpleQueue[tuple[str, Letter | httpx.HTTPError | None]] = SimpleQueue()
 
@@ -49,7 +60,8 @@ class GridPost:
     def admitted(self) -> set[int]:
         try:
             with control.connected(local_address(self.server), self.server.ca) as superlink:
-                return superlink.admitted()
+                self.names = superlink.admitted()
+                return set(self.names)
         except control.Unreachable as error:
             raise ConnectionError(str(error)) from None  # no error of the settings: the next run may well go through
 
@@ -58,23 +70,27 @@ class GridPost:
         number = next(iter(self.grid.push_messages([message])), None)
         if number:
             self.sent[number] = node
-            threading.Thread(target=self._fetch, args=(number,), daemon=True).start()
+            threading.Thread(target=self._fetch, args=(number, node), daemon=True).start()
         else:
-            log.warning("node %d: Flower did not take the message", node)
+            log.warning("Flower did not take the message to %s", self._name(node))
             self.sent[untaken := f"untaken {time.monotonic_ns()}"] = node
             self.come.put((untaken, None))
 
-    def _fetch(self, number: str) -> None:
+    def _name(self, node: int) -> str:
+        """A site's key is named before the site itself has said who it is."""
+        return self.names.get(node) or f"node {node}"
+
+    def _fetch(self, number: str, node: int) -> None:
         while number in self.sent:
             try:
                 for reply in self.grid.pull_messages([number]):
-                    self.come.put((number, self._read(reply)))
+                    self.come.put((number, self._read(reply, node)))
                     return
             except httpx.HTTPError as error:
                 self.come.put((number, error))
                 return
             except Exception as error:
-                log.warning("an answer cannot be read (%s)", type(error).__name__)
+                log.warning("an answer of %s cannot be read (%s)", self._name(node), type(error).__name__)
                 self.come.put((number, Letter({"code": int(Code.FAULT)})))
                 return
             time.sleep(FETCH)
@@ -91,10 +107,11 @@ class GridPost:
             found.append((node, reply))
         return found
 
-    def _read(self, reply: Message) -> Letter | None:
+    def _read(self, reply: Message, node: int) -> Letter | None:
+        """``node`` was asked; an error may come from the SuperLink in its stead."""
         if reply.has_error():
             code = reply.error.code
-            log.warning("node %d: Flower's error %d", reply.metadata.src_node_id, code)
+            log.warning("%s %s", self._name(node), MEANINGS.get(code, f"failed (Flower's error {code})"))
             return Letter({"code": int(Code.FAULT)}) if code in FAULTS else None
         try:
             return wire.from_records(reply.content)

@@ -100,11 +100,16 @@ def check_schema(server: Server, file: str | Path) -> None:
         raise FedekdError(f"{error}; {remedy} and put it there") from None
 
 
-def check_method(server: Server, file: str | Path) -> None:
-    """Raise for a method or parameter that does not exist; apart, because it imports torch."""
+def check_method(server: Server, where: str | Path) -> None:
+    """Raise for a method or parameter that does not exist or sends nothing; apart, because it imports torch."""
     from fedekd import methods
+    from fedekd.exchange import shared_roles
 
     try:
-        methods.get(server.method, **server.parameters)
+        method = methods.get(server.method, **server.parameters)
     except FedekdError as error:
-        raise FedekdError(f"{file}: {error}") from None
+        raise FedekdError(f"{where}: {error}") from None
+    if not shared_roles(method, server.rounds):
+        raise FedekdError(
+            f"{where}: {server.method} sends nothing, so there is nothing to federate; name another method"
+        )

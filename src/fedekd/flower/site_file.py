@@ -66,7 +66,7 @@ class Site:
         "differential privacy of what leaves; none if left out",
         None,
         table=Privacy,
-        example={"epsilon": 8.0, "delta": 1e-5, "clip": 1.0},
+        example={"epsilon": 8.0, "delta": 1e-5, "clip": 1.0, "teacher": "labels"},
     )
 
 

@@ -1,4 +1,4 @@
-"""Write a folder's report: one HTML file about a run, or about a study of several datasets and splits."""
+"""Write a folder's report: one HTML file about a run, a study of several datasets and splits, or a federation."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedekd.errors import FedekdError
 from fedekd.report.book import shared_settings
 from fedekd.results import load
 from fedekd.store import read_records, write_whole
@@ -27,6 +28,22 @@ def write_page(folder: str | Path, out: Path | None = None, keys: Collection[str
     failures = read_records(folder / "failures.jsonl")
     text = render(_page(records, failures, folder))
     write_whole(path, text.encode())
+    return path
+
+
+def write_federation(state: Path, out: Path | None = None) -> Path:
+    """The same for a federation of real sites, from the state that its server keeps."""
+    from fedekd.flower.report import read_report
+    from fedekd.report.html.federation import federation_page
+    from fedekd.report.html.render import render
+
+    report = read_report(state)
+    if report is None:
+        raise FedekdError(f"the federation in {state} is not complete; how far it is stands in {state / 'log'}")
+    if report.error:
+        raise FedekdError(f"the federation in {state} stopped: {report.error}")
+    path = out or state / "report.html"
+    write_whole(path, render(federation_page(report)).encode())
     return path
 
 

@@ -1,0 +1,136 @@
+"""The page of a federation of real sites: what each made of joining, as far as it shares that, and what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedekd.flower.report import Report, cells
+from fedekd.report.html.chart import (
+    Chart,
+    Column,
+    Row,
+    Scale,
+    Spec,
+    effect_colour,
+    lines_of,
+    names,
+    tooltip,
+    zero_line,
+)
+from fedekd.report.html.section import Block, Page, Section, Variants
+from fedekd.report.html.words import minus
+from fedekd.report.numbers import count, duration, volume
+
+
+def federation_page(report: Report) -> Page:
+    scale = Scale(report.unit)
+    sites: list[Chart | Block] = [*([_deltas(report, scale)] if report.known else []), _table(report, scale)]
+    sections = [
+        Section("sites", "Did joining help?", sites),
+        Section("cost", "Cost and privacy", [Block("settings.html", _groups(report))]),
+    ]
+    parts = [count(len(report.sites), "site"), f"{count(report.rounds, 'round')} of {report.method}", scale.unit.name]
+    hero = Variants((), {"": _headline(report)}, "")
+    return Page("Federation: did joining help?", " · ".join(["Federation", *parts]), hero, sections, ())
+
+
+def _headline(report: Report) -> dict[str, Any]:
+    known, harmed, silent = report.known, report.harmed, len(report.sites) - len(report.known)
+    if not known:
+        title = "No site shares its Δ"
+    elif harmed:
+        title = f"{report.method} harmed {harmed} of {len(known)} sites that share their Δ"
+    else:
+        title = f"{report.method} harmed no site that shares its Δ"
+    own = "Each site's own report, on its own disk, has its numbers."
+    return {
+        "title": title, "tone": "harm" if harmed else "help" if known else "",
+        "lines": [f"No Δ is known of {count(silent, 'site')}. {own}"] if silent else [],
+        "sure": "A federation runs once, so there is no interval over seeds: a small Δ may be chance." if known else "",
+        "figures": [
+            (f"{harmed} of {len(known)}", "sites harmed", "harm" if harmed else "help"),
+            (volume(report.bytes_up), "sent by the sites", ""),
+            (volume(report.bytes_down), "sent to the sites", ""),
+            (duration(report.seconds), "in all", ""),
+        ],
+    }  # fmt: skip
+
+
+def _rows(report: Report, scale: Scale) -> list[Row]:
+    """The most harmed site first, those without a Δ last."""
+    rows = []
+    for site in report.sites:
+        values = {key: site.get(key) for key in ("local", "value", "delta")}
+        shown = {key: None if value is None else scale.factor * value for key, value in values.items()}
+        delta = values["delta"]
+        rows.append({
+            "site": str(site.get("name", "?")), "n": site.get("n"), **shown, "said": minus(cells(site, scale.unit)[-1]),
+            "effect": "unknown" if delta is None else scale.effect(delta),
+        })  # fmt: skip
+    return sorted(rows, key=lambda row: -scale.unit.harm(row["delta"]) if row["delta"] is not None else float("inf"))
+
+
+def _deltas(report: Report, scale: Scale) -> Chart:
+    columns = [
+        Column("site", "site"),
+        Column("local", "alone", scale.value), Column("value", "with the federation", scale.value),
+        Column("said", scale.delta_title), Column("effect", "effect"), Column("n", "training samples", ","),
+    ]  # fmt: skip
+    rows = _rows(report, scale)
+    deltas = [row["delta"] for row in rows if row["delta"] is not None]
+    x: Spec = {
+        "field": "delta", "type": "quantitative", "title": scale.delta_title,
+        "scale": scale.stretched(deltas), "axis": {"tickCount": 5},
+    }  # fmt: skip
+    spec: Spec = {
+        **lines_of("site", 30),
+        "encoding": {"y": names("site", grid=True), "tooltip": tooltip(columns)},
+        "layer": [
+            {"transform": [{"filter": "isValid(datum.delta)"}], "mark": {"type": "bar", "height": {"band": 0.6}},
+             "encoding": {"x": x, "color": effect_colour()}},
+            zero_line(),
+            {"mark": {"type": "text", "align": "left", "dx": 12, "fontWeight": 600, "color": "$ink", "aria": False},
+             "encoding": {"x": {"value": "width"}, "text": {"field": "said"}}},
+        ],
+    }  # fmt: skip
+    better = "right" if scale.unit.higher_is_better else "left"
+    about = (
+        f"Each site's result with the federation minus its result alone, on its own test rows; further {better} is "
+        'better. "kept": the site does not share it; "no answer": it was away at the end.'
+    )
+    return Chart("deltas", "Site by site", about, spec, columns, {"": rows})
+
+
+def _table(report: Report, scale: Scale) -> Block:
+    def cell(text: str, mark: str = "") -> dict[str, str]:
+        return {"main": minus(text), "small": "", "paper": "", "mark": mark}
+
+    def row(site: Mapping[str, Any]) -> tuple[list[str], list[dict[str, str]]]:
+        *first, delta = cells(site, scale.unit)
+        effect = scale.effect(site["delta"]) if site.get("delta") is not None else ""
+        return [str(site.get("name", "?"))], [*map(cell, first), cell(delta, effect)]
+
+    heads = ("training samples", f"alone, {_unit(scale)}", f"with the federation, {_unit(scale)}", scale.delta_title)
+    table = {"title": "In figures", "heads": ["site"], "columns": [("", head) for head in heads], "notes": []}
+    return Block("table.html", {"table": table, "rows": [row(site) for site in report.sites], "open": True})
+
+
+def _unit(scale: Scale) -> str:
+    return "%" if scale.unit.higher_is_better else scale.unit.name
+
+
+def _groups(report: Report) -> dict[str, dict[str, str]]:
+    refused: dict[str, str] = {}
+    for one in report.refused:
+        place = f"visit {one['visit'] + 1}, {one['site']}"  # one that failed as a whole was done again
+        refused[place] = "; ".join(filter(None, [refused.get(place), one["reason"]]))
+    return {
+        "Federation": {
+            "method": report.method, "rounds": str(report.rounds), "packed": report.compression,
+            "combined by": report.combine, "from the sites": volume(report.bytes_up),
+            "to the sites": volume(report.bytes_down), "time": duration(report.seconds),
+        },
+        "Answers that did not count": refused or {"none": "every answer counted"},
+        "Privacy budgets that were spent": report.budgets() or {"none": "no site told one"},
+    }  # fmt: skip
