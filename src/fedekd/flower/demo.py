@@ -100,7 +100,7 @@ def _wait(children: list[Child], say: Callable[[str], None]) -> None:
         if code is not None:
             break
         for site in sites:
-            if site.code is not None:
+            if site.code:  # one that ends well has seen the SuperLink end, just before the server itself does
                 raise FedekdError(f"site {site.name} ended: {(site.lines() or ['no output'])[-1]}")
         if time.monotonic() > end:
             raise FedekdError(f"the demo is not done after {LIMIT:.0f} s, given up; --out DIR keeps its logs")

@@ -31,13 +31,8 @@ PAUSE = 2.0  # seconds before it is started again
 FAILURES = 3  # of a run that made no progress, before it counts as hopeless
 LOOK, ASK = 0.5, 2.0  # seconds between two looks at files and processes, and two questions to the SuperLink
 SILENT = 120.0  # seconds a living SuperLink may leave questions unanswered
-NO_PROGRESS = (
-    "flower",
-    "log",
-    "report.json",
-    "report.html",
-    ".lock",
-)  # what is written in the state folder at other times too
+# What is written in the state folder at other times than a round's end.
+NO_PROGRESS = ("flower", "log", "report.json", "report.html", ".lock")
 
 
 def run_server(
