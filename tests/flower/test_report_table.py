@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from fedekd.errors import FedekdError
-from fedekd.flower.report import print_report, read_report
+from fedekd.flower.report import Report, print_report, read_report
 
 REPORT = {
     "method": "fedekd", "complete": True, "rounds": 3, "bytes_up": 1_234_000, "bytes_down": 999, "seconds": 41.6,
@@ -31,7 +31,7 @@ def test_a_report_is_a_table_of_what_sites_share(tmp_path: Path) -> None:
     assert "north 600 90.0 92.5 +2.5" in lines
     assert "south kept kept kept -1.0" in lines
     assert "west kept kept kept kept" in lines
-    assert "1 of 2 sites that share their Δ were harmed by joining" in lines
+    assert "1 of 2 sites that share their Δ were harmed by joining, 0 beyond the chance of its test rows" in lines
     assert "3 rounds of fedekd, 1.2 MB up, 999 B down, 42 s" in lines
 
 
@@ -46,6 +46,19 @@ def test_a_larger_error_is_harm_and_a_spent_budget_is_told(tmp_path: Path) -> No
     assert "RMSE; Δ: with the federation minus alone\n" in out.getvalue()
     assert "+2.500" in out.getvalue()
     assert "north: epsilon 7.99 at delta 1e-05, for the sent models, end to end" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("metric", "delta", "low", "high", "surely"),
+    [
+        ("accuracy", -0.1, -0.2, -0.01, 1), ("accuracy", -0.1, -0.2, 0.01, 0),
+        ("rmse", 0.1, 0.01, 0.2, 1), ("rmse", 0.1, -0.01, 0.2, 0),
+    ],
+)  # fmt: skip
+def test_harm_beyond_chance(metric: str, delta: float, low: float, high: float, surely: int) -> None:
+    site = {"name": "north", "metric": metric, "delta": delta, "low": low, "high": high}
+    report = Report("fedekd", True, sites=[site, {"name": "south", "metric": metric, "delta": delta}])
+    assert (report.harmed, report.surely_harmed) == (2, surely)
 
 
 def test_no_report_and_a_broken_one(tmp_path: Path) -> None:

@@ -219,11 +219,12 @@ def test_only_what_a_site_shares_leaves_it(tmp_path, digits, schema, share):
     allowed = {"code", "name"}
     allowed |= {"n"} if "n" in share else set()
     allowed |= {"metric", "local", "value"} if "metric" in share else set()
-    allowed |= {"metric", "delta"} if "delta" in share else set()
+    allowed |= {"metric", "delta", "low", "high"} if "delta" in share else set()
     assert set().union(*(reply.words for _, _, reply in post.sent)) == allowed
     assert all(set(site) <= allowed - {"code"} | {"answered"} for site in report["sites"])
     own = next(sites[0].state.glob("*/report.json"))
-    assert '"delta"' in own.read_text(), "the site itself knows all"
+    known = json.loads(own.read_text())
+    assert known["low"] <= known["delta"] <= known["high"], "the site itself knows all"
     (kept,) = (one for one in files.kept(own.parent) if one.about["method"] != "local")
     assert kept.about["client"] == sites[0].name
     assert kept.about["delta"] == kept.about["value"] - kept.about["local"]

@@ -26,7 +26,7 @@ def guarded(site: Site, letter: Letter) -> Letter:
 
 def _allowed(site: Site) -> set[str]:
     allowed = {"code", "name"} | ({"privacy"} if site.dp else set())
-    shared = {"n": {"n"}, "metric": {"metric", "local", "value"}, "delta": {"metric", "delta"}}
+    shared = {"n": {"n"}, "metric": {"metric", "local", "value"}, "delta": {"metric", "delta", "low", "high"}}
     return allowed.union(*(shared[name] for name in site.share))
 
 

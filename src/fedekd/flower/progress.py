@@ -14,7 +14,7 @@ from fedekd.flower.wire import Letter
 from fedekd.tasks import Classification, Regression
 
 METRICS = (Classification.metric, Regression.metric)
-NUMBERS = ("local", "value", "delta")
+NUMBERS = ("local", "value", "delta", "low", "high")
 BUDGET = ("epsilon", "delta", "clip")
 
 

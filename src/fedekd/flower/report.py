@@ -56,6 +56,12 @@ class Report:
 
         return harmed([site["delta"] for site in self.known], higher_is_better=self.unit.higher_is_better)
 
+    @property
+    def surely_harmed(self) -> int:
+        """Those whose Δ lies beyond the chance of their test rows (95 %)."""
+        worst = "high" if self.unit.higher_is_better else "low"
+        return sum(worst in site and self.unit.harm(site[worst]) > 0 for site in self.known)
+
     def budgets(self) -> dict[str, str]:
         spent = (self.privacy or {}).items()
         return {
@@ -82,7 +88,8 @@ def print_report(console: Console, report: Report) -> None:
 
     _print_sites(console, report)
     if report.known:
-        console.print(f"{report.harmed} of {len(report.known)} sites that share their Δ were harmed by joining")
+        chance = f", {report.surely_harmed} beyond the chance of its test rows" if report.harmed else ""
+        console.print(f"{report.harmed} of {len(report.known)} sites that share their Δ were harmed by joining{chance}")
     for name, budget in report.budgets().items():
         console.print(f"{name}: {budget}")
     traffic = f"{volume(report.bytes_up)} up, {volume(report.bytes_down)} down"

@@ -12,6 +12,7 @@ from fedekd.flower.atomic import write_text
 from fedekd.flower.site_file import Site
 from fedekd.flower.wire import Word
 from fedekd.handover import files
+from fedekd.metrics import sample_interval
 
 log = logging.getLogger("fedekd.site")
 
@@ -25,7 +26,9 @@ def finish(site: Site, folder: Path, method: str, client: Client, local: Client)
     counts = {f"n_{split}": len(rows) for split, rows in client.rows.items()}
     own: dict[str, Any] = {"local": alone, "value": value, "delta": value - alone, **counts}
     privacy = getattr(client, "privacy", None)
-    whole = {"name": site.name, "method": method, "metric": metric, **own, "privacy": privacy}
+    interval = sample_interval(client.errors().tolist(), local.errors().tolist(), client.task.higher_is_better)
+    sure: dict[str, Word] = dict(zip(("low", "high"), interval, strict=True)) if interval else {}
+    whole = {"name": site.name, "method": method, "metric": metric, **own, **sure, "privacy": privacy}
     write_text(folder / "report.json", json.dumps(whole, indent=1) + "\n")
     result = {"metric": metric, "clients": [{"id": site.name, **own}]}
     if "private" in client.models:
@@ -34,8 +37,9 @@ def finish(site: Site, folder: Path, method: str, client: Client, local: Client)
         result["clients"] = [{"id": site.name, **own, "value": alone, "delta": 0.0}]
         files.write(folder, {"key": f"{folder.name}-local", "label": "local", **result}, 0, local)
     log.info(
-        "%s on this site's test rows: alone %.4g, with the federation %.4g, difference %+.4g",
+        "%s on this site's test rows: alone %.4g, with the federation %.4g, difference %+.4g%s",
         *(metric, alone, value, value - alone),
+        " (95 %: {:+.4g} to {:+.4g})".format(*interval) if interval else "",
     )
     words: dict[str, Word] = {}
     if "n" in site.share:
@@ -43,7 +47,7 @@ def finish(site: Site, folder: Path, method: str, client: Client, local: Client)
     if "metric" in site.share:
         words |= {"metric": metric, "local": alone, "value": value}
     if "delta" in site.share:
-        words |= {"metric": metric, "delta": value - alone}
+        words |= {"metric": metric, "delta": value - alone, **sure}
     if privacy:
         words["privacy"] = json.dumps(privacy)
     return words

@@ -43,11 +43,13 @@ def _headline(report: Report) -> dict[str, Any]:
         title = f"{report.method} harmed {harmed} of {len(known)} sites that share their Δ"
     else:
         title = f"{report.method} harmed no site that shares its Δ"
+    chance = f"{report.surely_harmed} of them by more than the choice of test rows may do (95 %)." if harmed else ""
+    once = "A federation runs once: how another seed would have ended is not known."
     own = "Each site's own report, on its own disk, has its numbers."
     return {
         "title": title, "tone": "harm" if harmed else "help" if known else "",
         "lines": [f"No Δ is known of {count(silent, 'site')}. {own}"] if silent else [],
-        "sure": "A federation runs once, so there is no interval over seeds: a small Δ may be chance." if known else "",
+        "sure": " ".join([chance, once]).strip() if known else "",
         "figures": [
             (f"{harmed} of {len(known)}", "sites harmed", "harm" if harmed else "help"),
             (volume(report.bytes_up), "sent by the sites", ""),
@@ -61,7 +63,7 @@ def _rows(report: Report, scale: Scale) -> list[Row]:
     """The most harmed site first, those without a Δ last."""
     rows = []
     for site in report.sites:
-        values = {key: site.get(key) for key in ("local", "value", "delta")}
+        values = {key: site.get(key) for key in ("local", "value", "delta", "low", "high")}
         shown = {key: None if value is None else scale.factor * value for key, value in values.items()}
         delta = values["delta"]
         rows.append({
@@ -78,7 +80,7 @@ def _deltas(report: Report, scale: Scale) -> Chart:
         Column("said", scale.delta_title), Column("effect", "effect"), Column("n", "training samples", ","),
     ]  # fmt: skip
     rows = _rows(report, scale)
-    deltas = [row["delta"] for row in rows if row["delta"] is not None]
+    deltas = [row[key] for row in rows for key in ("delta", "low", "high") if row[key] is not None]
     x: Spec = {
         "field": "delta", "type": "quantitative", "title": scale.delta_title,
         "scale": scale.stretched(deltas), "axis": {"tickCount": 5},
@@ -89,6 +91,9 @@ def _deltas(report: Report, scale: Scale) -> Chart:
         "layer": [
             {"transform": [{"filter": "isValid(datum.delta)"}], "mark": {"type": "bar", "height": {"band": 0.6}},
              "encoding": {"x": x, "color": effect_colour()}},
+            {"transform": [{"filter": "isValid(datum.low)"}],
+             "mark": {"type": "rule", "strokeWidth": 1.5, "color": "$ink", "aria": False},
+             "encoding": {"x": {"field": "low", "type": "quantitative"}, "x2": {"field": "high"}}},
             zero_line(),
             {"mark": {"type": "text", "align": "left", "dx": 12, "fontWeight": 600, "color": "$ink", "aria": False},
              "encoding": {"x": {"value": "width"}, "text": {"field": "said"}}},
@@ -97,7 +102,8 @@ def _deltas(report: Report, scale: Scale) -> Chart:
     better = "right" if scale.unit.higher_is_better else "left"
     about = (
         f"Each site's result with the federation minus its result alone, on its own test rows; further {better} is "
-        'better. "kept": the site does not share it; "no answer": it was away at the end.'
+        "better. The line: what the choice of test rows alone may do (95 %). "
+        '"kept": the site does not share it; "no answer": it was away at the end.'
     )
     return Chart("deltas", "Site by site", about, spec, columns, {"": rows})
 
