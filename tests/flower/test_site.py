@@ -242,7 +242,9 @@ def test_a_site_logs_what_it_does(tmp_path, digits, schema, caplog):
     joined, terms, *rest = caplog.messages
     assert joined == f"federation {FEDERATION}: joined for 1 rounds of fedavg"
     assert '"fedavg"' in terms
-    numbers = "alone {local:.4g}, with the federation {value:.4g}, difference {delta:+.4g}".format(**report)
+    numbers = (
+        "alone {local:.4g}, with the federation {value:.4g}, difference {delta:+.4g} (95 %: {low:+.4g} to {high:+.4g})"
+    ).format(**report)
     assert rest == [
         "visit 1 of 2 done",
         f"accuracy on this site's test rows: {numbers}",
