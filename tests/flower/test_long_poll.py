@@ -111,6 +111,17 @@ def test_waiting_ends_with_the_empty_answer(monkeypatch: pytest.MonkeyPatch) -> 
     asyncio.run(story())
 
 
+def test_a_server_that_ends_gives_the_empty_answer() -> None:
+    async def story() -> None:
+        question = Call(LongPoll(Post()), QUESTION)
+        await settle()
+        question.task.cancel()
+        await asyncio.wait_for(question.task, 10)
+        assert question.sent[0]["status"] == 200
+
+    asyncio.run(story())
+
+
 @pytest.mark.parametrize("status", [401, 500])
 def test_an_error_is_answered_at_once(status: int) -> None:
     async def story() -> None:

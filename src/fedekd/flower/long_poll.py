@@ -67,11 +67,14 @@ class LongPoll:
         return answer
 
     async def _news(self, known: int, gone: asyncio.Future[Any], until: float) -> bool:
-        """Wait until something was handed in: True. False if the site hung up or the time is over."""
+        """Wait until something was handed in: True. False if the site hung up, the time is over or the server ends."""
         while self.news == known:
             left = until - asyncio.get_running_loop().time()
-            if left <= 0 or (await asyncio.wait({gone}, timeout=min(LOOK, left)))[0]:
-                return False
+            try:
+                if left <= 0 or (await asyncio.wait({gone}, timeout=min(LOOK, left)))[0]:
+                    return False
+            except asyncio.CancelledError:
+                return False  # with the empty answer, or the site would take the end for a fault
         return True
 
 

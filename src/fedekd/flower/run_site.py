@@ -101,6 +101,8 @@ class _Supervisor:
         """Each reason once, until there is a connection again."""
         if reason not in self.reasons:
             self.reasons.append(reason)
+            if self.over and reason.startswith(SILENT):  # no wonder
+                return
             left = self.site.give_up - (time.monotonic() - self.last_good)
             self.say(
                 f"site {self.site.name}: {reason}; trying again for {left:.0f} s; "
