@@ -10,35 +10,22 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd[flower]'")
 
+from bare_superlink import bare_superlink
+
 from fedekd.errors import FedekdError
-from fedekd.flower.addresses import free_port
 from fedekd.flower.connection import Connection, Unknown
 from fedekd.flower.control import connected
-from fedekd.flower.keys import make_authority, make_node_key, make_server_certificate, read_public_key
-from fedekd.flower.processes import Child, command, environment, stop
+from fedekd.flower.keys import make_node_key, read_public_key
+from fedekd.flower.processes import stop
 from fedekd.flower.site_file import Site
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     """A site with a key, and a SuperLink that asks for keys."""
-    authority = make_authority(tmp_path)
-    certificate, key = make_server_certificate(tmp_path, authority, ["127.0.0.1"])
     make_node_key(tmp_path / "north")
-    port = free_port()
-    link = Child(
-        "superlink",
-        command(
-            "fedekd.flower.superlink",
-            *("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key), "--ssl-ca-certfile", str(authority[0])),
-            *("--enable-supernode-auth", "--isolation", "process", "--host", "127.0.0.1", "--port", str(port)),
-        ),
-        tmp_path / "log",
-        environment(tmp_path / "home"),
-    )
-    made = Site(
-        name="north", server=f"127.0.0.1:{port}", ca=authority[0], key=tmp_path / "north", state=tmp_path, data="digits"
-    )
+    link, ca, port = bare_superlink(tmp_path)
+    made = Site(name="north", server=f"127.0.0.1:{port}", ca=ca, key=tmp_path / "north", state=tmp_path, data="digits")
     try:
         end = time.monotonic() + 60
         while True:

@@ -83,26 +83,14 @@ def test_a_real_superlink_refuses_a_stranger_its_control(tmp_path: Path) -> None
     stranger = own_address()
     if not stranger or stranger.startswith("127."):
         pytest.skip("this machine has no address besides loopback to pose as a stranger with")
-    from fedekd.flower.addresses import free_port
-    from fedekd.flower.keys import make_authority, make_server_certificate
-    from fedekd.flower.processes import Child, command, environment, stop
+    from bare_superlink import bare_superlink
 
-    authority = make_authority(tmp_path)
-    certificate, key = make_server_certificate(tmp_path, authority, ["127.0.0.1"])
-    port = free_port()
-    link = Child(
-        "superlink",
-        command(
-            "fedekd.flower.superlink",
-            *("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key), "--ssl-ca-certfile", str(authority[0])),
-            *("--enable-supernode-auth", "--isolation", "process", "--host", "0.0.0.0", "--port", str(port)),
-        ),
-        tmp_path / "log",
-        environment(tmp_path / "home"),
-    )
+    from fedekd.flower.processes import stop
+
+    link, ca, port = bare_superlink(tmp_path, "0.0.0.0")
 
     def ask(method: str, path: str, source: str) -> int:
-        context = ssl.create_default_context(cafile=str(authority[0]))
+        context = ssl.create_default_context(cafile=str(ca))
         connection = http.client.HTTPSConnection(
             "127.0.0.1", port, timeout=10, context=context, source_address=(source, 0)
         )
