@@ -150,9 +150,7 @@ class _Supervisor:
                 *("--address", f"127.0.0.1:{self.site.port}", "--secret", str(self.secret), "--app", self.app),
             ),
             self.folder / "executor.log",
-            environment(
-                self.folder / "home", self.file.parent, OMP_NUM_THREADS=threads, FEDEKD_SITE_FILE=str(self.file)
-            ),
+            environment(self.folder / "home", self.file.parent, OMP_NUM_THREADS=threads),
         )
         self.children.append(child)
         return child
