@@ -1,6 +1,7 @@
-"""The door: everything that leaves a client passes here, where it is checked, counted and combined.
+"""The door: everything that leaves a client passes here, where it is checked and counted; and the server's half.
 
-A model's *message* is its full state (weights and buffers) as {name: tensor}.
+What is exchanged is {name: tensor}: a model's full state (weights and buffers), a part of it, or what a method's
+``send`` has made.
 """
 
 from __future__ import annotations
@@ -13,105 +14,141 @@ import torch
 from torch import Tensor
 
 from fedekd.errors import FedekdError
-from fedekd.methods.base import Exchange, Method
+from fedekd.methods.base import Exchange, Method, Uploads
 
 Message = Mapping[str, Tensor]
-Tree = Mapping[str, Tensor]  # a model's trainable weights
-Mean = Callable[[Sequence[Message], Sequence[float]], dict[str, Tensor]]
+Mean = Callable[[Message, Tensor], dict[str, Tensor]]  # of a tree [K, ...] and weights [K] whose sum is 1
+
+
+def exchanges(method: Method, rounds: int) -> dict[str, Exchange]:
+    """What a method exchanges, by name: the first exchange of each."""
+    found: dict[str, Exchange] = {}
+    for round in range(rounds):
+        for step in method.steps(round):
+            if isinstance(step, Exchange):
+                found.setdefault(step.name, step)
+    return found
 
 
 def shared_roles(method: Method, rounds: int) -> frozenset[str]:
-    """The roles whose models a method sends."""
-    return frozenset(s.role for r in range(rounds) for s in method.steps(r) if isinstance(s, Exchange))
+    """The roles whose models, or parts of them, a method sends."""
+    return frozenset(name for name, step in exchanges(method, rounds).items() if step.send is None)
 
 
 @dataclass
 class Door:
-    """Lets pass only the roles it was opened for, and counts the bytes both ways."""
+    """Lets pass only what it was opened for, by name, and counts the bytes both ways."""
 
-    roles: frozenset[str]
+    names: frozenset[str]
     bytes_up: int = 0
     bytes_down: int = 0
-    log: list[tuple[str, str]] = field(default_factory=list)  # (client, role) of every upload of the last round
+    log: list[tuple[str, str]] = field(default_factory=list)  # (client, name) of every upload of the last round
 
-    def up(self, role: str, client: str, message: Message) -> Message:
-        """Take an upload, unless the role may not leave or the numbers are not finite."""
-        self.admit(role, client)
-        bad = [name for name, t in message.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]
-        if bad:
-            raise FedekdError(f"client {client} diverged: its {role} model has NaN or inf in {bad[0]}; lower --lr")
-        self.count(role, client, message)
-        return message
+    def up(self, name: str, clients: Sequence[str], stack: Message) -> Message:
+        """Take uploads of some clients, [clients, ...], unless they may not leave or are not finite."""
+        if name not in self.names:
+            raise FedekdError(f"the {name} of client {clients[0]} may not leave it: only {sorted(self.names)} may")
+        finite = [torch.isfinite(t).flatten(1).all(1) for t in stack.values() if t.is_floating_point()]
+        if finite and not bool(torch.stack(finite).all()):
+            at, which = next((k, i) for i, good in enumerate(finite) for k in range(len(clients)) if not bool(good[k]))
+            bad = [key for key, t in stack.items() if t.is_floating_point()][which]
+            raise FedekdError(f"client {clients[at]} diverged: its {name} has NaN or inf in {bad}; lower --lr")
+        self.bytes_up += size(stack)
+        self.log += [(client, name) for client in clients]
+        return stack
 
-    def admit(self, role: str, client: str) -> None:
-        if role not in self.roles:
-            raise FedekdError(f"the {role} model of client {client} may not leave it: only {sorted(self.roles)} may")
-
-    def count(self, role: str, client: str, message: Message) -> None:
-        self.bytes_up += size(message)
-        self.log.append((client, role))
-
-    def down(self, message: Message, clients: int) -> Message:
-        self.bytes_down += size(message) * clients
-        return message
+    def down(self, answer: Message, clients: int) -> Message:
+        """Count an answer to all alike; one with a row for each client counts once."""
+        self.bytes_down += size(answer) * clients
+        return answer
 
 
 def size(message: Message) -> int:
     return sum(t.numel() * t.element_size() for t in message.values())
 
 
-def same_shapes(messages: Sequence[Message], role: str, names: Sequence[str]) -> None:
-    """Only models of one architecture can be averaged."""
+def same_shapes(messages: Sequence[Message], name: str, clients: Sequence[str]) -> None:
+    """Only what has one shape at all clients can be averaged."""
     first = {key: t.shape for key, t in messages[0].items()}
-    for name, message in zip(names, messages, strict=True):
+    for client, message in zip(clients, messages, strict=True):
         if {key: t.shape for key, t in message.items()} != first:
             raise FedekdError(
-                f"{role} models are averaged but client {name}'s differs from client {names[0]}'s in shape; "
-                f"give all clients one {role} architecture, or use a method that averages proxies"
+                f"{name} models are averaged but client {client}'s differs from client {clients[0]}'s in shape; "
+                f"give all clients one {name} architecture, or use a method that averages proxies"
             )
 
 
-def average(messages: Sequence[Message], weights: Sequence[float]) -> dict[str, Tensor]:
-    """The weighted mean of every tensor; counters (integer buffers) are taken from the first client."""
-    first = messages[0]
-    total = float(sum(weights))
-    mean: dict[str, Tensor] = {}
-    for key, start in first.items():
-        if not start.is_floating_point():
-            mean[key] = start.clone()
-            continue
-        sum_ = torch.zeros_like(start)
-        for message, weight in zip(messages, weights, strict=True):
-            sum_.add_(message[key], alpha=weight / total)
-        mean[key] = sum_
-    return mean
+def average(stack: Message, weights: Tensor) -> dict[str, Tensor]:
+    """The weighted mean of every tensor of a tree [K, ...]; counters (integer buffers) are taken from the first."""
+    return {
+        key: torch.tensordot(weights.to(t.dtype), t, 1) if t.is_floating_point() else t[0].clone()
+        for key, t in stack.items()
+    }
 
 
-class Server:
-    """The server's half of an exchange: the mean, what the method makes of it, and what the server remembers."""
+class Aggregator:
+    """The server's half of every exchange: the mean, what the method makes of it, and what the server remembers."""
 
-    def __init__(self, start: Mapping[str, Tree]) -> None:
-        """``start``: by exchanged role, the trainable weights that all clients begin with."""
-        self.sent = {role: dict(tree) for role, tree in start.items()}
-        self.memory: dict[str, dict[str, Tensor]] = {role: {} for role in start}
+    def __init__(self, start: Mapping[str, Message], **about: Any) -> None:
+        """``start``: by exchange whose answer goes into a model, the trainable weights that all clients begin with.
+
+        ``about`` is what else ``Uploads`` tells a method: clients, public, module and seed.
+        """
+        self.sent = {name: dict(tree) for name, tree in start.items()}
+        self.memory: dict[str, Any] = {}
+        self.about = about
 
     def combine(
-        self, step: Exchange, messages: Sequence[Message], weights: Sequence[float], mean: Mean | None = None
-    ) -> dict[str, Tensor]:
-        """What every client is given; ``mean`` may stand in for the weighted mean of the messages."""
-        role, whole = step.role, (mean or average)(messages, weights)
-        trainable = {name: whole[name] for name in self.sent[role]}
-        if step.server:
-            changed, memory = step.server(trainable, self.sent[role], self.memory[role])
-            trainable, self.memory[role] = dict(changed), dict(memory)
-        self.sent[role] = trainable
-        return {**whole, **trainable}
+        self,
+        step: Exchange,
+        messages: Message | Sequence[Message],
+        weights: Sequence[float],
+        numbers: Sequence[int],
+        round: int,
+        mean: Mean = average,
+    ) -> Any:
+        """The answer to one exchange. ``messages`` are trees, or one tree of [K, ...]; ``mean`` may be a robust one."""
+        share = torch.tensor(weights, dtype=torch.float64)
+        share = (share / share.sum()).float().to(_device(messages))
+        previous, memory = self.sent.get(step.name, {}), self.memory.get(step.name, {})
+        facts = {"clients": len(weights), **self.about, "weights": share, "average": mean, "round": round}
+        facts |= {"previous": previous, "memory": memory, "numbers": tuple(numbers)}
+        buffers: Message = {}
+        if step.send is None:  # a method combines weights; buffers, which no gradient moves, are averaged
+            messages, rest = _apart(messages, previous)
+            buffers = Uploads(given=rest, **facts).mean()
+        uploads = Uploads(given=messages, **facts)
+        answer, self.memory[step.name] = step.combine(uploads) if step.combine else (uploads.mean(), memory)
+        if step.each:
+            return answer
+        self.sent[step.name] = dict(answer)
+        return {**buffers, **answer}
 
     def state(self) -> dict[str, Any]:
         return {"sent": self.sent, "memory": self.memory}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.sent, self.memory = state["sent"], state["memory"]
+
+
+def _apart(messages: Message | Sequence[Message], names: Message) -> tuple[Any, Any]:
+    """The tensors of these names, and the others."""
+    if isinstance(messages, Mapping):
+        return tuple({n: t for n, t in messages.items() if (n in names) == wanted} for wanted in (True, False))
+    pairs = [_apart(message, names) for message in messages]
+    return [one for one, _ in pairs], [other for _, other in pairs]
+
+
+def _device(messages: Message | Sequence[Message]) -> torch.device:
+    first = messages if isinstance(messages, Mapping) else messages[0]
+    return next((t.device for t in first.values()), torch.device("cpu"))
+
+
+def answer_of(answer: Any, place: int, each: bool) -> dict[str, Tensor]:
+    """One client's answer, by its place among those that took part."""
+    if not each:
+        return dict(answer)
+    return {n: t[place] for n, t in answer.items()} if isinstance(answer, Mapping) else dict(answer[place])
 
 
 def averaging_weights(weighting: str, train_sizes: Sequence[int]) -> list[float]:

@@ -110,9 +110,17 @@ def build(role: str, make: Factory, shape: Shape, outputs: int, seed: int, clien
     return module
 
 
+def zero_head(module: nn.Module, outputs: int) -> nn.Linear:
+    """A linear layer from a model's features to the outputs that begins with zeros."""
+    head = nn.Linear(last_linear(module).in_features, outputs)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
+
+
 def last_linear(module: nn.Module) -> nn.Linear:
     """The layer whose input counts as the model's features."""
     linears = [m for m in module.modules() if isinstance(m, nn.Linear)]
     if not linears:
-        raise FedekdError(f"{type(module).__name__} has no linear layer, so energy 'feature' has no features")
+        raise FedekdError(f"{type(module).__name__} has no linear layer, so it has no features")
     return linears[-1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -39,6 +39,7 @@ class Federation:
     """A model's input is x * gain + shift."""
     target_mean: float
     target_std: float
+    public: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 def federate(

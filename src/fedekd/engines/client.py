@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from fedekd import models, rng
+from fedekd import models, parts, rng
+from fedekd.data import Split
 from fedekd.engines.job import Job, Scale, TrustLog, make_optimizer, pick_device, precision
 from fedekd.engines.schedule import schedule
+from fedekd.engines.view import label_counts, make_batch
 from fedekd.errors import FedekdError
-from fedekd.exchange import Message, shared_roles
-from fedekd.methods.base import Batch, Beginning, Remember, Train
+from fedekd.exchange import Message, exchanges
+from fedekd.methods.base import Batch, Beginning, Copy, Exchange, Remember, Train
 
 EVALUATION_BATCH = 256
-SPLITS = ("train", "val", "test")
+SERVER = 2**32 - 1
+"""The server's number in the random streams, where it trains a model itself."""
 
 
 @dataclass(frozen=True)
@@ -49,17 +55,36 @@ class Client:
         self.name, self.number = job.federation.names[position], position if number is None else number
         self.device = pick_device(job.training.device)
         self.data = rows or Rows.of(job)
-        split = job.federation.clients[position]
-        self.rows = {name: torch.from_numpy(getattr(split, name)).to(self.device) for name in SPLITS}
-        self.models = {role: self._build(role) for role in self.method.roles}
-        self.received = {role: self.weights(role) for role in shared_roles(self.method, job.training.rounds)}
+        self.rows = self._rows(job.federation.clients[position])
+        self.counts = label_counts(self.task.name, self.data.y[self.rows["train"]], job.federation.dataset.outputs)
+        self.models: dict[str, nn.Module] = {}
+        for role in sorted(self.method.roles, key=lambda role: role in self.method.heads):
+            self.models[role] = self._build(role)
+        self.models = {role: self.models[role] for role in self.method.roles}
+        self.received: dict[str, dict[str, Tensor]] = {}
+        for name, step in exchanges(self.method, job.training.rounds).items():
+            if step.target in self.method.anchors:
+                self.received[name] = self.weights(step.target, step.part)
         self.memory = self._begin()
+        self.gradients: dict[str, dict[str, Tensor]] = {}
+        self.teachers: Tensor | None = None
+        self.steps = 0
+        self.round = 0
+        """How many rounds the federation has done, for the batches of ``personalise``."""
         self.trust = TrustLog(1, self.device)
+        self._personal = False
+
+    def _rows(self, split: Split) -> dict[str, Tensor]:
+        every = {name: getattr(split, name) for name in ("train", "val", "test")}
+        every["public"] = self.job.federation.public
+        return {name: torch.from_numpy(rows).to(self.device) for name, rows in every.items()}
 
     def _build(self, role: str) -> nn.Module:
-        dataset = self.job.federation.dataset
-        make, shape = self.job.factory(role), dataset.x.shape[1:]
-        module = models.build(role, make, shape, dataset.outputs, self.job.seed, self.number)
+        dataset, root = self.job.federation.dataset, self.method.root(role)
+        if role in self.method.heads:
+            return models.zero_head(self.models[self.method.heads[role]], dataset.outputs).to(self.device)
+        make, shape = self.job.factory(root), dataset.x.shape[1:]
+        module = models.build(root, make, shape, dataset.outputs, self.job.seed, self.number % SERVER)
         if self.data.x.dim() == 4:
             return module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         return module.to(self.device)
@@ -67,86 +92,187 @@ class Client:
     def _begin(self) -> dict[str, Any]:
         features: dict[str, int] = {}
         if self.method.needs_features:
-            one = self.rows["train"][:1]
-            features = {role: self.outputs(role, one)[1].shape[-1] for role in self.method.roles}
+            bodies = {role: self.models[role] for role in self.method.roles if role not in self.method.heads}
+            features = {role: models.last_linear(module).in_features for role, module in bodies.items()}
         weights = {role: self.weights(role) for role in self.models}
-        memory = self.method.begin(Beginning(weights, features, self.job.seed))
-        return {key: moved(value, self.device) for key, value in memory.items()}
+        start = Beginning(weights, features, self.job.seed, self.data.y[self.rows["train"]])
+        return {key: moved(value, self.device) for key, value in self.method.begin(start).items()}
 
     # --- the steps of a round ----------------------------------------------------------------------------
 
-    def train(self, step: Train, round: int) -> None:
+    def perform(self, step: Train | Remember | Copy, round: int, again: int = 0) -> None:
+        """``again``: how often the step's first role was trained before in this round."""
         with precision(self.job.training.precision, self.device):
-            self._train(step, round)
+            if isinstance(step, Train):
+                self.train(step, round, again)
+            elif isinstance(step, Remember):
+                self.remember(step, round)
+            else:
+                self.copy(step, round)
 
-    def _train(self, step: Train, round: int) -> None:
-        training, rows = self.job.training, self.rows["train"]
+    def train(self, step: Train, round: int, again: int = 0) -> None:
+        training, rows = self.job.training.of(step), self.rows[step.split]
+        root = self.method.root(step.roles[0])
         plan = schedule(
-            self.job.seed, self.number, step.roles[0], round,
+            self.job.seed, self.number, root, round, split=step.split, again=again,
             n=len(rows), epochs=training.epochs, batch_size=training.batch_size, draws=self.method.draws,
         )  # fmt: skip
+        self.steps = plan.steps
         taught = {role: self.outputs(role, rows) for role in step.frozen}
-        weights: dict[str, Any] = {role: trainable(self.models[role]) for role in self.method.anchors}
-        trained = [w for role in step.roles for w in trainable(self.models[role]).values()]
-        optimizer = make_optimizer(training, trained)
-        for role in step.roles:
-            self.models[role].train()
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            seed = rng.integer(self.job.seed, "dropout", step.roles[0], self.number, round)
-            torch.default_generator.manual_seed(seed)
-            if self.device.type == "cuda":
-                torch.cuda.manual_seed(seed)
+        weights = self._anchored()
+        trained = {role: self._part(role, step) for role in step.roles}
+        every = [w for tree in trained.values() for w in tree.values()]
+        sums = {role: {n: torch.zeros_like(w) for n, w in tree.items()} for role, tree in trained.items()}
+        with self._training(step, trained), self._seeded("dropout", root, round):
+            optimizer = make_optimizer(training, every)
             for order, uniform in zip(plan.order, plan.uniform, strict=True):
                 positions = torch.from_numpy(order).to(self.device).split(training.batch_size)
                 numbers = torch.from_numpy(uniform).to(self.device).split(training.batch_size)
                 for here, draws in zip(positions, numbers, strict=True):
-                    at = rows[here]
-                    x = self.data.scale.inputs(self.data.x[at])
-                    out = {role: self._forward(self.models[role], x) for role in step.roles}
-                    out |= {role: (o[here], f[here]) for role, (o, f) in taught.items()}
-                    result = step.loss(self._batch(at, out, weights, draws))
+                    x = self.data.scale.inputs(self.data.x[rows[here]])
+                    out = {role: (o[here], f[here]) for role, (o, f) in taught.items()}
+                    out = self._through(step.roles, x, out)
+                    result = step.loss(self._batch(rows[here], here, out, weights, draws, training.lr, x))
                     loss, extra = result if isinstance(result, tuple) else (result, {})
                     optimizer.zero_grad()
                     loss.backward()
+                    if step.gradients:
+                        for role, tree in trained.items():
+                            for n, w in tree.items():
+                                sums[role][n] += w.grad if w.grad is not None else 0
                     optimizer.step()
                     if "trust" in extra:
                         self.trust.add(extra["trust"])
-        if not all(bool(torch.isfinite(w).all()) for w in trained):
+        if step.gradients:
+            self.gradients = {r: {n: g / max(1, plan.steps) for n, g in tree.items()} for r, tree in sums.items()}
+        if not all(bool(torch.isfinite(w).all()) for w in every):
             raise FedekdError(f"{self.method.name}: client {self.name} diverged in round {round + 1}; lower --lr")
 
+    def _part(self, role: str, step: Train) -> dict[str, nn.Parameter]:
+        module = self.models[role]
+        wanted = set(parts.names(step.part, module))
+        return {n: w for n, w in trainable(module).items() if n in wanted}
+
+    @contextmanager
+    def _training(self, step: Train, trained: Mapping[str, Mapping[str, Tensor]]) -> Iterator[None]:
+        """Modules in training mode, and no gradient for weights that are left alone."""
+        still = [w for role in step.roles for n, w in trainable(self.models[role]).items() if n not in trained[role]]
+        for role in step.roles:
+            self.models[role].train()
+        for w in still:
+            w.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for w in still:
+                w.requires_grad_()
+
+    @contextmanager
+    def _seeded(self, *key: str | int) -> Iterator[None]:
+        """torch's own generators, which dropout draws from."""
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            seed = rng.integer(self.job.seed, key[0], key[1], self.number, *key[2:])
+            torch.default_generator.manual_seed(seed)
+            if self.device.type == "cuda":
+                torch.cuda.manual_seed(seed)
+            yield
+
+    @torch.no_grad()
     def remember(self, step: Remember, round: int) -> None:
-        rows = self.rows[step.split] if step.split else self.rows["train"][:0]
-        with precision(self.job.training.precision, self.device), torch.no_grad():
-            out = {role: self.outputs(role, rows) for role in step.roles}
-            weights: dict[str, Any] = {role: trainable(self.models[role]) for role in self.method.anchors}
-            draws = rng.stream(self.job.seed, "remember", self.number, round).random((len(rows), self.method.draws))
-            uniform = torch.from_numpy(draws).float().to(self.device)
-            self.memory |= step.compute(self._batch(rows, out, weights, uniform))
+        self.memory = {**self.memory, **step.compute(self._whole(step.split, step.roles, round))}
 
-    def message(self, role: str) -> Message:
-        """A role's model as it goes to the door: its full state, weights and buffers."""
-        return self.models[role].state_dict()
+    @torch.no_grad()
+    def copy(self, step: Copy, round: int) -> None:
+        if isinstance(step.source, str):
+            found: Message = self.models[step.source].state_dict()
+        else:
+            found = step.source(self._whole(None, (), round))
+        target = self.models[step.target]
+        wanted = set(parts.names(step.part, target))
+        self._load(step.target, {n: t for n, t in found.items() if n in wanted})
 
-    def receive(self, role: str, message: Message) -> None:
-        self.models[role].load_state_dict(message)
-        self.received[role] = {name: message[name] for name in self.received[role]}
+    @torch.no_grad()
+    def upload(self, step: Exchange, round: int) -> dict[str, Tensor]:
+        """What goes to the door."""
+        if step.send is None:
+            state = self.models[step.name].state_dict()
+            return {name: state[name] for name in parts.names(step.part, self.models[step.name])}
+        with precision(self.job.training.precision, self.device):
+            return {n: t.detach() for n, t in step.send(self._whole(step.split, step.roles, round)).items()}
 
-    # --- outputs -----------------------------------------------------------------------------------------
+    def receive(self, step: Exchange, answer: Message) -> None:
+        role = step.target
+        if role is not None:
+            self._load(role, answer)
+        if role is None or role in self.method.anchors:
+            weights = answer if role is None else {n: answer[n] for n in trainable(self.models[role]) if n in answer}
+            self.received[step.name] = {n: t.detach().clone() for n, t in weights.items()}
+
+    @torch.no_grad()
+    def _load(self, role: str, found: Message) -> None:
+        state = self.models[role].state_dict()
+        for name, tensor in found.items():
+            if name not in state or state[name].shape != tensor.shape:
+                raise FedekdError(f"{self.method.name}: the {role} model has no {name} of shape {tuple(tensor.shape)}")
+            state[name].copy_(tensor)
+
+    # --- what the method sees -----------------------------------------------------------------------------
 
     def batch(self, at: Tensor, out: dict[str, tuple[Tensor, Tensor]]) -> Batch:
         """These rows and what the models make of them, outside of training."""
         uniform = torch.from_numpy(rng.stream(self.job.seed, "aside", self.number).random((len(at), self.method.draws)))
-        return self._batch(at, out, {}, uniform.float().to(self.device))
+        here = torch.arange(len(at), device=self.device)
+        draws = uniform.float().to(self.device)
+        return self._batch(at, here, out, self._anchored(), draws, self.job.training.lr)
 
-    def _batch(self, at: Tensor, out: dict[str, tuple[Tensor, Tensor]], weights: Any, uniform: Tensor) -> Batch:
-        outputs = {role: o for role, (o, _) in out.items()}
-        features = {role: f for role, (_, f) in out.items()}
-        return Batch(self.task, self.data.y[at], outputs, features, weights, self.received, self.memory, uniform)
+    def _whole(self, split: str | None, roles: Iterable[str], round: int) -> Batch:
+        """A whole split, or no rows at all."""
+        rows = self.rows[split] if split else self.rows["train"][:0]
+        out = {role: self.outputs(role, rows) for role in roles}
+        draws = rng.stream(self.job.seed, "remember", self.number, round).random((len(rows), self.method.draws))
+        uniform = torch.from_numpy(draws).float().to(self.device)
+        here = torch.arange(len(rows), device=self.device)
+        return self._batch(rows, here, out, self._anchored(), uniform, self.job.training.lr)
+
+    def _batch(
+        self, at: Tensor, here: Tensor, out: Mapping[str, tuple[Tensor, Tensor]], weights: Mapping[str, Any],
+        uniform: Tensor, lr: float, x: Tensor | None = None, blind: bool = False,
+    ) -> Batch:  # fmt: skip
+        """``blind``: without the targets, which whoever predicts does not know."""
+        y = self.data.y[at]
+        seen = {
+            "x": x,
+            "y": torch.zeros_like(y) if blind else y,
+            "outputs": {role: o for role, (o, _) in out.items()},
+            "features": {role: f for role, (_, f) in out.items()} if self.method.needs_features else {},
+            "weights": weights,
+            "received": self.received,
+            "memory": self.memory,
+            "gradients": self.gradients,
+            "uniform": uniform,
+            "rows": here,
+            "counts": self.counts,
+            "steps": torch.tensor(self.steps, device=self.device),
+            "teachers": None if self.teachers is None else self.teachers[:, here],
+        }
+        forward = None if x is None else lambda role, tree: self._applied(role, tree, x)
+        return make_batch(self.method, self.task, lr, seen, forward)
+
+    def _anchored(self) -> dict[str, dict[str, nn.Parameter]]:
+        return {role: trainable(self.models[role]) for role in self.method.anchors}
+
+    def _applied(self, role: str, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        with self._autocast():
+            return self.task.read(functional_call(self.models[role], dict(weights), (x,)))
+
+    # --- outputs -----------------------------------------------------------------------------------------
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.job.training.precision == "bf16")
 
     def _forward(self, module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs, and the features if the method asked for them (else the outputs again)."""
-        bf16 = self.job.training.precision == "bf16"
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
+        with self._autocast():
             if not self.method.needs_features:
                 output = self.task.read(module(x))
                 return output, output
@@ -158,12 +284,69 @@ class Client:
                 hook.remove()
             return output, caught[-1].float()
 
+    def _through(
+        self, roles: Iterable[str], x: Tensor, known: Mapping[str, tuple[Tensor, Tensor]]
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """The outputs of these roles beside those that are known; a head's from the features of the model below it."""
+        out, heads = dict(known), self.method.heads
+        for role in roles:
+            if role not in heads:
+                out[role] = self._forward(self.models[role], x)
+        for role in roles:
+            if role in heads:
+                below = out[heads[role]][1] if heads[role] in out else self._forward(self.models[heads[role]], x)[1]
+                out[role] = self._head(role, below)
+        return out
+
+    def _head(self, role: str, features: Tensor) -> tuple[Tensor, Tensor]:
+        features = features.detach()
+        with self._autocast():
+            return self.task.read(self.models[role](features)), features
+
     @torch.no_grad()
     def outputs(self, role: str, rows: Tensor) -> tuple[Tensor, Tensor]:
         """A frozen model's outputs and features on whole splits."""
+        if role in self.method.heads:
+            return self._head(role, self.outputs(self.method.heads[role], rows)[1])
         module, scale = self.models[role].eval(), self.data.scale
         pieces = [self._forward(module, scale.inputs(self.data.x[part])) for part in rows.split(EVALUATION_BATCH)]
         return torch.cat([o for o, _ in pieces]), torch.cat([f for _, f in pieces])
+
+    # --- answers -----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def personalised(self) -> Iterator[None]:
+        """The client as it answers: after the method's ``personalise``, which is undone in the end."""
+        steps = () if self._personal else self.method.personalise()
+        if not steps:
+            yield
+            return
+        before, trust = copy.deepcopy(self.state()), self.trust.copy()
+        self._personal = True
+        try:
+            for step in steps:
+                self.perform(step, self.round)
+            yield
+        finally:
+            self._personal = False
+            self.restore(before)
+            self.trust.restore(trust)
+
+    @torch.no_grad()
+    def predictions(self, rows: Tensor) -> Tensor:
+        """The method's outputs on these rows, with the models as they are."""
+        found, scale = [], self.data.scale
+        for role in self.method.answers:
+            if role in self.models:
+                self.models[role].eval()
+        weights = self._anchored()
+        for here in torch.arange(len(rows), device=self.device).split(EVALUATION_BATCH):
+            x = scale.inputs(self.data.x[rows[here]])
+            out = self._through([role for role in self.method.answers if role in self.models], x, {})
+            uniform = torch.zeros(len(here), self.method.draws, device=self.device)
+            lr = self.job.training.lr
+            found.append(self.method.predict(self._batch(rows[here], here, out, weights, uniform, lr, x, blind=True)))
+        return torch.cat(found)
 
     def score(self, split: str = "test") -> float:
         """The task's metric on one split."""
@@ -175,27 +358,67 @@ class Client:
 
     def _answers(self, split: str) -> tuple[Tensor, Tensor]:
         rows = self.rows[split]
-        with precision(self.job.training.precision, self.device):
-            output = self.method.predict(self.data.y[self.rows["train"]], len(rows))
-            return self.outputs("private", rows)[0] if output is None else output, self.data.y[rows]
+        with self.personalised(), precision(self.job.training.precision, self.device):
+            return self.predictions(rows), self.data.y[rows]
 
     # --- interruption ------------------------------------------------------------------------------------
 
-    def weights(self, role: str) -> dict[str, Tensor]:
-        """A copy of a role's trainable weights."""
-        return {name: w.detach().clone() for name, w in trainable(self.models[role]).items()}
+    def message(self, role: str) -> Message:
+        """A role's full state, weights and buffers."""
+        return self.models[role].state_dict()
+
+    def weights(self, role: str, part: Any = None) -> dict[str, Tensor]:
+        """A copy of a role's trainable weights, or of a part of them."""
+        wanted = set(parts.names(part, self.models[role]))
+        return {name: w.detach().clone() for name, w in trainable(self.models[role]).items() if name in wanted}
 
     def state(self) -> dict[str, Any]:
         return {
             "models": {role: module.state_dict() for role, module in self.models.items()},
             "memory": self.memory,
             "received": self.received,
+            "gradients": self.gradients,
+            "steps": self.steps,
+            "round": self.round,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         for role, module in self.models.items():
             module.load_state_dict(state["models"][role])
-        self.memory, self.received = (moved(state[key], self.device) for key in ("memory", "received"))
+        self.memory, self.received, self.gradients = (
+            moved(state[key], self.device) for key in ("memory", "received", "gradients")
+        )
+        self.steps, self.round = state["steps"], state["round"]
+
+
+class ServerClient(Client):
+    """The server where it trains a model itself: it has the public rows and nobody's own."""
+
+    def __init__(self, job: Job, rows: Rows | None = None) -> None:
+        super().__init__(job, 0, SERVER, rows)
+
+    def _rows(self, split: Split) -> dict[str, Tensor]:
+        none = np.empty(0, np.int64)
+        return super()._rows(Split(none, none, none))
+
+    def _begin(self) -> dict[str, Any]:
+        return {}
+
+    def refined(self, step: Exchange, uploads: Iterable[Message], answer: Message, round: int) -> dict[str, Tensor]:
+        """The combined model after training on public rows, with the uploaded ones as its teachers."""
+        role, train = step.target, step.refine
+        assert role is not None
+        assert train is not None
+        teachers = []
+        for one in uploads:
+            self._load(role, one)
+            teachers.append(self.outputs(role, self.rows[train.split])[0])
+        self.teachers = torch.stack(teachers)
+        self._load(role, answer)
+        self.perform(train, round)
+        self.teachers = None
+        state = self.models[role].state_dict()
+        return {name: state[name].clone() for name in answer}
 
 
 def trainable(module: nn.Module) -> dict[str, nn.Parameter]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from fedekd.methods.base import Method, Train
 from fedekd.tasks import Task, make_task
 
 BINS = 20
+MOMENTUM = {"sgd": 0.0, "momentum": 0.9}
 PRECISIONS = ("fp32", "tf32", "bf16")
 Advance = Callable[[int, str, int], None]  # (round, client, samples trained on)
 
@@ -36,6 +37,12 @@ class Training:
     weighting: str = "uniform"
     device: str = "cpu"
     precision: str = "fp32"
+    participation: float = 1.0
+
+    def of(self, step: Train) -> Training:
+        """The settings of one training step, which may have its own epochs, rate and optimiser."""
+        own = {name: value for name in ("epochs", "lr", "optimizer") if (value := getattr(step, name)) is not None}
+        return replace(self, **own)
 
 
 @dataclass(frozen=True)
@@ -58,8 +65,13 @@ class Job:
 
     def work(self) -> int:
         """Samples trained on in the whole run, for the progress display."""
-        trains = sum(isinstance(s, Train) for r in range(self.training.rounds) for s in self.method.steps(r))
-        return trains * self.training.epochs * sum(len(c.train) for c in self.federation.clients)
+        steps = [s for r in range(self.training.rounds) for s in self.method.steps(r) if isinstance(s, Train)]
+        return round(self.training.participation * sum(self._samples(step) for step in steps))
+
+    def _samples(self, step: Train) -> int:
+        rows = [len(self.federation.public if step.split == "public" else getattr(client, step.split))
+                for client in self.federation.clients]  # fmt: skip
+        return self.training.of(step).epochs * sum(rows)
 
 
 @dataclass(frozen=True)
@@ -191,6 +203,6 @@ def precision(name: str, device: torch.device) -> Iterator[None]:
 def make_optimizer(training: Training, weights: Sequence[Tensor]) -> torch.optim.Optimizer:
     if training.optimizer == "adam":
         return torch.optim.Adam(weights, lr=training.lr, fused=True)
-    if training.optimizer == "sgd":
-        return torch.optim.SGD(weights, lr=training.lr, fused=True)
-    raise unknown("optimizer", training.optimizer, ["adam", "sgd"])
+    if training.optimizer in MOMENTUM:
+        return torch.optim.SGD(weights, lr=training.lr, momentum=MOMENTUM[training.optimizer], fused=True)
+    raise unknown("optimizer", training.optimizer, ["adam", *MOMENTUM])

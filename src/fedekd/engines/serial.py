@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from fedekd.engines.client import Client, Rows, moved
+from fedekd import models
+from fedekd.engines.client import Client, Rows, ServerClient, moved
 from fedekd.engines.job import Advance, Job, trust_of_round
-from fedekd.exchange import Door, Server, averaging_weights, same_shapes, shared_roles
-from fedekd.methods.base import Exchange, Remember, Train
+from fedekd.engines.schedule import numbered, participants
+from fedekd.exchange import Aggregator, Door, answer_of, averaging_weights, exchanges, same_shapes
+from fedekd.methods.base import Exchange, Train
 
 
 class Serial:
@@ -22,41 +25,72 @@ class Serial:
         self.job, self.method = job, job.method
         self.advance = advance or (lambda round, client, samples: None)
         self.method.check(job.task.name)
-        rows = Rows.of(job)
-        self.clients = [Client(job, k, rows=rows) for k in range(len(job.federation.clients))]
-        self.door = Door(shared_roles(self.method, job.training.rounds))
+        self.data = Rows.of(job)
+        self.clients = [Client(job, k, rows=self.data) for k in range(len(job.federation.clients))]
+        self.exchanges = exchanges(self.method, job.training.rounds)
+        self.door = Door(frozenset(self.exchanges))
         self.doors = [self.door]
-        for role in self.door.roles:
-            same_shapes([client.message(role) for client in self.clients], role, job.federation.names)
-        self.server = Server({role: self.clients[0].weights(role) for role in self.door.roles})
+        start = {}
+        for name, step in self.exchanges.items():
+            if step.send is None:
+                same_shapes([client.message(name) for client in self.clients], name, job.federation.names)
+            if step.target is not None:
+                start[name] = self.clients[0].weights(step.target, step.part)
+        self.server = Aggregator(start, **server_facts(job, self.data))
+        self.latest: dict[str, Any] = {}  # by exchange: its last answer to all, for clients that were absent
+        self.missed: dict[str, set[int]] = {}  # by exchange: who does not have it
         self.round_number = 0
         self.trust: list[list[dict[str, Any]]] = [[]]
 
     def round(self) -> None:
         self.door.log.clear()
+        here = participants(self.job.seed, self.round_number, len(self.clients), self.job.training.participation)
         for client in self.clients:
             client.trust.clear()
-        for step in self.method.steps(self.round_number):
-            if isinstance(step, Train):
-                for client in self.clients:
-                    client.train(step, self.round_number)
-                    samples = len(client.rows["train"]) * self.job.training.epochs
-                    self.advance(self.round_number, client.name, samples)
-            elif isinstance(step, Remember):
-                for client in self.clients:
-                    client.remember(step, self.round_number)
-            else:
-                self._exchange(step)
+        self._catch_up(here)
+        for step, again in numbered(self.method.steps(self.round_number)):
+            if isinstance(step, Exchange):
+                self._exchange(step, here)
+                continue
+            for k in here:
+                self.clients[k].perform(step, self.round_number, again)
+                if isinstance(step, Train):
+                    samples = len(self.clients[k].rows[step.split]) * self.job.training.of(step).epochs
+                    self.advance(self.round_number, self.clients[k].name, samples)
         self.trust[0] += trust_of_round(self.round_number, torch.cat([c.trust.rows() for c in self.clients]))
         self.round_number += 1
-
-    def _exchange(self, step: Exchange) -> None:
-        sizes = [len(client.rows["train"]) for client in self.clients]
-        messages = [self.door.up(step.role, client.name, client.message(step.role)) for client in self.clients]
-        answer = self.server.combine(step, messages, averaging_weights(self.job.training.weighting, sizes))
-        self.door.down(answer, len(self.clients))
         for client in self.clients:
-            client.receive(step.role, answer)
+            client.round = self.round_number
+
+    def _catch_up(self, here: Sequence[int]) -> None:
+        """Whoever was absent begins with the newest answers."""
+        for name, behind in self.missed.items():
+            for k in behind & set(here):
+                self.clients[k].receive(self.exchanges[name], self.latest[name])
+                self.door.down(self.latest[name], 1)
+            behind -= set(here)
+
+    def _exchange(self, step: Exchange, here: Sequence[int]) -> None:
+        clients = [self.clients[k] for k in here]
+        sizes = [len(client.rows["train"]) for client in clients]
+        messages = []
+        for client in clients:
+            upload = client.upload(step, self.round_number)
+            self.door.up(step.name, [client.name], {n: t.unsqueeze(0) for n, t in upload.items()})
+            messages.append(upload)
+        weights = averaging_weights(self.job.training.weighting, sizes)
+        answer = self.server.combine(step, messages, weights, here, self.round_number)
+        if step.refine:
+            server = ServerClient(self.job, self.data)
+            answer = server.refined(step, messages, answer, self.round_number)
+            self.server.sent[step.name] = {n: answer[n] for n in self.server.sent[step.name]}
+        for place, client in enumerate(clients):
+            one = answer_of(answer, place, step.each)
+            self.door.down(one, 1)
+            client.receive(step, one)
+        if not step.each:
+            self.latest[step.name] = answer
+            self.missed[step.name] = set(range(len(self.clients))) - set(here)
 
     def evaluate(self, split: str = "test") -> list[list[float]]:
         """The task's metric per job and client."""
@@ -70,13 +104,32 @@ class Serial:
             "round": self.round_number,
             "clients": [client.state() for client in self.clients],
             "server": self.server.state(),
+            "latest": self.latest if any(self.missed.values()) else {},
+            "missed": {name: sorted(behind) for name, behind in self.missed.items()},
             "bytes": [self.door.bytes_up, self.door.bytes_down],
             "trust": self.trust,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
+        device = self.clients[0].device
         for client, saved in zip(self.clients, state["clients"], strict=True):
             client.restore(saved)
-        self.server.restore(moved(state["server"], self.clients[0].device))
+        self.server.restore(moved(state["server"], device))
+        self.latest = moved(state["latest"], device)
+        self.missed = {name: set(behind) for name, behind in state["missed"].items()}
         self.round_number, self.trust = state["round"], state["trust"]
         self.door.bytes_up, self.door.bytes_down = state["bytes"]
+
+
+def server_facts(job: Job, data: Rows) -> dict[str, Any]:
+    """What a method's ``combine`` may know beside the uploads."""
+    federation = job.federation
+    public = torch.from_numpy(federation.public).to(data.x.device)
+
+    def module(role: str, client: int) -> torch.nn.Module:
+        root, dataset = job.method.root(role), federation.dataset
+        built = models.build(root, job.factory(root), dataset.x.shape[1:], dataset.outputs, job.seed, client)
+        return built.to(data.x.device)
+
+    rows = (data.scale.inputs(data.x[public]), data.y[public]) if len(public) else None
+    return {"clients": len(federation.clients), "public": rows, "module": module, "seed": job.seed}

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from fedekd.errors import FedekdError, unknown
-from fedekd.methods.base import Batch, Beginning, Exchange, Method, Remember, Step, Train
+from fedekd.methods.base import Batch, Beginning, Copy, Exchange, Method, Remember, Step, Train, Uploads
 
 # What `--methods NAME` stands for besides a method's own name.
 GROUPS = {
@@ -110,11 +110,13 @@ __all__ = [
     "GROUPS",
     "Batch",
     "Beginning",
+    "Copy",
     "Exchange",
     "Method",
     "Remember",
     "Step",
     "Train",
+    "Uploads",
     "get",
     "known",
     "register",

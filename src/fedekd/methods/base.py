@@ -1,42 +1,54 @@
 """What a method is: a frozen dataclass of hyper-parameters whose ``steps`` read as its paper's algorithm.
 
-A round is a sequence of three kinds of step: ``Train`` a role's model with a loss, let each client ``Remember``
-something, and ``Exchange`` a role's model with the server. A method knows losses and what is exchanged; it knows
-nothing of devices, seeds, files or how many clients run at once. Its functions must be pure, so that an engine may
-call them client by client or map them over a stack of clients (``torch.func.vmap``).
+A round is a sequence of four kinds of step: ``Train`` a role's model with a loss, ``Copy`` one role's weights into
+another's, let each client ``Remember`` something, and ``Exchange`` something with the server. A method knows losses and
+what is exchanged; it knows nothing of devices, seeds, files or how many clients run at once. Its functions must be
+pure, so that an engine may call them client by client or map them over a stack of clients (``torch.func.vmap``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedekd import gate
 from fedekd.errors import FedekdError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from fedekd.tasks import Task
 
-    Tree = Mapping[str, Tensor]  # a model's trainable weights by name
+    Tree = Mapping[str, Tensor]  # a model's trainable weights by name, or anything else that is exchanged
     Loss = Tensor | tuple[Tensor, dict[str, Tensor]]
+    Part = Callable[[nn.Module], Collection[str]]  # which of a model's weights and buffers, by name; see fedekd.parts
+
+SPLITS = ("train", "val", "test", "public")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Batch:
-    """One client's view of one batch: model outputs, targets, weights and what the client remembers."""
+    """One client's view of some rows: what its models make of them, and what it knows. The same in every engine."""
 
     task: Task
+    x: Tensor | None  # the models' inputs; None where the batch is a whole split
     y: Tensor
     outputs: Mapping[str, Tensor]  # by role: logits [B, C] or predictions [B]
-    features: Mapping[str, Tensor]  # by role: what enters the last linear layer, if the method asked for it
+    features: Mapping[str, Tensor]  # by role: what enters the last linear layer, if the method `needs_features`
     weights: Mapping[str, Tree]  # by role in the method's `anchors`: the current weights
-    received: Mapping[str, Tree]  # by role in `anchors`: the weights as last received from the server
+    received: Mapping[str, Tree]  # by exchange: the last answer; of a model only by role in `anchors`, its weights
     memory: Mapping[str, Any]
+    gradients: Mapping[str, Tree]  # by role: the mean gradient of the last `Train(gradients=True)`
     uniform: Tensor  # [B, draws] numbers in [0, 1), the same for every method on a seed
+    rows: Tensor  # [B] places in the split, which are the same for every client where the split is public
+    counts: Tensor  # [C] training rows of each class; [1] all of them for a regression
+    lr: float
+    steps: Tensor  # how many steps of the optimiser this training takes; elsewhere, how many the last one took
+    teachers: Tensor | None = None  # [K, B, ...] outputs of the uploaded models, where the server refines their mean
     mask: Tensor | None = None  # which samples are real, where a batch is padded
+    forward: Callable[[str, Tree], Tensor] | None = field(default=None, compare=False)
 
     def mean(self, per_sample: Tensor) -> Tensor:
         return gate.masked_mean(per_sample, self.mask)
@@ -48,17 +60,37 @@ class Batch:
         """Per-sample distance of one role's output from another's, which gets no gradient."""
         return self.task.distil(student=self.outputs[student], teacher=self.outputs[teacher])
 
+    def apply(self, role: str, weights: Tree) -> Tensor:
+        """What a role's architecture gives for these rows with other weights."""
+        if self.forward is None:
+            raise FedekdError("a model can be applied in a loss and in `predict`, not to a whole split")
+        return self.forward(role, weights)
+
+    def gradient(self, role: str, weights: Tree, loss: Callable[[Tensor], Tensor]) -> Tree:
+        """The gradient of ``loss(outputs)`` at these weights, as a constant."""
+        from torch.func import grad
+
+        start = {name: w.detach() for name, w in weights.items()}
+        return {n: g.detach() for n, g in grad(lambda tree: loss(self.apply(role, tree)))(start).items()}
+
 
 @dataclass(frozen=True)
 class Train:
     """Train ``roles`` for the local epochs with fresh optimiser state; ``frozen`` roles only give outputs.
 
-    The loss returns a scalar, or a scalar and per-sample diagnostics ({"trust": weights} is logged).
+    The loss returns a scalar, or a scalar and per-sample diagnostics ({"trust": weights} is logged). Weights outside of
+    ``part`` stay as they are. With ``gradients`` the mean gradient over all steps can be read afterwards.
     """
 
     roles: tuple[str, ...]
     loss: Callable[[Batch], Loss]
     frozen: tuple[str, ...] = ()
+    part: Part | None = None
+    split: str = "train"
+    epochs: int | None = None  # None, as for the two below: what the user has set
+    lr: float | None = None
+    optimizer: str | None = None
+    gradients: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,18 +106,78 @@ class Remember:
 
 
 @dataclass(frozen=True)
-class Exchange:
-    """Send a role's model through the door, average it, and give the result to every client.
+class Copy:
+    """Give ``target`` the weights of another role, or those that a function makes; only a ``part`` of them if given."""
 
-    ``server(mean, previous, memory)`` may turn the mean of the trainable weights into another global model; it
-    returns that and the server's new memory.
+    source: str | Callable[[Batch], Tree]
+    target: str
+    part: Part | None = None
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Send something through the door under a name, combine what came, and give the answer to every client.
+
+    Without ``send``, the model of the role of that name travels, or ``part`` of it, and comes back as the mean. With
+    it, what ``send`` makes of a batch travels: {name: tensor}, of shapes that do not depend on the client's rows; the
+    batch holds the whole ``split`` and the outputs of ``roles`` on it, as in ``Remember``. ``combine`` turns uploads
+    into an answer and the server's new memory. The answer is loaded into the role ``into`` (a model's own, where a
+    model was sent), or is read from ``batch.received[name]``. With ``each`` there is one for each client: a tree with a
+    row for each upload, or a list of trees. ``refine`` trains a combined model on public rows before it is handed out.
     """
 
-    role: str
-    server: Callable[[Tree, Tree, Tree], tuple[Tree, Tree]] | None = None
+    name: str
+    combine: Callable[[Uploads], tuple[Any, Any]] | None = None
+    part: Part | None = None
+    send: Callable[[Batch], Tree] | None = None
+    split: str | None = None
+    roles: tuple[str, ...] = ()
+    into: str | None = None
+    each: bool = False
+    refine: Train | None = None
+
+    @property
+    def target(self) -> str | None:
+        """The role that takes the answer."""
+        return self.into or (None if self.send else self.name)
 
 
-Step = Train | Remember | Exchange
+Step = Train | Remember | Copy | Exchange
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uploads:
+    """What came to the server in one exchange, from the clients that took part; of models, their trainable weights."""
+
+    given: Tree | Sequence[Tree]  # as `stacked` or as `each`
+    weights: Tensor  # [K], their sum is 1
+    previous: Tree  # the last answer; where it goes into a model, at first what all clients begin with
+    memory: Any  # what the server remembers of this exchange, at first {}
+    numbers: Sequence[int]  # which clients these are
+    clients: int  # of the whole federation
+    average: Callable[[Tree, Tensor], Tree]
+    public: tuple[Tensor, Tensor] | None = None  # inputs and targets of the public rows
+    module: Callable[[str, int], nn.Module] | None = field(default=None, compare=False)  # a client's, freshly built
+    seed: int = 0
+    round: int = 0
+
+    @cached_property
+    def stacked(self) -> Tree:
+        """All uploads as one tree of [K, ...]."""
+        import torch
+
+        if isinstance(self.given, Mapping):
+            return self.given
+        return {name: torch.stack([tree[name] for tree in self.given]) for name in self.given[0]}
+
+    @cached_property
+    def each(self) -> Sequence[Tree]:
+        if isinstance(self.given, Mapping):
+            return [{name: t[k] for name, t in self.given.items()} for k in range(len(self.weights))]
+        return self.given
+
+    def mean(self) -> Tree:
+        return self.average(self.stacked, self.weights)
 
 
 @dataclass(frozen=True)
@@ -95,6 +187,7 @@ class Beginning:
     weights: Mapping[str, Tree]
     features: Mapping[str, int]  # by role: width of the features, if the method asked for them
     seed: int
+    targets: Tensor  # of the training rows
 
 
 @dataclass(frozen=True)
@@ -102,10 +195,18 @@ class Method:
     """Base of all methods. Subclasses are frozen dataclasses with a docstring whose first line describes them."""
 
     name: ClassVar[str] = ""
+    family: ClassVar[str] = ""  # what `--methods` may call it together with others
+    cite: ClassVar[str] = ""  # authors, venue and year
     tasks: ClassVar[tuple[str, ...]] = ("classification", "regression")
     roles: ClassVar[tuple[str, ...]] = ("private",)
+    like: ClassVar[Mapping[str, str]] = {}  # roles of another's architecture, start and batches
+    heads: ClassVar[Mapping[str, str]] = {}  # roles that are a linear layer, from zero, on another's constant features
     anchors: ClassVar[tuple[str, ...]] = ()  # roles whose weights, current and received, its functions read
+    answers: ClassVar[tuple[str, ...]] = ("private",)  # roles whose outputs `predict` reads
     draws: ClassVar[int] = 0  # uniform numbers per sample that the losses read
+    public: ClassVar[str] = ""  # "rows" or "labels": what it needs of public rows
+    stacks: ClassVar[bool] = True  # False: its functions cannot be mapped over clients
+    keeps_rows: ClassVar[bool] = False  # True: what it answers from holds training rows
 
     def steps(self, round: int) -> tuple[Step, ...]:
         raise NotImplementedError(f"{type(self).__name__} needs steps(self, round)")
@@ -114,9 +215,13 @@ class Method:
         """The client's memory before the first round."""
         return {}
 
-    def predict(self, train_targets: Tensor, count: int) -> Tensor | None:
-        """Outputs for ``count`` samples, for a method without a model; None means the private model's outputs."""
-        return None
+    def personalise(self) -> tuple[Train | Remember | Copy, ...]:
+        """What each client does before it answers, on a copy: the travelling state is left alone."""
+        return ()
+
+    def predict(self, batch: Batch) -> Tensor:
+        """The client's outputs for these rows, whose targets it does not know."""
+        return batch.outputs["private"]
 
     def examine(self, batch: Batch) -> dict[str, Tensor] | None:
         """Each sample's "energy" and "trust" for the report; None for a method without a gate."""
@@ -124,18 +229,22 @@ class Method:
 
     @property
     def needs_features(self) -> bool:
-        return False
+        return bool(self.heads)
+
+    def root(self, role: str) -> str:
+        """The role whose architecture, start and batches it has."""
+        return self.like.get(role, role)
 
     def check(self, task: str) -> None:
         """Raise for hyper-parameters or a task that the method does not fit."""
         if task not in self.tasks:
             raise FedekdError(f"method {self.name!r} is defined for {' and '.join(self.tasks)}, not for {task}")
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for field_ in fields(self):
+            value = getattr(self, field_.name)
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 continue
-            low, open_low = field.metadata.get("low", 0), field.metadata.get("open", False)
-            high = field.metadata.get("high", float("inf"))
+            low, open_low = field_.metadata.get("low", 0), field_.metadata.get("open", False)
+            high = field_.metadata.get("high", float("inf"))
             if not (value > low if open_low else value >= low) or value > high or value == float("inf"):
                 bound = f"{'>' if open_low else '>='} {low} and {'finite' if high == float('inf') else f'<= {high}'}"
-                raise FedekdError(f"{self.name}.{field.name} must be {bound}, got {value}")
+                raise FedekdError(f"{self.name}.{field_.name} must be {bound}, got {value}")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fedekd.methods import Method, Step, register
+from fedekd.methods import Batch, Beginning, Method, Step, register
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,10 +17,13 @@ class Constant(Method):
     """The client's training mean for every sample"""
 
     tasks = ("regression",)
-    roles = ()
+    roles = answers = ()
 
     def steps(self, round: int) -> tuple[Step, ...]:
         return ()
 
-    def predict(self, train_targets: Tensor, count: int) -> Tensor:
-        return train_targets.mean().expand(count)
+    def begin(self, client: Beginning) -> dict[str, Any]:
+        return {"mean": client.targets.mean()}
+
+    def predict(self, batch: Batch) -> Tensor:
+        return batch.memory["mean"].expand(batch.y.shape)

@@ -11,7 +11,7 @@ from fedekd.trees import inner, squared_distance
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedekd.methods.base import Tree
+    from fedekd.methods.base import Tree, Uploads
 
 
 @register("feddyn")
@@ -42,6 +42,7 @@ class FedDyn(Method):
         gradient = client.memory["gradient"]
         return {"gradient": {name: gradient[name] - self.a * (theta[name] - received[name]) for name in theta}}
 
-    def server(self, mean: Tree, previous: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        h = {name: memory.get(name, 0) - self.a * (mean[name] - previous[name]) for name in mean}
+    def server(self, uploads: Uploads) -> tuple[Tree, Tree]:
+        mean, previous = uploads.mean(), uploads.previous
+        h = {name: uploads.memory.get(name, 0) - self.a * (mean[name] - previous[name]) for name in mean}
         return {name: mean[name] - h[name] / self.a for name in mean}, h

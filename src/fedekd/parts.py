@@ -1,0 +1,91 @@
+"""Parts of a model, by its layers, so that they can be trained, sent or kept apart from the rest.
+
+A part is a function of a module that gives names from its ``state_dict``. Those here compare equal when they mean the
+same, so that runs which differ in nothing else can still be stacked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from fedekd.errors import FedekdError
+
+if TYPE_CHECKING:
+    from fedekd.methods.base import Part
+
+NORMS = (
+    nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm,
+    nn.LocalResponseNorm,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Head:
+    """The last layers that have weights, in the order in which the module registers them."""
+
+    layers: int = 1
+
+    def __call__(self, module: nn.Module) -> list[str]:
+        own = [list(_own(path, layer)) for path, layer in module.named_modules()]
+        return _known(
+            module, [name for names in ([n for n in own if n][-self.layers :] if self.layers else []) for name in names]
+        )
+
+
+@dataclass(frozen=True)
+class Norms:
+    """Normalisation layers of any kind, wherever they stand: scale, shift and running statistics."""
+
+    def __call__(self, module: nn.Module) -> list[str]:
+        found = [_own(path, layer) for path, layer in module.named_modules() if isinstance(layer, NORMS)]
+        return _known(module, [name for names in found for name in names])
+
+
+@dataclass(frozen=True)
+class Named:
+    """Whatever a regular expression finds in the name."""
+
+    pattern: str
+
+    def __call__(self, module: nn.Module) -> list[str]:
+        return [name for name in module.state_dict() if re.search(self.pattern, name)]
+
+
+@dataclass(frozen=True)
+class AllBut:
+    """The rest of the module."""
+
+    part: Callable[[nn.Module], Collection[str]]
+
+    def __call__(self, module: nn.Module) -> list[str]:
+        left_out = set(self.part(module))
+        return [name for name in module.state_dict() if name not in left_out]
+
+
+def names(part: Part | None, module: nn.Module) -> list[str]:
+    """The names of a part in the order of the module's state; all of them where no part is given."""
+    every = list(module.state_dict())
+    if part is None:
+        return every
+    wanted = set(part(module))
+    if not wanted <= set(every):
+        raise FedekdError(
+            f"{type(module).__name__} has no {sorted(wanted - set(every))[0]!r}, which a part of it names"
+        )
+    return [name for name in every if name in wanted]
+
+
+def _own(path: str, layer: nn.Module) -> list[str]:
+    """The names of a layer's own weights and buffers, not of the layers inside of it."""
+    found = [*layer._parameters, *(b for b in layer._buffers if b not in layer._non_persistent_buffers_set)]
+    return [f"{path}.{name}" if path else name for name in found if getattr(layer, name) is not None]
+
+
+def _known(module: nn.Module, found: list[str]) -> list[str]:
+    every = module.state_dict()
+    return [name for name in found if name in every]
