@@ -46,12 +46,14 @@ def engine_of(federation, method, private=private, **training):
 
 
 def watched(engine):
-    """What passes the door from now on: (role, client, the tensors themselves, a copy of them)."""
+    """What passes the door from now on: (name, client, the tensors themselves, a copy of them)."""
     passed, up = [], engine.door.up
 
-    def record(role, client, message):
-        passed.append((role, client, dict(message), {name: t.clone() for name, t in message.items()}))
-        return up(role, client, message)
+    def record(name, clients, stack):
+        for k, client in enumerate(clients):
+            message = {key: t[k] for key, t in stack.items()}
+            passed.append((name, client, message, {key: t.clone() for key, t in message.items()}))
+        return up(name, clients, stack)
 
     engine.door.up = record
     return passed
@@ -87,8 +89,8 @@ def test_only_the_declared_roles_pass(request, name, task):
     engine = engine_of(federation, methods.get(name))
     passed = watched(engine)
     engine.round()
-    declared = {step.role for step in methods.get(name).steps(0) if isinstance(step, Exchange)}
-    assert {role for role, *_ in passed} == declared == engine.door.roles
+    declared = {step.name for step in methods.get(name).steps(0) if isinstance(step, Exchange)}
+    assert {role for role, *_ in passed} == declared == engine.door.names
     assert declared == SENDS.get(name, SENDS[name.partition("-")[0]])
     assert [(client, role) for role, client, *_ in passed] == [(c, r) for r in declared for c in federation.names]
 
@@ -146,8 +148,8 @@ def test_the_door_is_the_only_way_between_clients(images, name):
 
 def test_a_role_that_was_not_declared_is_stopped():
     door = Door(frozenset({"proxy"}))
-    with pytest.raises(FedekdError, match="private model of client b may not leave") as error:
-        door.up("private", "b", {"w": torch.ones(2)})
+    with pytest.raises(FedekdError, match="private of client b may not leave") as error:
+        door.up("private", ["b"], {"w": torch.ones(1, 2)})
     assert "proxy" in one_line(error)
     assert (door.bytes_up, door.log) == (0, [])
 
@@ -170,14 +172,16 @@ def test_numbers_that_are_not_finite_are_refused(bad, dtype):
     door = Door(frozenset({"proxy"}))
     message = {"fine": torch.ones(3), "layer.w": torch.tensor([[0.0, 1.0], [bad, 2.0]], dtype=dtype)}
     with pytest.raises(FedekdError, match="client hospital 2 diverged") as error:
-        door.up("proxy", "hospital 2", message)
+        door.up(
+            "proxy", ["hospital 1", "hospital 2"], {n: torch.stack([torch.ones_like(t), t]) for n, t in message.items()}
+        )
     assert "layer.w" in one_line(error)
     assert (door.bytes_up, door.log) == (0, [])
 
 
 def test_the_largest_finite_numbers_pass():
-    message = {"w": torch.tensor([torch.finfo(torch.float32).max, -0.0, 1e-45]), "n": torch.tensor(2**62)}
-    assert Door(frozenset({"proxy"})).up("proxy", "a", message) is message
+    message = {"w": torch.tensor([[torch.finfo(torch.float32).max, -0.0, 1e-45]]), "n": torch.tensor([2**62])}
+    assert Door(frozenset({"proxy"})).up("proxy", ["a"], message) is message
 
 
 def test_a_poisoned_client_stops_the_round_and_is_named(images):
@@ -236,12 +240,17 @@ def test_clients_with_other_private_models_average_their_proxies(images, name):
 # How uploads are combined
 
 
+def mean_of(messages, weights):
+    stack = {n: torch.stack([m[n] for m in messages]) for n in messages[0]}
+    return average(stack, torch.tensor(weights, dtype=torch.float64) / sum(weights))
+
+
 def test_averages_by_hand():
     messages = [{"w": torch.tensor([1.0, 8.0])}, {"w": torch.tensor([3.0, 0.0])}, {"w": torch.tensor([8.0, 1.0])}]
     assert averaging_weights("uniform", [10, 30, 60]) == [1, 1, 1]
     assert averaging_weights("samples", [10, 30, 60]) == [10, 30, 60]
-    uniform = average(messages, averaging_weights("uniform", [10, 30, 60]))
-    samples = average(messages, averaging_weights("samples", [10, 30, 60]))
+    uniform = mean_of(messages, averaging_weights("uniform", [10, 30, 60]))
+    samples = mean_of(messages, averaging_weights("samples", [10, 30, 60]))
     torch.testing.assert_close(uniform["w"], torch.tensor([4.0, 3.0]))
     torch.testing.assert_close(samples["w"], torch.tensor([0.1 + 0.9 + 4.8, 0.8 + 0.0 + 0.6]))
 
@@ -255,7 +264,7 @@ def test_averages_follow_numpy_and_leave_the_uploads_alone(rows, random):
     weights = [random.randint(1, 500) for _ in rows]
     messages = [{"w": torch.tensor(row)} for row in rows]
     before = [m["w"].clone() for m in messages]
-    mean = average(messages, weights)["w"]
+    mean = mean_of(messages, weights)["w"]
     expected = np.average(np.array(rows), axis=0, weights=weights)
     np.testing.assert_allclose(mean.numpy(), expected, rtol=1e-4, atol=1e-3)
     mean.zero_()
@@ -264,14 +273,14 @@ def test_averages_follow_numpy_and_leave_the_uploads_alone(rows, random):
 
 def test_an_average_of_equals_is_that_model(images):
     message = state(images)
-    mean = average([message] * 3, [0.2, 7, 3])
+    mean = mean_of([message] * 3, [0.2, 7, 3])
     for name, tensor in message.items():
         torch.testing.assert_close(mean[name], tensor, rtol=1e-6, atol=1e-7)
 
 
 def test_counters_come_from_the_first_client_as_they_are():
     messages = [{"n": torch.tensor(i), "on": torch.tensor([i > 3])} for i in (3, 8)]
-    mean = average(messages, [1, 9])
+    mean = mean_of(messages, [1, 9])
     assert mean["n"].dtype == torch.int64
     assert int(mean["n"]) == 3
     assert mean["on"].tolist() == [False]
@@ -321,8 +330,8 @@ def test_bytes_are_elements_times_their_size():
     assert size(message) == 15 * 4 + 7 * 2 + 8 + 2 * 8 + 0 + 1
     assert size({"view": torch.zeros(100)[:10], "expanded": torch.zeros(1).expand(6)}) == 64
     door = Door(frozenset({"proxy"}))
-    door.up("proxy", "a", message)
-    door.up("proxy", "b", message)
+    door.up("proxy", ["a"], {n: t[None] for n, t in message.items()})
+    door.up("proxy", ["b"], {n: t[None] for n, t in message.items()})
     assert (door.bytes_up, door.bytes_down) == (2 * 99, 0)
     assert door.down(message, 5) is message
     assert (door.bytes_up, door.bytes_down) == (2 * 99, 5 * 99)

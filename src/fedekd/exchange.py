@@ -6,6 +6,7 @@ What is exchanged is {name: tensor}: a model's full state (weights and buffers),
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,10 +49,11 @@ class Door:
         """Take uploads of some clients, [clients, ...], unless they may not leave or are not finite."""
         if name not in self.names:
             raise FedekdError(f"the {name} of client {clients[0]} may not leave it: only {sorted(self.names)} may")
-        finite = [torch.isfinite(t).flatten(1).all(1) for t in stack.values() if t.is_floating_point()]
+        floats = {key: t for key, t in stack.items() if t.is_floating_point()}
+        finite = [torch.isfinite(t).reshape(len(t), math.prod(t.shape[1:])).all(1) for t in floats.values()]
         if finite and not bool(torch.stack(finite).all()):
             at, which = next((k, i) for i, good in enumerate(finite) for k in range(len(clients)) if not bool(good[k]))
-            bad = [key for key, t in stack.items() if t.is_floating_point()][which]
+            bad = list(floats)[which]
             raise FedekdError(f"client {clients[at]} diverged: its {name} has NaN or inf in {bad}; lower --lr")
         self.bytes_up += size(stack)
         self.log += [(client, name) for client in clients]

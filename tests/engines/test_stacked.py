@@ -9,7 +9,7 @@ from torch import nn
 
 from fedekd import methods
 from fedekd.data import Dataset, federate
-from fedekd.engines import stacked
+from fedekd.engines import forward
 from fedekd.engines.job import Job, Training
 from fedekd.engines.piece import Piece
 from fedekd.engines.serial import Serial
@@ -45,7 +45,7 @@ def compare(jobs, bunches=None, **options):
             serial.round()
         assert values[j] == pytest.approx(serial.evaluate()[0], abs=1e-4)
         here = [i for i, m in enumerate(stacked.members) if m.job == j]
-        out = stacked.outputs("private", here, [stacked.members[i].test for i in here])[0]
+        out = stacked.forward.outputs("private", here, [stacked.members[i].test for i in here])[0]
         ours = torch.cat([out[k, : len(stacked.members[i].test)].flatten() for k, i in enumerate(here)])
         assert torch.allclose(ours, outputs_of(serial), atol=1e-3)
         assert stacked.doors[j].bytes_up == serial.door.bytes_up
@@ -93,9 +93,9 @@ def test_pieces_and_proximal_terms(images, digits):
 
 def test_large_inputs_are_evaluated_in_smaller_batches(images, monkeypatch):
     engine = Stacked([job(images, methods.get("local"))])
-    expected, forward, widths = engine.evaluate(), engine.forward, []
-    monkeypatch.setattr(stacked, "EVALUATION_VALUES", 3 * len(engine.members) * engine.x[0].numel())
-    monkeypatch.setattr(engine, "forward", lambda *args: widths.append(args[2].shape[1]) or forward(*args))
+    expected, widths, call = engine.evaluate(), [], forward.Forward.__call__
+    monkeypatch.setattr(forward, "EVALUATION_VALUES", 3 * len(engine.members) * engine.x[0].numel())
+    monkeypatch.setattr(forward.Forward, "__call__", lambda *args: widths.append(args[3].shape[1]) or call(*args))
     assert engine.evaluate() == expected
     assert max(widths) == 3
 
@@ -156,7 +156,8 @@ def test_ragged_clients_cost_little():
     engine.bunches = BUNCHES
     (step,), (group,) = methods.get("local").steps(0), engine.groups
     waiting = sorted(group.indices, key=lambda i: -len(engine.members[i].train))
-    pieces = [Piece(engine, 0, step, group, waiting[i : i + PIECE]) for i in range(0, len(waiting), PIECE)]
+    cuts = range(0, len(waiting), PIECE)
+    pieces = [Piece(engine, lambda _: step, step, group, waiting[i : i + PIECE], 0) for i in cuts]
     done = sum((s.last - s.first) * s.active * 64 for piece in pieces for s in piece.segments)
     samples = 2 * sum(len(m.train) for m in engine.members)
     assert samples < done <= 1.25 * samples

@@ -18,7 +18,7 @@ from fedekd.engines.job import Job, Training
 from fedekd.engines.serial import Serial
 from fedekd.engines.stacked import Stacked
 from fedekd.errors import FedekdError
-from fedekd.methods.base import Exchange, Method, Remember, Train
+from fedekd.methods.base import Copy, Exchange, Method, Remember, Train
 
 KNOWN = methods.known()
 
@@ -60,7 +60,7 @@ def test_every_method_can_be_listed_and_checked(name):
     assert len(line) > 10
     assert not line.startswith(type(method).__name__ + "(")  # what a dataclass writes where there is nothing
     assert name == method.name or name.startswith(f"{method.name}-")
-    assert set(method.roles) <= {"private", "proxy"}
+    assert set(method.like) | set(method.heads) | {"private", "proxy"} >= set(method.roles)
     assert set(method.anchors) <= set(method.roles)
     assert all(type(getattr(method, f.name)) in (bool, int, float, str) for f in fields(method))
     assert method.tasks
@@ -73,17 +73,21 @@ def test_every_method_can_be_listed_and_checked(name):
 @pytest.mark.parametrize("name", KNOWN)
 def test_steps_speak_of_the_methods_own_roles(name):
     method = KNOWN[name]
-    for step in (step for round in range(3) for step in method.steps(round)):
-        assert isinstance(step, Train | Remember | Exchange)
+    splits = (None, "train", "val", "public")
+    for step in (step for steps in (*map(method.steps, range(3)), method.personalise()) for step in steps):
+        assert isinstance(step, Train | Remember | Copy | Exchange)
         if isinstance(step, Train):
             assert step.roles
             assert not set(step.roles) & set(step.frozen)
             assert {*step.roles, *step.frozen} <= set(method.roles)
+        elif isinstance(step, Copy):
+            assert {step.target, step.source if isinstance(step.source, str) else step.target} <= set(method.roles)
+            continue
         elif isinstance(step, Exchange):
-            assert step.role in method.roles
-        else:
-            assert set(step.roles) <= set(method.roles)
-            assert step.split in (None, "train", "val"), "nothing is chosen on a test split"
+            assert step.target in (None, *method.roles)
+            assert step.refine is None or set(step.refine.roles) == {step.target}
+        assert set(step.roles) <= set(method.roles)
+        assert step.split in splits, "nothing is chosen on a test split"
 
 
 def test_names_are_unique_in_the_source():

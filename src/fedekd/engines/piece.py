@@ -13,26 +13,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import vmap
+from torch.utils import _pytree as pytree
 
-from fedekd.engines.stacking import capturing
+from fedekd import parts
+from fedekd.engines.client import SERVER
+from fedekd.engines.groups import Find, Group, mapped
+from fedekd.engines.job import MOMENTUM
+from fedekd.engines.schedule import Schedule, schedule
+from fedekd.engines.stacking import capturing, pick
 from fedekd.methods.base import Batch, Method, Train
-from fedekd.trees import with_values
 
 if TYPE_CHECKING:
     from fedekd.engines.stacked import Stacked
 
 WORTH_CAPTURING = 4  # steps of one size under which a CUDA graph does not pay
-
-
-@dataclass
-class Group:
-    """Members whose losses are one mapped function: one method, differing in float parameters at most."""
-
-    method: Method
-    indices: list[int]  # into the engine's members
-    varying: dict[str, Tensor]  # float parameters that differ: [members of the group]
-    memory: dict[str, Any]  # trees of [members of the group, ...]
 
 
 @dataclass
@@ -43,34 +37,38 @@ class Segment:
     last: int
     active: int
     leaves: dict[str, dict[str, Tensor]]
-    optimizer: torch.optim.Adam
+    optimizer: torch.optim.Optimizer
     graph: torch.cuda.CUDAGraph | None = None
 
 
 class Piece:
     """Trains one step's roles for some members of a group, which are sorted by falling size."""
 
-    def __init__(self, engine: Stacked, index: int, step: Train, group: Group, indices: list[int]) -> None:
-        self.engine, self.index, self.step, self.group, self.indices = engine, index, step, group, indices
+    def __init__(self, engine: Stacked, find: Find, step: Train, group: Group, indices: list[int], again: int) -> None:
+        self.engine, self.find, self.step, self.group, self.indices = engine, find, step, group, indices
+        self.again, self.training, self.method = again, engine.training.of(step), group.method
         self.features = group.method.needs_features
-        device, size = engine.device, engine.training.batch_size
-        lengths = np.array([len(engine.members[i].train) for i in indices])
-        self.steps = engine.training.epochs * -(-lengths // size)
+        self.teachers: dict[int, Tensor] | None = None  # by member, [uploads, rows, ...], where the server trains
+        device, size = engine.device, self.training.batch_size
+        lengths = np.array([len(getattr(engine.members[i], step.split)) for i in indices])
+        self.steps = self.training.epochs * -(-lengths // size)
         shape = (int(self.steps.max()), len(indices), size)
         self.positions, self.rows = (torch.zeros(shape, dtype=torch.int32, device=device) for _ in range(2))
         self.real = torch.zeros(shape, dtype=torch.bool, device=device)
         self.uniform = torch.zeros((*shape, engine.method.draws), device=device)
         self.clock = torch.zeros(1, dtype=torch.long, device=device)  # the step, on the device
         self.at = torch.tensor(indices, device=device)
-        where = {i: k for k, i in enumerate(group.indices)}
-        self.own = torch.tensor([where[i] for i in indices], device=device)  # rows of the group's tensors
         self.scale = engine.scale_of(self.at)
-        self.varying = {name: v[self.own] for name, v in group.varying.items()}
-        self.weights, self.final, self.moment, self.square = (
-            {role: {n: torch.empty_like(w[self.at]) for n, w in engine.weights[role].items()} for role in step.roles}
-            for _ in range(4)
-        )
-        self.inputs: dict[str, Any] = {}  # what else a step reads: frozen outputs, received weights, memory
+        self.varying = pick(group.varying, group.places(indices)) if group.varying else {}
+        names = {role: set(parts.names(step.part, engine.forward.plain[role])) for role in step.roles}
+        trees = {role: {n: w for n, w in engine.weights[role].items() if n in names[role]} for role in step.roles}
+        self.weights, self.final, self.moment, self.square, self.total, self.totals = (
+            {role: {n: torch.empty_like(w[self.at]) for n, w in tree.items()} for role, tree in trees.items()}
+            if wanted else {}
+            for wanted in (True, True, self.training.optimizer != "sgd", self.training.optimizer == "adam",
+                           step.gradients, step.gradients)
+        )  # fmt: skip
+        self.inputs: dict[str, Any] = {}  # what else a step reads: frozen outputs, fixed weights, what clients know
         self.segments = self._segments()
 
     def _segments(self) -> list[Segment]:
@@ -82,34 +80,82 @@ class Piece:
         whole, bunches = len(self.indices), self.engine.bunches
         bunch = max(1, whole // bunches) if bunches else 1
         sizes = [min(whole, -(-int((self.steps > t).sum()) // bunch) * bunch) for t in range(len(self.rows))]
+        if not sizes:
+            return []
         edges = [0, *(t for t in range(1, len(sizes)) if sizes[t] != sizes[t - 1]), len(sizes)]
         return [self._segment(a, b, sizes[a]) for a, b in itertools.pairwise(edges)]
 
     def _segment(self, first: int, last: int, active: int) -> Segment:
-        """Adam works on views of the first weights and moments; fresh moments are zeros, its step is set by `train`."""
-        trees, device = self.weights.items(), self.engine.device
+        trees = self.weights.items()
         leaves = {r: {n: w[:active].detach().requires_grad_() for n, w in tree.items()} for r, tree in trees}
-        every = [w for tree in leaves.values() for w in tree.values()]
-        optimizer = torch.optim.Adam(every, lr=self.engine.lr, fused=True, capturable=device.type == "cuda")
+        return Segment(first, last, active, leaves, self._optimizer(leaves, active))
+
+    def _optimizer(self, leaves: dict[str, dict[str, Tensor]], active: int) -> torch.optim.Optimizer:
+        """It works on views of the first weights and moments, which `load` has set to zero; `train` sets its step."""
+        device, every = self.engine.device, [w for tree in leaves.values() for w in tree.values()]
+        if self.training.optimizer != "adam":
+            momentum = MOMENTUM[self.training.optimizer]
+            sgd = torch.optim.SGD(every, lr=self.training.lr, momentum=momentum, fused=True)
+            if momentum:
+                for role, tree in leaves.items():
+                    for n, w in tree.items():
+                        sgd.state[w] = {"momentum_buffer": self.moment[role][n][:active]}
+            return sgd
+        adam = torch.optim.Adam(every, lr=self.training.lr, fused=True, capturable=device.type == "cuda")
         for role, tree in leaves.items():
             for n, w in tree.items():
                 moments = {"exp_avg": self.moment[role][n][:active], "exp_avg_sq": self.square[role][n][:active]}
-                optimizer.state[w] = {"step": torch.zeros((), device=device), **moments}
-        return Segment(first, last, active, leaves, optimizer)
+                adam.state[w] = {"step": torch.zeros((), device=device), **moments}
+        return adam
 
     # --- a round -----------------------------------------------------------------------------------------
 
+    def _schedule(self, i: int) -> Schedule:
+        member, engine = self.engine.members[i], self.engine
+        return schedule(
+            engine.jobs[member.job].seed, member.client if self.teachers is None else SERVER,
+            self.method.root(self.step.roles[0]), engine.round_number, split=self.step.split, again=self.again,
+            n=len(getattr(member, self.step.split)), epochs=self.training.epochs, batch_size=self.training.batch_size,
+            draws=self.method.draws,
+        )  # fmt: skip
+
+    def _read(self) -> dict[str, Any]:
+        """All that a round may change, as it is now."""
+        engine, step = self.engine, self.step
+        rows = [getattr(engine.members[i], step.split) for i in self.indices]
+        below = [self.method.heads[role] for role in step.roles if role in self.method.heads]
+        frozen = dict.fromkeys([*step.frozen, *(role for role in below if role not in step.roles)])
+        fixed = {
+            role: {n: w[self.at] for n, w in engine.weights[role].items() if n not in self.weights.get(role, {})}
+            for role in {*step.roles, *self.method.anchors}
+        }
+        steps = torch.from_numpy(self.steps).to(engine.device)
+        inputs = {
+            **engine.known(self.group, self.indices),
+            "steps": steps,
+            "taught": {r: engine.forward.outputs(r, self.indices, rows, self.features) for r in frozen},
+            "fixed": fixed,
+        }
+        if self.teachers is not None:
+            inputs["teachers"] = torch.stack([self.teachers[i] for i in self.indices])
+        return inputs
+
+    def fits(self) -> bool:
+        """Whether what clients know has still the shape that the buffers were made for."""
+        known = self.engine.known(self.group, self.indices)
+        return _shapes(known) == _shapes({name: self.inputs[name] for name in known}) if self.inputs else True
+
     def load(self) -> None:
         """Bring everything that a round changes into the piece's buffers."""
-        engine, size = self.engine, self.engine.training.batch_size
+        engine, size = self.engine, self.training.batch_size
         positions, rows = (np.zeros(self.rows.shape, np.int32) for _ in range(2))
         real, uniform = np.zeros(self.rows.shape, bool), np.zeros(self.uniform.shape, np.float32)
         for at, i in enumerate(self.indices):
-            plan, train = engine.plan(i, self.step.roles[0]), engine.members[i].train
+            plan, mine = self._schedule(i), getattr(engine.members[i], self.step.split)
             epochs, n = plan.order.shape
             full = -(-n // size) * size
             for whole, part in (
-                (positions, plan.order), (rows, train[plan.order]), (real, np.True_), (uniform, plan.uniform)
+                (positions, plan.order), (rows, mine[plan.order]), (real, np.True_), (uniform, plan.uniform)
             ):  # fmt: skip
                 padded = np.zeros((epochs, full, *whole.shape[3:]), whole.dtype)
                 padded[:, :n] = part
@@ -118,12 +164,7 @@ class Piece:
         self.rows.copy_(torch.from_numpy(rows))
         self.real.copy_(torch.from_numpy(real))
         self.uniform.copy_(torch.from_numpy(uniform))
-        trains = [engine.members[i].train for i in self.indices]
-        inputs: dict[str, Any] = {
-            "taught": {r: engine.outputs(r, self.indices, trains, self.features) for r in self.step.frozen},
-            "received": engine.received_by(self.indices),
-            "memory": pick(self.group.memory, self.own),
-        }
+        inputs = self._read()
         if self.inputs:
             _copy_into(self.inputs, inputs)
         else:
@@ -131,8 +172,10 @@ class Piece:
         for role, tree in self.weights.items():
             for n, w in tree.items():
                 w.copy_(engine.weights[role][n][self.at])
-                self.moment[role][n].zero_()
-                self.square[role][n].zero_()
+                for zeros in (self.moment, self.square, self.total):
+                    if zeros:
+                        zeros[role][n].zero_()
+        self._take(np.flatnonzero(self.steps == 0))
         self.clock.zero_()
 
     def train(self) -> None:
@@ -140,10 +183,12 @@ class Piece:
         engine = self.engine
         self.load()
         for role in self.step.roles:
-            engine.templates[role].train()
+            engine.forward.templates[role].train()
+            engine.forward.plain[role].train()
         for segment in self.segments:
             for state in segment.optimizer.state.values():
-                state["step"].fill_(segment.first)
+                if "step" in state:
+                    state["step"].fill_(segment.first)
             for t in range(segment.first, segment.last):
                 if segment.graph:
                     segment.graph.replay()
@@ -159,13 +204,32 @@ class Piece:
         for role, tree in self.final.items():
             for n, w in tree.items():
                 engine.weights[role][n][self.at] = w
-        for i in self.indices:
+        engine.steps[self.at] = self.inputs["steps"]
+        if self.step.gradients:
+            self._leave_gradients()
+        for i, steps in zip(self.indices, self.steps, strict=True):
             member = engine.members[i]
-            engine.advance(engine.round_number, member.name, len(member.train) * engine.training.epochs)
+            if steps and self.teachers is None:
+                samples = len(getattr(member, self.step.split)) * self.training.epochs
+                engine.advance(engine.round_number, member.name, samples)
+
+    def _leave_gradients(self) -> None:
+        engine, count = self.engine, self.inputs["steps"].clamp(min=1)
+        for role, tree in self.totals.items():
+            kept = engine.gradients.setdefault(role, {})
+            for n, total in tree.items():
+                if n not in kept:
+                    kept[n] = torch.zeros_like(engine.weights[role][n])
+                kept[n][self.at] = total / count.view(-1, *[1] * (total.dim() - 1))
 
     def _advance(self, segment: Segment) -> None:
         segment.optimizer.zero_grad()
         self.loss(segment).backward()
+        if self.step.gradients:
+            for role, tree in segment.leaves.items():
+                for n, w in tree.items():
+                    if w.grad is not None:
+                        self.total[role][n][: segment.active] += w.grad
         segment.optimizer.step()
         self.clock += 1
 
@@ -173,55 +237,56 @@ class Piece:
         """Keep the weights of models that have finished their steps."""
         if len(done):
             rows = slice(int(done[0]), int(done[-1]) + 1)  # sorted by steps, so they lie together
-            for role, tree in self.weights.items():
-                for n, w in tree.items():
-                    self.final[role][n][rows] = w[rows]
+            for kept, now in ((self.final, self.weights), (self.totals, self.total)):
+                for role, tree in now.items():
+                    for n, w in tree.items():
+                        kept[role][n][rows] = w[rows]
 
     def loss(self, segment: Segment) -> Tensor:
         """The sum of the active models' losses on the batches that the clock points to."""
-        engine, active = self.engine, segment.active
+        engine, active, known = self.engine, segment.active, self.inputs
         rows, positions, real, uniform = (
             table.index_select(0, self.clock)[0, :active]
             for table in (self.rows, self.positions, self.real, self.uniform)
         )
-        scale = self.scale.first(active)
+        scale, mine = self.scale.first(active), slice(0, active)
         x, y = scale.inputs(engine.x[rows]), scale.targets(engine.y[rows])
-        out = {role: engine.forward(role, segment.leaves[role], x, self.features) for role in self.step.roles}
-        for role, whole in self.inputs["taught"].items():
-            out[role] = (_taken(whole[0][:active], positions), _taken(whole[1][:active], positions))
-        outputs, features = ({role: both[part] for role, both in out.items()} for part in (0, 1))
-        read = [role for role in self.group.method.anchors if role in segment.leaves]
-        mine = slice(0, active)
-        losses, extra = vmap(self._one)(
-            pick(self.varying, mine),
-            y,
-            real,
-            outputs,
-            features if self.features else {},
-            {role: segment.leaves[role] for role in read},
-            pick(self.inputs["received"], mine),
-            pick(self.inputs["memory"], mine),
-            uniform,
-        )
+        fixed = pick(known["fixed"], mine)
+        weights = {role: {**fixed[role], **segment.leaves.get(role, {})} for role in fixed}
+        taught = {
+            role: (_taken(whole[0][:active], positions), _taken(whole[1][:active], positions))
+            for role, whole in known["taught"].items()
+        }
+        out = engine.forward.through(self.step.roles, weights, x, taught, self.features)
+        seen = {
+            **{name: pick(known[name], mine) for name in ("received", "memory", "gradients", "counts", "steps")},
+            "x": x,
+            "y": y,
+            "outputs": {role: o for role, (o, _) in out.items()},
+            "features": {role: f for role, (_, f) in out.items()} if self.features else {},
+            "weights": {role: weights[role] for role in self.method.anchors},
+            "uniform": uniform,
+            "rows": positions.long(),
+            "mask": real,
+        }
+        if "teachers" in known:
+            each = known["teachers"][:active]
+            seen["teachers"] = torch.stack([_taken(each[:, k], positions) for k in range(each.shape[1])], dim=1)
+        losses, extra = mapped(engine, self.group, self.indices[:active], self._one, seen, self.training.lr,
+                               pick(self.varying, mine))  # fmt: skip
         if "trust" in extra:
             engine.trust_log.add(extra["trust"], self.at[:active], real)
         return losses.sum()
 
-    def _one(
-        self, varying: Any, y: Tensor, mask: Tensor, out: Any, features: Any, weights: Any, received: Any, memory: Any,
-        uniform: Tensor,
-    ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
+    def _one(self, method: Method, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """One model's loss; mapped over the stack."""
-        step = with_values(self.group.method, varying).steps(self.engine.round_number)[self.index]
-        assert isinstance(step, Train)
-        batch = Batch(self.engine.task, y, out, features, weights, received, memory, uniform, mask)
-        result = step.loss(batch)
+        result = self.find(method).loss(batch)
         return result if isinstance(result, tuple) else (result, {})
 
 
-def pick(tree: Any, at: Any) -> Any:
-    """Rows ``at`` of every tensor of a tree."""
-    return {key: pick(v, at) for key, v in tree.items()} if isinstance(tree, dict) else tree[at]
+def _shapes(tree: Any) -> Any:
+    leaves, spec = pytree.tree_flatten(tree)
+    return [leaf.shape for leaf in leaves], spec
 
 
 def _copy_into(old: Any, new: Any) -> None:

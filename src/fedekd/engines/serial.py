@@ -75,9 +75,8 @@ class Serial:
         sizes = [len(client.rows["train"]) for client in clients]
         messages = []
         for client in clients:
-            upload = client.upload(step, self.round_number)
-            self.door.up(step.name, [client.name], {n: t.unsqueeze(0) for n, t in upload.items()})
-            messages.append(upload)
+            upload = {n: t.unsqueeze(0) for n, t in client.upload(step, self.round_number).items()}
+            messages.append({n: t[0] for n, t in self.door.up(step.name, [client.name], upload).items()})
         weights = averaging_weights(self.job.training.weighting, sizes)
         answer = self.server.combine(step, messages, weights, here, self.round_number)
         if step.refine:

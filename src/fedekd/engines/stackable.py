@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 from torch import nn
 
 from fedekd import models
 from fedekd.engines.job import Job
-from fedekd.methods.base import Method, Remember, Train
+from fedekd.methods.base import Copy, Exchange, Remember, Step, Train
 
 
 class NotStackable(Exception):
@@ -19,28 +20,38 @@ class NotStackable(Exception):
 def signature(job: Job) -> tuple[Any, ...]:
     """Jobs of equal signature can be stacked: same data, models, settings and shape of the steps."""
 
-    def shape(step: Any) -> tuple[Any, ...]:
-        if isinstance(step, Train):
-            return "train", step.roles, step.frozen
-        if isinstance(step, Remember):
-            return "remember", step.split, step.roles
-        return "exchange", step.role, step.server is not None
+    method = job.method
+    rounds = tuple(tuple(shape(s) for s in method.steps(r)) for r in range(job.training.rounds))
+    before = tuple(shape(s) for s in method.personalise())
+    facts = (method.roles, tuple(method.like.items()), tuple(method.heads.items()), method.anchors, method.draws)
+    return id(job.federation.dataset), job.training, job.private, job.proxy, rounds, before, facts, method.answers
 
-    rounds = tuple(tuple(shape(s) for s in job.method.steps(r)) for r in range(job.training.rounds))
-    anchors = job.method.anchors
-    return id(job.federation.dataset), job.training, job.private, job.proxy, rounds, anchors, job.method.draws
+
+def shape(step: Step | None) -> tuple[Any, ...]:
+    """A step without its functions, which differ between variants of a method."""
+    if isinstance(step, Train):
+        return ("train", *(getattr(step, f.name) for f in fields(step) if f.name != "loss"))
+    if isinstance(step, Remember):
+        return "remember", step.split, step.roles
+    if isinstance(step, Copy):
+        return "copy", step.source if isinstance(step.source, str) else None, step.target, step.part
+    if isinstance(step, Exchange):
+        made, combined = step.send is not None, step.combine is not None
+        names = ("name", "part", "split", "roles", "into", "each")
+        return ("exchange", *(getattr(step, name) for name in names), made, combined, shape(step.refine))
+    return ()
 
 
 def check(jobs: Sequence[Job]) -> None:
     first = jobs[0]
     for job in jobs:
         job.method.check(first.task.name)
-        if type(job.method).predict is not Method.predict:
-            raise NotStackable(f"{job.method.name} answers without its private model")
+        if not job.method.roles:
+            raise NotStackable(f"{job.method.name} has no model")
+        if not job.method.stacks:
+            raise NotStackable(f"{job.method.name} cannot be mapped over clients")
         if signature(job) != signature(first):
             raise NotStackable("jobs differ in data, models, settings or steps")
-    if first.training.optimizer != "adam":
-        raise NotStackable(f"optimizer {first.training.optimizer!r} is not stacked")
 
 
 def make_template(job: Job, role: str) -> nn.Module:

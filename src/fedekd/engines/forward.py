@@ -1,0 +1,188 @@
+"""Forward passes of a stack: templates mapped over the models' weights, and the outputs on whole splits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from fedekd import models
+from fedekd.engines.client import EVALUATION_BATCH
+from fedekd.engines.groups import Group, mapped
+from fedekd.engines.stackable import NotStackable, make_template
+from fedekd.engines.stacking import padded, pick
+from fedekd.methods.base import Method
+
+if TYPE_CHECKING:
+    from fedekd.engines.stacked import Stacked
+
+EVALUATION_VALUES = 2**29  # of the inputs at most at once: large images go in smaller batches
+Both = tuple[Tensor, Tensor]  # outputs, and features where they are asked for (else the outputs again)
+
+
+class Forward:
+    def __init__(self, engine: Stacked, fused: bool) -> None:
+        self.engine, self.method, self.fused = engine, engine.method, fused
+        roots = {self.method.root(role) for role in self.method.roles} - set(self.method.heads)
+        plain = {root: make_template(engine.jobs[0], root).to(engine.device) for root in sorted(roots)}
+        quick = {root: self._lowered(module) for root, module in plain.items()}
+        outputs = engine.jobs[0].federation.dataset.outputs
+        heads = {
+            role: models.zero_head(plain[self.method.root(below)], outputs).to(engine.device)
+            for role, below in self.method.heads.items()
+        }
+        self.plain = {role: heads.get(role) or plain[self.method.root(role)] for role in self.method.roles}
+        """By role, the module as the user wrote it; the one below may have been rewritten for the GPU."""
+        self.templates = {role: heads.get(role) or quick[self.method.root(role)] for role in self.method.roles}
+
+    def _lowered(self, module: nn.Module) -> nn.Module:
+        if self.engine.device.type == "cuda" and self.fused:
+            from fedekd.engines import kernels
+
+            if kernels.available(self.engine.device):
+                return kernels.lower(module, self.engine.training.precision)
+        return module
+
+    def initial(self) -> dict[str, dict[str, Tensor]]:
+        """The weights that all members begin with, [members, ...]."""
+        engine = self.engine
+        dataset, seeds = engine.jobs[0].federation.dataset, [engine.jobs[m.job].seed for m in engine.members]
+        found = {}
+        for role in self.method.roles:
+            root, by_seed = self.method.root(role), {}
+            for job in engine.jobs:
+                if job.seed not in by_seed:
+                    module = (
+                        self.plain[role]
+                        if role in self.method.heads
+                        else models.build(root, job.factory(root), dataset.x.shape[1:], dataset.outputs, job.seed, 0)
+                    )
+                    by_seed[job.seed] = {n: w.detach() for n, w in module.named_parameters()}
+            names = by_seed[seeds[0]]
+            found[role] = {n: torch.stack([by_seed[s][n] for s in seeds]).to(engine.device) for n in names}
+        return found
+
+    def try_mapping(self) -> None:
+        """One small forward pass, to learn whether torch.func can map the user's modules."""
+        rows = [member.train[:2] for member in self.engine.members[:2]]
+        for role, template in self.templates.items():
+            try:
+                self.outputs(role, range(len(rows)), rows)
+            except (RuntimeError, ValueError, TypeError) as error:
+                reason = str(error).strip().split("\n")[0][:120]
+                raise NotStackable(f"torch.func cannot map {type(template).__name__} ({reason})") from None
+
+    def autocast(self) -> torch.autocast:
+        engine = self.engine
+        return torch.autocast(engine.device.type, torch.bfloat16, enabled=engine.training.precision == "bf16")
+
+    def applied(self, role: str, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """One model with any weights; called inside of a mapped function."""
+        with self.autocast():
+            return self.engine.task.read(functional_call(self.plain[role], dict(weights), (x,)))
+
+    def __call__(self, role: str, weights: Mapping[str, Tensor], x: Tensor, features: bool) -> Both:
+        """Outputs [models, B, ...], and the features if asked for."""
+        template, task = self.templates[role], self.engine.task
+
+        def one(weights: dict[str, Tensor], x: Tensor) -> Both:
+            caught: list[Tensor] = []
+            hook = None
+            if features:
+                head = models.last_linear(template)
+                hook = head.register_forward_pre_hook(lambda _, args: caught.append(args[0]))
+            try:
+                output = task.read(functional_call(template, weights, (x,)))
+            finally:
+                if hook:
+                    hook.remove()
+            return output, caught[-1].float() if features else output
+
+        with self.autocast():
+            return vmap(one, randomness="different")(dict(weights), x)
+
+    def through(
+        self, roles: Iterable[str], weights: Mapping[str, Mapping[str, Tensor]], x: Tensor, known: Mapping[str, Both],
+        features: bool,
+    ) -> dict[str, Both]:  # fmt: skip
+        """The outputs of these roles beside those that are known; a head's from the features of the model below it."""
+        out, heads, roles = dict(known), self.method.heads, list(roles)
+        for role in roles:
+            if role not in heads:
+                out[role] = self(role, weights[role], x, features)
+        for role in roles:
+            if role in heads:
+                out[role] = self._head(role, weights[role], out[heads[role]][1])
+        return out
+
+    def _head(self, role: str, weights: Mapping[str, Tensor], features: Tensor) -> Both:
+        features = features.detach()
+        return self(role, weights, features, False)[0], features
+
+    @torch.no_grad()
+    def outputs(self, role: str, indices: Sequence[int], rows: Sequence[np.ndarray], features: bool = False) -> Both:
+        """Frozen models' outputs on whole splits, padded to the longest: [models, n, ...]."""
+        engine = self.engine
+        at = torch.tensor(list(indices), device=engine.device)
+        if role in self.method.heads:
+            below = self.outputs(self.method.heads[role], indices, rows, True)[1]
+            return self._head(role, pick(engine.weights[role], at), below)
+        self.templates[role].eval()
+        table, _ = padded(rows, engine.device)
+        lengths = [len(r) for r in rows]
+        order = torch.tensor(sorted(range(len(rows)), key=lambda i: -lengths[i]), device=engine.device)
+        weights, scale = pick(engine.weights[role], at[order]), engine.scale_of(at[order])
+        result: Both | None = None
+        size = self._at_once(len(rows))
+        for start in range(0, max(1, *lengths, 1), size):
+            active = max(1, sum(n > start for n in lengths))
+            here = order[:active]
+            part = table[here, start : start + size]
+            x = scale.first(active).inputs(engine.x[part])
+            out = self(role, {n: w[:active] for n, w in weights.items()}, x, features)
+            if result is None:
+                result = tuple(o.new_zeros(len(rows), table.shape[1], *o.shape[2:]) for o in out)  # type: ignore[assignment]
+            assert result is not None
+            for whole, o in zip(result, out, strict=True):
+                whole[here, start : start + part.shape[1]] = o
+        assert result is not None
+        return result
+
+    def _at_once(self, models: int) -> int:
+        return max(1, min(EVALUATION_BATCH, EVALUATION_VALUES // (models * self.engine.x[0].numel())))
+
+    @torch.no_grad()
+    def predictions(self, group: Group, indices: Sequence[int], rows: Sequence[np.ndarray]) -> Tensor:
+        """What the method answers for these rows, padded to the longest: [models, n, ...]."""
+        engine, method = self.engine, group.method
+        if type(method).predict is Method.predict:
+            return self.outputs("private", indices, rows)[0]
+        for role in method.answers:
+            self.templates[role].eval()
+        table, mask = padded(rows, engine.device)
+        at = torch.tensor(list(indices), device=engine.device)
+        scale, features = engine.scale_of(at), method.needs_features
+        roles = (*method.answers, *(below for role, below in method.heads.items() if role in method.answers))
+        weights: dict[str, Any] = {role: pick(engine.weights[role], at) for role in {*roles, *method.anchors}}
+        found, size = [], self._at_once(len(rows))
+        for start in range(0, table.shape[1], size):
+            part = table[:, start : start + size]
+            x = scale.inputs(engine.x[part])
+            out = self.through(dict.fromkeys(roles), weights, x, {}, features)
+            seen = {
+                **engine.known(group, indices),
+                "x": x,
+                "y": torch.zeros_like(scale.targets(engine.y[part])),
+                "outputs": {role: o for role, (o, _) in out.items()},
+                "features": {role: f for role, (_, f) in out.items()} if features else {},
+                "weights": {role: weights[role] for role in method.anchors},
+                "uniform": torch.zeros(*part.shape, method.draws, device=engine.device),
+                "rows": torch.arange(start, start + part.shape[1], device=engine.device).expand(part.shape),
+                "mask": mask[:, start : start + size],
+            }
+            found.append(mapped(engine, group, indices, lambda method, batch: method.predict(batch), seen))
+        return torch.cat(found, dim=1)

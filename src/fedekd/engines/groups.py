@@ -1,0 +1,101 @@
+"""Members of a stack whose losses are one mapped function: one method, differing in float parameters at most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedekd import models
+from fedekd.engines.stacking import pick, stack_trees
+from fedekd.engines.view import make_batch
+from fedekd.methods.base import Batch, Beginning, Method
+from fedekd.trees import with_values
+
+if TYPE_CHECKING:
+    from fedekd.engines.stacked import Stacked
+
+Find = Callable[[Method], Any]  # a step of a method
+
+
+@dataclass
+class Group:
+    method: Method
+    indices: list[int]  # into the engine's members
+    varying: dict[str, Tensor]  # float parameters that differ: [members of the group]
+    memory: dict[str, Any]  # trees of [members of the group, ...]
+    values: list[Mapping[str, float]]  # the same parameters as numbers, by member
+
+    def places(self, indices: Sequence[int]) -> Tensor:
+        """Rows of the group's tensors."""
+        where = {i: k for k, i in enumerate(self.indices)}
+        device = next(iter(self.varying.values())).device if self.varying else None
+        return torch.tensor([where[i] for i in indices], device=device)
+
+
+def make_groups(engine: Stacked) -> list[Group]:
+    found: dict[tuple[Any, ...], list[int]] = {}
+    for i, member in enumerate(engine.members):
+        method = engine.jobs[member.job].method
+        fixed = tuple((f.name, v) for f in fields(method) if not isinstance(v := getattr(method, f.name), float))
+        found.setdefault((type(method), fixed), []).append(i)
+    groups = []
+    for indices in found.values():
+        methods = [engine.jobs[engine.members[i].job].method for i in indices]
+        columns = {f.name: [getattr(m, f.name) for m in methods] for f in fields(methods[0])}
+        differ = {n: c for n, c in columns.items() if isinstance(c[0], float) and len(set(c)) > 1}
+        values = [{name: column[k] for name, column in differ.items()} for k in range(len(indices))]
+        varying = {name: torch.tensor(column, device=engine.device) for name, column in differ.items()}
+        groups.append(Group(methods[0], indices, varying, _begin(engine, methods[0], indices), values))
+    return groups
+
+
+def _begin(engine: Stacked, method: Method, indices: list[int]) -> dict[str, Any]:
+    widths: dict[str, int] = {}
+    if method.needs_features:
+        bodies = {role: engine.forward.plain[role] for role in method.roles if role not in method.heads}
+        widths = {role: models.last_linear(module).in_features for role, module in bodies.items()}
+    memories = []
+    for i in indices:
+        member = engine.members[i]
+        weights = {role: pick(tree, i) for role, tree in engine.weights.items()}
+        rows = torch.from_numpy(member.train).to(engine.device)
+        targets = engine.scale_of(torch.tensor([i], device=engine.device)).targets(engine.y[rows][None])[0]
+        memories.append(method.begin(Beginning(weights, widths, engine.jobs[member.job].seed, targets)))
+    return stack_trees(memories, engine.device)
+
+
+def split(groups: list[Group], group: Group) -> list[Group]:
+    """Put in a group's place one for each value of its parameters, so that they are plain numbers again."""
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for k, values in enumerate(group.values):
+        alike.setdefault(tuple(values.items()), []).append(k)
+    found = []
+    for values_, places in alike.items():
+        method = with_values(group.method, dict(values_))
+        memory = pick(group.memory, torch.tensor(places, device=next(iter(group.varying.values())).device))
+        found.append(Group(method, [group.indices[k] for k in places], {}, memory, [{} for _ in places]))
+    at = groups.index(group)
+    groups[at : at + 1] = found
+    return found
+
+
+def mapped(
+    engine: Stacked, group: Group, indices: Sequence[int], call: Callable[[Method, Batch], Any], seen: dict[str, Any],
+    lr: float | None = None, varying: dict[str, Tensor] | None = None,
+) -> Any:  # fmt: skip
+    """``call(method, batch)`` for each of these members, as one program."""
+    if varying is None:
+        varying = pick(group.varying, group.places(indices)) if group.varying else {}
+
+    def one(varying: dict[str, Tensor], seen: dict[str, Any]) -> Any:
+        method, x = with_values(group.method, varying), seen.get("x")
+        forward = None if x is None else lambda role, tree: engine.forward.applied(role, tree, x)
+        rate = engine.training.lr if lr is None else lr
+        return call(method, make_batch(method, engine.task, rate, seen, forward))
+
+    return vmap(one)(varying, seen)
