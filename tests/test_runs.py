@@ -348,3 +348,9 @@ def test_a_method_whose_code_has_changed_is_another_run(digits, tmp_path, monkey
     assert keys[0] == keys[1]
     assert keys[0][0] == keys[2][0]
     assert keys[0][1] != keys[2][1]
+
+
+def test_the_keys_of_kept_runs_stay_as_they_are():
+    """A key that changes orphans every folder that holds a run under the old one."""
+    keys = {run.label: run.key for run in plan(make_settings({"dataset": "digits"}))}
+    assert keys == {"local": "7381b9176187ea4e", "fedekd": "bb142a62dd7f6c39", "fedavg": "d9bc41805ae25ae2"}
