@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -20,10 +20,11 @@ from torch import nn
 
 import fedekd
 from fedekd import methods
+from fedekd.engines.job import Training
 from fedekd.engines.serial import Serial
 from fedekd.errors import FedekdError
 from fedekd.observers import Nobody
-from fedekd.plan import choose_methods, plan
+from fedekd.plan import choose_methods, plan, run_key
 from fedekd.runs import execute
 from fedekd.settings import make_settings
 from tiny import tiny_private, tiny_proxy
@@ -325,7 +326,7 @@ def test_a_method_without_a_private_model_leaves_a_record(digits, tmp_path, engi
 
 
 CODE = """
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from fedekd.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
@@ -354,3 +355,24 @@ def test_the_keys_of_kept_runs_stay_as_they_are():
     """A key that changes orphans every folder that holds a run under the old one."""
     keys = {run.label: run.key for run in plan(make_settings({"dataset": "digits"}))}
     assert keys == {"local": "7381b9176187ea4e", "fedekd": "bb142a62dd7f6c39", "fedavg": "d9bc41805ae25ae2"}
+
+
+@dataclass(frozen=True)
+class Partly(Training):
+    participation: float = 1.0
+
+
+def test_participation_counts_in_a_key_only_where_not_all_take_part(digits):
+    (run, *_) = plan(make_settings({**SMALL, "dataset": "digits", "methods": "local"}), digits)
+    keys = [
+        run_key(replace(run.job, training=Partly(**{**asdict(run.job.training), "participation": share})), "data")
+        for share in (1.0, 1, 0.5, 0.25)
+    ]
+    assert keys[0] == keys[1] == run_key(run.job, "data")
+    assert len(set(keys)) == 3
+
+
+def test_participation_reaches_the_training(digits, monkeypatch):
+    monkeypatch.setattr("fedekd.plan.Training", Partly)
+    runs = plan(make_settings({**SMALL, "dataset": "digits", "participation": 0.5}), digits)
+    assert [run.job.training.participation for run in runs] == [0.5] * len(runs)

@@ -147,6 +147,19 @@ def test_counts_are_whole_numbers(name, low, value):
     assert repr(value) in one_line(error)
 
 
+@pytest.mark.parametrize("value", [0, 0.0, -0.1, 1.01, 2, math.nan, math.inf, "0.5", True, [0.5]])
+def test_participation_is_a_share_of_the_clients(value):
+    with pytest.raises(FedekdError, match=r"^participation must be a number > 0 and <= 1") as error:
+        make_settings({"participation": value})
+    assert repr(value) in one_line(error)
+
+
+@pytest.mark.parametrize("value", [1e-9, 0.2, 1, 1.0])
+def test_a_share_of_the_clients_may_take_part(value):
+    assert make_settings({}).participation == 1
+    assert make_settings({"participation": value}).participation == value
+
+
 def test_the_smallest_values_are_taken():
     low = {"clients": 2, "rounds": 1, "epochs": 1, "batch_size": 1, "alpha": 1e-9, "lr": 1e-30}
     settings = make_settings(low)
@@ -163,6 +176,7 @@ def test_the_smallest_values_are_taken():
         ({"precision": "double"}, "known: bf16, fp32, tf32"),
         ({"weighting": "sample"}, "did you mean 'samples'?"),
         ({"optimizer": "adamw"}, "did you mean 'adam'?"),
+        ({"optimizer": "nesterov"}, "known: adam, momentum, sgd"),
         ({"task": "classify"}, "unknown task 'classify'"),
         ({"bach_size": 3}, "unknown setting 'bach_size'; did you mean 'batch_size'?"),
         ({"batch-size": 3}, "did you mean 'batch_size'?"),

@@ -19,7 +19,7 @@ from fedekd.data.clusters import by_clusters, clusters_for
 from fedekd.engines.job import Job, Training
 from fedekd.errors import unknown
 from fedekd.methods.base import Method
-from fedekd.settings import SHORTCUTS, Settings, model_name
+from fedekd.settings import NEWER, SHORTCUTS, Settings, model_name
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,11 @@ def make_job(settings: Settings, federation: Federation, method: Method, seed: i
 
 
 def run_key(job: Job, data_checksum: str) -> str:
-    """A changed setting gives another key, so that a finished run is never taken for another."""
+    """A changed setting gives another key, so that a finished run is never taken for another.
+
+    A setting that came later counts only where it is not at its default: the keys of runs from before it stay.
+    """
+    training = asdict(replace(job.training, device=job.training.device.split(":")[0]))
     identity = {
         "dataset": job.federation.dataset.name,
         "data": data_checksum,
@@ -127,7 +131,7 @@ def run_key(job: Job, data_checksum: str) -> str:
         "seed": job.seed,
         "method": algorithm(job.method),
         "params": asdict(job.method),
-        "training": asdict(replace(job.training, device=job.training.device.split(":")[0])),
+        "training": {name: value for name, value in training.items() if (name, value) not in NEWER.items()},
         "models": [architecture(job, role) for role in ("private", "proxy")],
     }
     return hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:16]

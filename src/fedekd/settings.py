@@ -20,13 +20,14 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 OWN_DATA = {"rounds": 10, "epochs": 2, "batch_size": 32, "lr": 1e-3}
 MOST_SEEDS = 10_000
+NEWER = {"participation": 1.0}  # training settings that older records and run keys lack, and what those were run with
 SHORTCUTS = ("beta", "lambda_kd", "energy")  # parameters that every gated method takes
 CHOICES = {
     "partition": ("auto", "dirichlet", "iid", "sites"),
     "precision": ("fp32", "tf32", "bf16"),
     "engine": ("auto", "serial", "stacked"),
     "weighting": ("uniform", "samples"),
-    "optimizer": ("adam", "sgd"),
+    "optimizer": ("adam", "sgd", "momentum"),
     "task": ("classification", "regression"),
     "models": ("first", "all", "none"),
 }
@@ -49,8 +50,9 @@ class Settings:
     epochs: int | None = _help("local epochs per round")
     batch_size: int | None = _help("samples per batch")
     lr: float | None = _help("learning rate")
-    optimizer: str = _help("adam or sgd, fresh each round", "adam")
+    optimizer: str = _help("adam, sgd or momentum (sgd with momentum 0.9), fresh each round", "adam")
     weighting: str = _help("average uniformly or by training samples", "uniform")
+    participation: float = _help("share of the clients that take part in a round, drawn anew each round", 1.0)
     partition: str = _help("auto, dirichlet, iid or sites", "auto")
     device: str = _help("cpu, cuda or auto", "cpu")
     precision: str = _help("fp32, tf32 or bf16", "fp32")
@@ -150,6 +152,9 @@ def _check(settings: Settings) -> None:
         value = getattr(settings, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < low:
             raise FedekdError(f"{name} must be a whole number >= {low}, got {value!r}")
+    share = settings.participation
+    if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 < share <= 1:
+        raise FedekdError(f"participation must be a number > 0 and <= 1, got {share!r}")
     for name, choices in CHOICES.items():
         value = getattr(settings, name)
         if value is not None and value not in choices:
