@@ -376,3 +376,30 @@ def test_participation_reaches_the_training(digits, monkeypatch):
     monkeypatch.setattr("fedekd.plan.Training", Partly)
     runs = plan(make_settings({**SMALL, "dataset": "digits", "participation": 0.5}), digits)
     assert [run.job.training.participation for run in runs] == [0.5] * len(runs)
+
+
+def test_public_rows_are_set_aside_for_every_method(digits, tmp_path):
+    given = {**SMALL, "dataset": "digits", "seeds": "0-1"}
+    np.savez(tmp_path / "open.npz", x=digits.x[:5])
+    np.savez(tmp_path / "more.npz", x=digits.x[:6])
+    files = [str(tmp_path / name) for name in ("open.npz", "more.npz")]
+    keys = set()
+    for public in (None, 0.1, "0.1", "0.10", 0.2, *files):
+        runs = plan(make_settings({**given, "public": public}), digits)
+        keys |= {run.key for run in runs}
+        assert len({id(run.job.federation.dataset) for run in runs}) == 1
+        for seed in (0, 1):
+            federations = [run.job.federation for run in runs if run.job.seed == seed]
+            assert all(one is federations[0] for one in federations)  # Local among them
+    assert len(keys) == 5 * 6  # None, 0.1, 0.2 and the two files; two seeds of three methods
+
+
+@pytest.mark.parametrize("engine", ["serial", "stacked"])
+def test_methods_without_a_use_for_a_file_of_public_rows_train_as_before(digits, tmp_path, engine):
+    np.savez(tmp_path / "open.npz", x=digits.x[:5])
+    public = str(tmp_path / "open.npz")
+    alone, beside = (small(digits, tmp_path, methods=["fedavg"], engine=engine, public=p) for p in (None, public))
+    assert [r["clients"] for r in alone.records] == [r["clients"] for r in beside.records]
+    assert [r["partition"].get("public", {}).get("rows") for r in (*alone.records, *beside.records)] == [None] * 2 + [
+        5
+    ] * 2

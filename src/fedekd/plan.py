@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedekd import methods, models
-from fedekd.data import Dataset, Federation, data_folder, federate, load_dataset
+from fedekd.data import Dataset, Federation, data_folder, federate, find_public, load_dataset
 from fedekd.data.clusters import by_clusters, clusters_for
 from fedekd.engines.job import Job, Training
 from fedekd.errors import unknown
@@ -50,13 +50,15 @@ class Run:
 def plan(settings: Settings, dataset: Dataset | None = None) -> list[Run]:
     """The runs that the settings ask for: seed by seed, Local first."""
     named, dataset = dataset is None, dataset or load(settings)
-    checksum, clusters, runs = fingerprint(dataset), None, []
+    checksum, clusters, runs = fingerprint(dataset), None, list[Run]()
+    public = find_public(settings.public, dataset, target=settings.target, clients_from=settings.clients_from)
     for seed in settings.seeds:
         if named and by_clusters(dataset, settings.partition):
             clusters = clusters_for(dataset, checksum, seed, data_folder(settings.data))
         federation = federate(
             dataset,
             clients=settings.clients, alpha=settings.alpha, seed=seed, partition=settings.partition, clusters=clusters,
+            public=public,
         )  # fmt: skip
         runs += runs_on(federation, settings, seed, checksum)
     return runs
