@@ -125,6 +125,12 @@ def test_data_show(ask: Ask, dataset: str, groups: str) -> None:
     assert [row[0] for row in rows] == ["0", "1", "2", "3"]
 
 
+def test_data_show_tells_the_public_rows(ask: Ask) -> None:
+    status, out, _ = ask("data", "show", "diabetes", "--public", "0.1", "--clients", "3")
+    assert status == 0
+    assert "diabetes, 398 rows, 3 clients, Dirichlet alpha 0.1, seed 0, 44 public rows besides" in out
+
+
 # Running
 
 
@@ -275,6 +281,11 @@ def test_missing_config(ask: Ask) -> None:
         ("data show digts", "did you mean 'digits'?"),
         ("data show digits --clients 1", "clients must be"),
         ("data show digits --seed x", "invalid int value: 'x'"),
+        ("data show digits --public 1", "public must be a share > 0 and < 1"),
+        ("run --public none.npz", "public must be a share such as 0.1 or a file that is there, got 'none.npz'"),
+        ("run --public 0.99", "with 1779 of 1797 rows public: 18 rows cannot give 6 clients 10 rows each"),
+        ("run --participation 0", "participation must be a number > 0 and <= 1"),
+        ("run --optimizer momentun", "did you mean 'momentum'?"),
     ],
 )
 def test_mistakes_cost_one_line(ask: Ask, words: str, part: str) -> None:

@@ -148,6 +148,18 @@ def test_a_seed_counts_once_in_a_row():
     assert all(len(set(row["seeds"])) == len(row["seeds"]) for row in rows)
 
 
+def test_runs_from_before_a_setting_stand_with_those_at_its_default():
+    params = [{}, {"participation": 1.0}, {"participation": 0.5}]
+    rows = aggregate([record(seed=seed, params=given) for seed, given in enumerate(params)])
+    assert [row["seeds"] for row in rows] == [[0, 1], [2]]
+
+
+def test_runs_with_other_public_rows_are_not_averaged():
+    public = [None, {"share": 0.1, "rows": 18}, {"share": 0.1, "rows": 18}, {"file": "12ab", "rows": 18}]
+    rows = aggregate([record(seed=s, partition={"public": p} if p else {}) for s, p in enumerate(public)])
+    assert [row["seeds"] for row in rows] == [[0], [1, 2], [3]]
+
+
 def test_the_interval_of_a_client_covers_its_true_difference_of_accuracy():
     draw, held = np.random.default_rng(0), 0
     for _ in range(2000):  # alone wrong on 30 %, with the method on 20 %, and the two agree more often than not

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -20,10 +20,11 @@ from torch import nn
 
 import fedekd
 from fedekd import methods
+from fedekd.engines.job import Training
 from fedekd.engines.serial import Serial
 from fedekd.errors import FedekdError
 from fedekd.observers import Nobody
-from fedekd.plan import choose_methods, plan
+from fedekd.plan import choose_methods, plan, run_key
 from fedekd.runs import execute
 from fedekd.settings import make_settings
 from tiny import tiny_private, tiny_proxy
@@ -325,7 +326,7 @@ def test_a_method_without_a_private_model_leaves_a_record(digits, tmp_path, engi
 
 
 CODE = """
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from fedekd.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
@@ -348,3 +349,57 @@ def test_a_method_whose_code_has_changed_is_another_run(digits, tmp_path, monkey
     assert keys[0] == keys[1]
     assert keys[0][0] == keys[2][0]
     assert keys[0][1] != keys[2][1]
+
+
+def test_the_keys_of_kept_runs_stay_as_they_are():
+    """A key that changes orphans every folder that holds a run under the old one."""
+    keys = {run.label: run.key for run in plan(make_settings({"dataset": "digits"}))}
+    assert keys == {"local": "7381b9176187ea4e", "fedekd": "bb142a62dd7f6c39", "fedavg": "d9bc41805ae25ae2"}
+
+
+@dataclass(frozen=True)
+class Partly(Training):
+    participation: float = 1.0
+
+
+def test_participation_counts_in_a_key_only_where_not_all_take_part(digits):
+    (run, *_) = plan(make_settings({**SMALL, "dataset": "digits", "methods": "local"}), digits)
+    keys = [
+        run_key(replace(run.job, training=Partly(**{**asdict(run.job.training), "participation": share})), "data")
+        for share in (1.0, 1, 0.5, 0.25)
+    ]
+    assert keys[0] == keys[1] == run_key(run.job, "data")
+    assert len(set(keys)) == 3
+
+
+def test_participation_reaches_the_training(digits, monkeypatch):
+    monkeypatch.setattr("fedekd.plan.Training", Partly)
+    runs = plan(make_settings({**SMALL, "dataset": "digits", "participation": 0.5}), digits)
+    assert [run.job.training.participation for run in runs] == [0.5] * len(runs)
+
+
+def test_public_rows_are_set_aside_for_every_method(digits, tmp_path):
+    given = {**SMALL, "dataset": "digits", "seeds": "0-1"}
+    np.savez(tmp_path / "open.npz", x=digits.x[:5])
+    np.savez(tmp_path / "more.npz", x=digits.x[:6])
+    files = [str(tmp_path / name) for name in ("open.npz", "more.npz")]
+    keys = set()
+    for public in (None, 0.1, "0.1", "0.10", 0.2, *files):
+        runs = plan(make_settings({**given, "public": public}), digits)
+        keys |= {run.key for run in runs}
+        assert len({id(run.job.federation.dataset) for run in runs}) == 1
+        for seed in (0, 1):
+            federations = [run.job.federation for run in runs if run.job.seed == seed]
+            assert all(one is federations[0] for one in federations)  # Local among them
+    assert len(keys) == 5 * 6  # None, 0.1, 0.2 and the two files; two seeds of three methods
+
+
+@pytest.mark.parametrize("engine", ["serial", "stacked"])
+def test_methods_without_a_use_for_a_file_of_public_rows_train_as_before(digits, tmp_path, engine):
+    np.savez(tmp_path / "open.npz", x=digits.x[:5])
+    public = str(tmp_path / "open.npz")
+    alone, beside = (small(digits, tmp_path, methods=["fedavg"], engine=engine, public=p) for p in (None, public))
+    assert [r["clients"] for r in alone.records] == [r["clients"] for r in beside.records]
+    assert [r["partition"].get("public", {}).get("rows") for r in (*alone.records, *beside.records)] == [None] * 2 + [
+        5
+    ] * 2

@@ -12,7 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from fedekd.errors import FedekdError
-from fedekd.settings import PAPER, PRESETS, Settings, make_settings, parse_names, parse_seeds, read_toml
+from fedekd.settings import PAPER, PRESETS, Settings, as_share, make_settings, parse_names, parse_seeds, read_toml
 
 
 def one_line(error) -> str:
@@ -147,6 +147,43 @@ def test_counts_are_whole_numbers(name, low, value):
     assert repr(value) in one_line(error)
 
 
+@pytest.mark.parametrize("value", [0, 0.0, -0.1, 1.01, 2, math.nan, math.inf, "0.5", True, [0.5]])
+def test_participation_is_a_share_of_the_clients(value):
+    with pytest.raises(FedekdError, match=r"^participation must be a number > 0 and <= 1") as error:
+        make_settings({"participation": value})
+    assert repr(value) in one_line(error)
+
+
+@pytest.mark.parametrize("value", [1e-9, 0.2, 1, 1.0])
+def test_a_share_of_the_clients_may_take_part(value):
+    assert make_settings({}).participation == 1
+    assert make_settings({"participation": value}).participation == value
+
+
+@pytest.mark.parametrize("value", [0.1, "0.1", "1e-3", 0.999])
+def test_public_rows_are_a_share(value):
+    assert make_settings({}).public is None
+    assert as_share(make_settings({"public": value}).public) == float(value)
+
+
+@pytest.mark.parametrize("value", [0, 0.0, 1, 1.5, -0.1, "1", "-1", "nan", "inf", math.nan, math.inf])
+def test_a_public_share_is_between_0_and_1(value):
+    with pytest.raises(FedekdError, match=r"^public must be a share > 0 and < 1, or a file, got '") as error:
+        make_settings({"public": value})
+    assert str(value) in one_line(error)
+
+
+def test_public_rows_are_in_a_file_that_is_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for value in ("rows.npz", "", "10 %", "O.1"):
+        with pytest.raises(FedekdError, match=r"^public must be a share such as 0\.1 or a file that is there") as error:
+            make_settings({"public": value})
+        assert repr(value) in one_line(error)
+    Path("rows.npz").touch()
+    assert make_settings({"public": "rows.npz"}).public == "rows.npz"
+    assert as_share("rows.npz") is None
+
+
 def test_the_smallest_values_are_taken():
     low = {"clients": 2, "rounds": 1, "epochs": 1, "batch_size": 1, "alpha": 1e-9, "lr": 1e-30}
     settings = make_settings(low)
@@ -163,6 +200,7 @@ def test_the_smallest_values_are_taken():
         ({"precision": "double"}, "known: bf16, fp32, tf32"),
         ({"weighting": "sample"}, "did you mean 'samples'?"),
         ({"optimizer": "adamw"}, "did you mean 'adam'?"),
+        ({"optimizer": "nesterov"}, "known: adam, momentum, sgd"),
         ({"task": "classify"}, "unknown task 'classify'"),
         ({"bach_size": 3}, "unknown setting 'bach_size'; did you mean 'batch_size'?"),
         ({"batch-size": 3}, "did you mean 'batch_size'?"),
@@ -181,7 +219,7 @@ def test_unknown_names_are_answered_with_the_nearest(given, hint):
     ("name", "value"),
     [
         ("methods", 5), ("dataset", 5), ("dataset", Path("patients.csv")), ("out", 5), ("out", ""), ("device", 5),
-        ("private", 5), ("proxy", [1]), ("target", ["a"]), ("data", 3.0),
+        ("private", 5), ("proxy", [1]), ("target", ["a"]), ("data", 3.0), ("public", True), ("public", [0.1]),
         ("parameters", 5),
     ],
 )  # fmt: skip

@@ -78,7 +78,8 @@ def partition(federation: Federation) -> tuple[list[dict[str, Any]], list[float]
     """How many samples of each class (of each tenth of the target's range) every client holds."""
     dataset, edges = federation.dataset, None
     if dataset.task == "regression":
-        edges = np.linspace(dataset.y.min(), dataset.y.max(), 11)
+        held = dataset.y[federation.held]
+        edges = np.linspace(held.min(), held.max(), 11)
     rows = []
     for name, split in zip(federation.names, federation.clients, strict=True):
         y = dataset.y[np.concatenate([split.train, split.val, split.test])]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-SHARED = ("rounds", "epochs", "batch_size", "lr", "optimizer", "weighting", "precision")  # runs that differ here differ
+from fedekd.settings import NEWER
+
+SHARED = ("rounds", "epochs", "batch_size", "lr", "optimizer", "weighting", "precision", "participation")
 FEW = 5  # test samples, below which an interval says nothing
 
 
@@ -74,13 +76,22 @@ def sample_interval(
     return centre - half, centre + half
 
 
+def shared_settings(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What runs must share to stand in one table; the device is not among it."""
+    params, partition = {**NEWER, **record.get("params", {})}, record.get("partition", {})
+    public = partition.get("public", {})
+    return (
+        *(params.get(name) for name in SHARED),
+        *(partition.get(name) for name in ("kind", "clients")),
+        *(public.get(name) for name in ("share", "file")),
+    )
+
+
 def aggregate(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Records of several seeds as one row per dataset, alpha, method and settings, in order of appearance."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for record in records:
-        settings = [record.get("params", {}).get(name) for name in SHARED]
-        split = [record.get("partition", {}).get(name) for name in ("kind", "clients")]
-        same = (record["dataset"], record["alpha"], record["label"], *settings, *split)
+        same = (record["dataset"], record["alpha"], record["label"], *shared_settings(record))
         groups.setdefault(same, []).append(record)
     rows = []
     for (dataset, alpha, label, *_), group in groups.items():

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from fedekd import methods, models
-from fedekd.data import Dataset, Federation, data_folder, federate, load_dataset
+from fedekd.data import Dataset, Federation, data_folder, federate, find_public, load_dataset
 from fedekd.data.clusters import by_clusters, clusters_for
 from fedekd.engines.job import Job, Training
 from fedekd.errors import unknown
 from fedekd.methods.base import Method
-from fedekd.settings import SHORTCUTS, Settings, model_name
+from fedekd.settings import NEWER, SHORTCUTS, Settings, model_name
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,15 @@ class Run:
 def plan(settings: Settings, dataset: Dataset | None = None) -> list[Run]:
     """The runs that the settings ask for: seed by seed, Local first."""
     named, dataset = dataset is None, dataset or load(settings)
-    checksum, clusters, runs = fingerprint(dataset), None, []
+    checksum, clusters, runs = fingerprint(dataset), None, list[Run]()
+    public = find_public(settings.public, dataset, target=settings.target, clients_from=settings.clients_from)
     for seed in settings.seeds:
         if named and by_clusters(dataset, settings.partition):
             clusters = clusters_for(dataset, checksum, seed, data_folder(settings.data))
         federation = federate(
             dataset,
             clients=settings.clients, alpha=settings.alpha, seed=seed, partition=settings.partition, clusters=clusters,
+            public=public,
         )  # fmt: skip
         runs += runs_on(federation, settings, seed, checksum)
     return runs
@@ -119,7 +121,11 @@ def make_job(settings: Settings, federation: Federation, method: Method, seed: i
 
 
 def run_key(job: Job, data_checksum: str) -> str:
-    """A changed setting gives another key, so that a finished run is never taken for another."""
+    """A changed setting gives another key, so that a finished run is never taken for another.
+
+    A setting that came later counts only where it is not at its default: the keys of runs from before it stay.
+    """
+    training = asdict(replace(job.training, device=job.training.device.split(":")[0]))
     identity = {
         "dataset": job.federation.dataset.name,
         "data": data_checksum,
@@ -127,7 +133,7 @@ def run_key(job: Job, data_checksum: str) -> str:
         "seed": job.seed,
         "method": algorithm(job.method),
         "params": asdict(job.method),
-        "training": asdict(replace(job.training, device=job.training.device.split(":")[0])),
+        "training": {name: value for name, value in training.items() if (name, value) not in NEWER.items()},
         "models": [architecture(job, role) for role in ("private", "proxy")],
     }
     return hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:16]

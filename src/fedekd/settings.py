@@ -20,13 +20,14 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 OWN_DATA = {"rounds": 10, "epochs": 2, "batch_size": 32, "lr": 1e-3}
 MOST_SEEDS = 10_000
+NEWER = {"participation": 1.0}  # training settings that older records and run keys lack, and what those were run with
 SHORTCUTS = ("beta", "lambda_kd", "energy")  # parameters that every gated method takes
 CHOICES = {
     "partition": ("auto", "dirichlet", "iid", "sites"),
     "precision": ("fp32", "tf32", "bf16"),
     "engine": ("auto", "serial", "stacked"),
     "weighting": ("uniform", "samples"),
-    "optimizer": ("adam", "sgd"),
+    "optimizer": ("adam", "sgd", "momentum"),
     "task": ("classification", "regression"),
     "models": ("first", "all", "none"),
 }
@@ -49,8 +50,9 @@ class Settings:
     epochs: int | None = _help("local epochs per round")
     batch_size: int | None = _help("samples per batch")
     lr: float | None = _help("learning rate")
-    optimizer: str = _help("adam or sgd, fresh each round", "adam")
+    optimizer: str = _help("adam, sgd or momentum (sgd with momentum 0.9), fresh each round", "adam")
     weighting: str = _help("average uniformly or by training samples", "uniform")
+    participation: float = _help("share of the clients that take part in a round, drawn anew each round", 1.0)
     partition: str = _help("auto, dirichlet, iid or sites", "auto")
     device: str = _help("cpu, cuda or auto", "cpu")
     precision: str = _help("fp32, tf32 or bf16", "fp32")
@@ -59,6 +61,7 @@ class Settings:
     target: str | None = _help("target column of a CSV")
     task: str | None = _help("classification or regression, where the data does not say")
     clients_from: str | None = _help("column (CSV) or array (npz) that names each row's real client")
+    public: str | None = _help("a share such as 0.1, or a file, of rows that server and clients all hold")
     private: str | None = _help("own private model, package.module:function")
     proxy: str | None = _help("own proxy model, package.module:function")
     parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by method
@@ -78,6 +81,8 @@ def make_settings(given: Mapping[str, Any]) -> Settings:
         given["seeds"] = parse_seeds(given["seeds"])
     if "methods" in given:
         given["methods"] = parse_names(given["methods"])
+    if isinstance(given.get("public"), (int, float)) and not isinstance(given["public"], bool):
+        given["public"] = str(given["public"])
     for f in fields(Settings):
         wrong = f.name in given and str(f.type).startswith("str") and not isinstance(given[f.name], str)
         if wrong and not (f.name in ("private", "proxy") and callable(given[f.name])):
@@ -141,6 +146,14 @@ def parse_names(given: str | Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(n.strip() if isinstance(n, str) else n for n in names if n))
 
 
+def as_share(public: str) -> float | None:
+    """The share of public rows, where the text is a number and not the name of a file."""
+    try:
+        return float(public)
+    except ValueError:
+        return None
+
+
 def _check(settings: Settings) -> None:
     for name in ("alpha", "lr"):
         value = getattr(settings, name)
@@ -150,6 +163,11 @@ def _check(settings: Settings) -> None:
         value = getattr(settings, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < low:
             raise FedekdError(f"{name} must be a whole number >= {low}, got {value!r}")
+    share = settings.participation
+    if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 < share <= 1:
+        raise FedekdError(f"participation must be a number > 0 and <= 1, got {share!r}")
+    if settings.public is not None:
+        _check_public(settings.public)
     for name, choices in CHOICES.items():
         value = getattr(settings, name)
         if value is not None and value not in choices:
@@ -163,3 +181,11 @@ def _check(settings: Settings) -> None:
     for method, parameters in settings.parameters.items():
         if not isinstance(parameters, Mapping):
             raise FedekdError(f"[parameters.{method}] must be a table of values, got {parameters!r}")
+
+
+def _check_public(public: str) -> None:
+    share = as_share(public)
+    if share is None and not (public and Path(public).expanduser().exists()):
+        raise FedekdError(f"public must be a share such as 0.1 or a file that is there, got {public!r}")
+    if share is not None and not 0 < share < 1:
+        raise FedekdError(f"public must be a share > 0 and < 1, or a file, got {public!r}")

@@ -56,6 +56,12 @@ def test_a_file_of_plain_settings_is_a_study(tmp_path):
     assert (settings.dataset, settings.batch_size) == ("diabetes", 7)
 
 
+def test_public_rows_and_participation_are_settings_of_a_block(tmp_path):
+    text = "[[block]]\npublic = 0.1\nparticipation = 0.5\n[[block]]\npublic = '0.2'\n[[block]]\nalpha = 1"
+    grid = study(tmp_path, text).grid
+    assert [(s.public, s.participation) for s in grid] == [("0.1", 0.5), ("0.2", 1.0), (None, 1.0)]
+
+
 def test_what_is_given_now_wins(tmp_path):
     text = "seeds = 3\n[[block]]\nrounds = 9\nprecision = 'bf16'"
     (settings,) = study(tmp_path, text, {"rounds": 1, "seeds": "0-1", "precision": None, "out": "here"}).grid
@@ -91,6 +97,8 @@ def test_only_keeps_a_part():
         ("[[block]]\nalpha = []", "alpha is an empty list"),
         ("[block]\nalpha = 1", r"under a line \[\[block\]\]"),
         ("alpha = [0.1, 'x']", "alpha must be a number"),
+        ("public = 2", "public must be a share > 0 and < 1"),
+        ("participation = 0", "participation must be"),
     ],
 )
 def test_mistakes_in_a_file(tmp_path, text, complaint):

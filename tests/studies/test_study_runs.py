@@ -248,6 +248,21 @@ def test_a_cell_carries_its_clusters_and_gives_the_same_runs(home):
     assert [r.key for r in cell.prepared().runs()] == [r.key for r in cell.runs()]
 
 
+@pytest.mark.parametrize("public", ["0.1", "open.npz"])
+def test_public_rows_are_those_of_a_run(home, monkeypatch, public):
+    np.savez("open.npz", x=np.ones((4, 10)))
+    without = [r.key for _, runs in survey(patients(home), lambda line: None).cells for r in runs]
+    monkeypatch.setattr(clusters, "input_clusters", lambda dataset, seed: pytest.fail("found anew"))
+    study = small("dataset=" + str(home / "patients.npz"), public=public)
+    view, (settings,) = survey(study, lambda line: None), study.grid
+    keys = [r.key for _, runs in view.cells for r in runs]
+    assert [r.key for r in plan(settings)] == keys
+    assert not set(keys) & set(without)
+    federations = [cell.federation() for cell, _ in view.cells]
+    assert [len(f.public) for f in federations] == [15 if public == "0.1" else 4] * 2
+    assert federations[0].dataset is federations[1].dataset
+
+
 def test_records_are_the_same_whatever_the_clusters_came_from(home):
     run_study(patients(home), "one", Nobody(), workers=1)
     run_study(patients(home), "two", Nobody(), workers=1)

@@ -8,7 +8,7 @@ from typing import Any
 from fedekd.commands.parser import command, console
 from fedekd.settings import make_settings
 
-PARTITION = ("alpha", "clients", "partition", "data", "target", "task", "clients_from")
+PARTITION = ("alpha", "clients", "partition", "data", "target", "task", "clients_from", "public")
 
 
 def add(commands: Any) -> None:
@@ -38,14 +38,16 @@ def fetch_data(given: argparse.Namespace) -> None:
 def show_data(given: argparse.Namespace) -> None:
     chosen = {name: getattr(given, name) for name in ("dataset", *PARTITION)}
     settings = make_settings({**chosen, "seeds": given.seed})
-    from fedekd.data import federate, load_dataset
+    from fedekd.data import federate, find_public, load_dataset
     from fedekd.report.partition import print_partition
 
     dataset = load_dataset(
         settings.dataset, data_dir=settings.data, target=settings.target,
         task=settings.task, clients_from=settings.clients_from,
     )  # fmt: skip
+    public = find_public(settings.public, dataset, target=settings.target, clients_from=settings.clients_from)
     federation = federate(
-        dataset, clients=settings.clients, alpha=settings.alpha, seed=given.seed, partition=settings.partition
-    )
+        dataset,
+        clients=settings.clients, alpha=settings.alpha, seed=given.seed, partition=settings.partition, public=public,
+    )  # fmt: skip
     print_partition(console(), federation)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Act = Callable[[argparse.Namespace], None]
 KINDS: dict[str, type] = {"int": int, "float": float}
-PLACEHOLDERS = {"seeds": "LIST", "methods": "LIST", "data": "DIR", "out": "DIR", "target": "COLUMN"}
+PLACEHOLDERS = {"seeds": "LIST", "methods": "LIST", "data": "DIR", "out": "DIR", "target": "COLUMN", "public": "X|FILE"}
 
 
 class Parser(argparse.ArgumentParser):

@@ -8,6 +8,7 @@ import pkgutil
 from fedekd.data.dataset import Dataset
 from fedekd.data.federation import Federation, Split, federate
 from fedekd.data.fetch import fetch
+from fedekd.data.public import PublicRows, find_public
 from fedekd.data.registry import Entry, catalogue, data_folder, load_dataset, register_dataset
 from fedekd.data.show import class_counts, class_names
 
@@ -19,6 +20,7 @@ __all__ = [
     "Dataset",
     "Entry",
     "Federation",
+    "PublicRows",
     "Split",
     "catalogue",
     "class_counts",
@@ -26,6 +28,7 @@ __all__ = [
     "data_folder",
     "federate",
     "fetch",
+    "find_public",
     "load_dataset",
     "register_dataset",
 ]

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedekd.data import partition as parting
 from fedekd.data.dataset import Dataset
+from fedekd.data.public import PublicRows, set_aside
 from fedekd.errors import FedekdError, unknown
 
 _CLUSTERS: WeakKeyDictionary[Dataset, dict[int, np.ndarray]] = WeakKeyDictionary()
@@ -40,6 +41,14 @@ class Federation:
     target_mean: float
     target_std: float
     public: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    """int64 indices into ``dataset.x`` of rows that no client has for itself and that server and clients all hold."""
+    public_labelled: bool = True
+    """Where not, ``dataset.y`` is 0 in the public rows and means nothing."""
+
+    @property
+    def held(self) -> np.ndarray:
+        """The rows of all clients together, in rising order."""
+        return np.sort(np.concatenate([rows for own in self.clients for rows in (own.train, own.val, own.test)]))
 
 
 def federate(
@@ -51,44 +60,75 @@ def federate(
     partition: str = "auto",
     min_samples: int = 10,
     clusters: np.ndarray | None = None,
+    public: float | PublicRows | None = None,
 ) -> Federation:
     """Deal a dataset's rows out to clients and cut each client's into train, validation and test.
 
     ``partition`` is "dirichlet" (uneven classes; for regression, uneven K-means clusters of the inputs), "iid",
     "sites" (the dataset's own) or "auto": the sites where there are any, else dirichlet. ``clusters`` stands in
-    for the K-means clusters of a regression's rows when they are known already.
+    for the K-means clusters of a regression's rows when they are known already. ``public`` is a share of the rows,
+    which is set aside before the rest is dealt out, or the rows of a file: see ``find_public``.
     """
     if partition not in KINDS:
         raise unknown("partition", partition, KINDS)
     clients, seed = _whole("clients", clients), _whole("seed", seed)
     if partition == "auto":
         partition = "dirichlet" if dataset.sites is None else "sites"
-    if partition != "sites" and clients > len(dataset.y):
-        raise FedekdError(f"{clients} clients but only {len(dataset.y)} samples; take fewer clients")
     rng = np.random.default_rng(seed)
-    names = tuple(str(client) for client in range(clients))
-    if partition == "sites":
-        if dataset.sites is None:
-            raise FedekdError(f"dataset {dataset.name!r} has no sites of its own; take partition 'dirichlet' or 'iid'")
-        names = dataset.site_names
-        parts = parting.by_site(dataset.sites, names)
-    elif partition == "iid":
-        parts = parting.iid(len(dataset.y), clients, rng, min_samples)
-    else:
-        groups = _groups(dataset, seed, clusters)
-        parts = parting.dirichlet(groups, clients, alpha, rng, min_samples)
-    splits = tuple(Split(*parting.cut(part, rng)) for part in parts)
+    held, shared, whole = np.arange(len(dataset.y)), np.empty(0, np.int64), dataset
+    if isinstance(public, PublicRows):
+        shared, whole = public.rows, public.dataset
+        if len(whole.y) != len(held) + len(shared):
+            raise FedekdError("these public rows were read for another dataset; read them again with find_public")
+    elif public is not None:
+        shared, held = set_aside(len(dataset.y), public, seed)
+    try:
+        parts = _deal(dataset, held, partition, clients, alpha, rng, min_samples, seed, clusters)
+    except FedekdError as error:
+        if len(held) == len(dataset.y):
+            raise
+        raise FedekdError(f"with {len(shared)} of {len(dataset.y)} rows public: {error}") from None
+    splits = tuple(Split(*parting.cut(held[part], rng)) for part in parts)
+    names = dataset.site_names if partition == "sites" else tuple(str(client) for client in range(clients))
     train = np.concatenate([split.train for split in splits])
     shift, gain = input_statistics(dataset, train)
     mean, std = target_statistics(dataset, train)
-    how = {
+    how: dict[str, Any] = {
         "kind": partition,
         "alpha": float(alpha) if partition == "dirichlet" else None,
         "clients": len(splits),
         "seed": seed,
-        "fingerprint": _fingerprint(splits),
+        "fingerprint": _fingerprint(splits, shared),
     }
-    return Federation(dataset, splits, names, how, shift, gain, mean, std)
+    if isinstance(public, PublicRows):
+        how["public"] = {"file": public.fingerprint, "labelled": public.labelled, "rows": len(shared)}
+    elif public is not None:
+        how["public"] = {"share": float(public), "rows": len(shared)}
+    labelled = public.labelled if isinstance(public, PublicRows) else True
+    return Federation(whole, splits, names, how, shift, gain, mean, std, shared, labelled)
+
+
+def _deal(
+    dataset: Dataset,
+    held: np.ndarray,
+    partition: str,
+    clients: int,
+    alpha: float,
+    rng: np.random.Generator,
+    min_samples: int,
+    seed: int,
+    clusters: np.ndarray | None,
+) -> list[np.ndarray]:
+    """The rows ``held`` parted among the clients, as indices into ``held``."""
+    if partition == "sites":
+        if dataset.sites is None:
+            raise FedekdError(f"dataset {dataset.name!r} has no sites of its own; take partition 'dirichlet' or 'iid'")
+        return parting.by_site(dataset.sites[held], dataset.site_names)
+    if clients > len(held):
+        raise FedekdError(f"{clients} clients but only {len(held)} samples; take fewer clients")
+    if partition == "iid":
+        return parting.iid(len(held), clients, rng, min_samples)
+    return parting.dirichlet(_groups(dataset, seed, clusters)[held], clients, alpha, rng, min_samples)
 
 
 def _whole(what: str, value: int) -> int:
@@ -154,9 +194,10 @@ def target_statistics(dataset: Dataset, train: np.ndarray) -> tuple[float, float
     return float(targets.mean()), float(targets.std()) or 1.0
 
 
-def _fingerprint(splits: tuple[Split, ...]) -> str:
+def _fingerprint(splits: tuple[Split, ...], public: np.ndarray) -> str:
+    """Of every client's rows, and of the public ones where there are any."""
     digest = hashlib.sha256()
-    for split in splits:
-        for rows in (split.train, split.val, split.test):
-            digest.update(len(rows).to_bytes(8, "little") + rows.astype("<i8").tobytes())
+    everything = [rows for split in splits for rows in (split.train, split.val, split.test)]
+    for rows in [*everything, public] if len(public) else everything:
+        digest.update(len(rows).to_bytes(8, "little") + rows.astype("<i8").tobytes())
     return digest.hexdigest()[:16]

@@ -43,7 +43,7 @@ class Whole:
     def texts(self, target: str | None) -> set[str]:
         """Columns of a .csv that hold text in the whole, even if this site's all look like numbers."""
         found = {column.partition("=")[0] for column in self.columns if "=" in column} - set(self.columns)
-        if target is not None and not all(_is_number(label) or label in ("True", "False") for label in self.labels):
+        if target is not None and not all(is_number(label) or label in ("True", "False") for label in self.labels):
             found.add(target)
         return found
 
@@ -71,7 +71,7 @@ def load_own(
         texts = part_of.texts(target) if part_of else ()
         raw = tables.read_tables(files, target, clients_from, as_clients=path.is_dir(), texts=texts)
     elif suffix == ".npz":
-        raw = _joined(files) if path.is_dir() else _read_npz(path, clients_from)
+        raw = _joined(files) if path.is_dir() else read_arrays(path, clients_from)
     elif path.is_dir():
         if clients_from is not None:
             raise FedekdError(f"--clients-from {clients_from!r} needs a .csv or .npz file; {path} holds pictures")
@@ -89,7 +89,8 @@ def _client_files(folder: Path) -> list[Path]:
     return found[".npz"] or found[".csv"]
 
 
-def _read_npz(path: Path, clients_from: str | None = None) -> Raw:
+def read_arrays(path: Path, clients_from: str | None = None) -> Raw:
+    """The rows of an .npz file."""
     try:
         return _npz_rows(path, clients_from)
     except formats.BadFile as error:
@@ -116,7 +117,7 @@ def _npz_rows(path: Path, clients_from: str | None) -> Raw:
 
 def _joined(files: Sequence[Path]) -> Raw:
     """Several .npz files as one, each a client."""
-    raws = [_read_npz(file) for file in files]
+    raws = [read_arrays(file) for file in files]
     for file, raw in zip(files, raws, strict=True):
         mine, first = _layout(raw), _layout(raws[0])
         if mine != first:
@@ -135,7 +136,7 @@ def _dataset(path: Path, raw: Raw, task: str | None, part: bool = False) -> Data
     if not len(raw.y):
         raise FedekdError(f"{path} holds no rows; give it at least a few")
     task = task or raw.task or ("regression" if raw.y.dtype.kind == "f" else "classification")
-    x, scale = _inputs(path, raw.x)
+    x, scale = inputs(path, raw.x)
     y, labels = raw.y, tuple[str, ...]()
     if task == "classification":
         y, labels = _classes(path, raw.y, part)
@@ -159,7 +160,7 @@ def _dataset(path: Path, raw: Raw, task: str | None, part: bool = False) -> Data
     )
 
 
-def _inputs(path: Path, x: np.ndarray) -> tuple[np.ndarray, float | None]:
+def inputs(path: Path, x: np.ndarray) -> tuple[np.ndarray, float | None]:
     """Rows in the layout of ``Dataset`` and the raw value that maps to 1."""
     if x.ndim not in (2, 3, 4) or x.dtype.kind not in "buif":
         raise FedekdError(
@@ -189,7 +190,7 @@ def _classes(path: Path, y: np.ndarray, part: bool) -> tuple[np.ndarray, tuple[s
     return labels, tuple(f"{value:g}" if y.dtype.kind == "f" else str(value) for value in values)
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
     try:
         float(text)
     except ValueError:

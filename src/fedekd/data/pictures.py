@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +16,18 @@ GREY = ("1", "L", "LA", "I;16", "I;16B", "I;16L")
 
 def read_folder(folder: Path) -> Raw:
     """8-bit pictures [N, H, W], or [N, H, W, 3] as soon as one of them is coloured; 16-bit ones lose the low byte."""
-    files = {sub.name: _pictures(sub) for sub in sorted(folder.iterdir()) if sub.is_dir() and sub.name[0] != "."}
+    files = {sub.name: pictures_in(sub) for sub in sorted(folder.iterdir()) if sub.is_dir() and sub.name[0] != "."}
     files = {name: paths for name, paths in files.items() if paths}
     if not files:
         raise FedekdError(
             f"{folder} holds no data: put pictures in a subfolder for each class, or one .npz or .csv for each client"
         )
-    paths = [path for found in files.values() for path in found]
+    images = read_pictures([path for found in files.values() for path in found])
+    return Raw(images, np.repeat(list(files), [len(found) for found in files.values()]))
+
+
+def read_pictures(paths: Sequence[Path]) -> np.ndarray:
+    """Pictures of one size, 8-bit [N, H, W], or [N, H, W, 3] as soon as one of them is coloured."""
     images = [read_picture(path) for path in paths]
     for path, image in zip(paths, images, strict=True):
         if image.shape[:2] != images[0].shape[:2]:
@@ -31,10 +37,10 @@ def read_folder(folder: Path) -> Raw:
             )
     if any(image.ndim == 3 for image in images):
         images = [image if image.ndim == 3 else np.repeat(image[..., None], 3, axis=2) for image in images]
-    return Raw(np.stack(images), np.repeat(list(files), [len(found) for found in files.values()]))
+    return np.stack(images)
 
 
-def _pictures(folder: Path) -> list[Path]:
+def pictures_in(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if p.suffix.lower() in PICTURES and not p.name.startswith("."))
 
 

@@ -24,12 +24,12 @@ def class_names(federation: Federation) -> tuple[str, ...]:
 
 
 def _groups(federation: Federation) -> tuple[np.ndarray, tuple[str, ...]]:
-    dataset = federation.dataset
+    dataset, held = federation.dataset, federation.held
     if dataset.task == "classification":
         return dataset.y, dataset.labels or tuple(str(label) for label in range(dataset.outputs))
-    values = np.unique(dataset.y)
+    values = np.unique(dataset.y[held])
     if len(values) <= BINS:
         return np.searchsorted(values, dataset.y), tuple(f"{value:g}" for value in values)
-    edges = np.unique(np.quantile(dataset.y, np.linspace(0, 1, BINS + 1)))
+    edges = np.unique(np.quantile(dataset.y[held], np.linspace(0, 1, BINS + 1)))
     names = tuple(f"{low:.4g} to {high:.4g}" for low, high in pairwise(edges))
     return np.searchsorted(edges[1:-1], dataset.y, side="right"), names

@@ -57,6 +57,17 @@ def read_tables(
     return Raw(x, _values(wanted), site, "classification" if classes else "regression", names)
 
 
+def read_loose_table(
+    file: Path, target: str | None, clients_from: str | None, texts: Collection[str]
+) -> tuple[np.ndarray, np.ndarray | None, tuple[str, ...]]:
+    """The inputs, targets and names of the inputs of a table that may lack the columns of target and clients."""
+    table = read_table(file, texts=texts)
+    _check_whole(file, table)
+    others = [column for column in (target, clients_from) if column in table.columns]
+    x, names = _features(file, table.drop(columns=others))
+    return x, _values(table[target]) if target in others else None, names
+
+
 def read_table(file: Path, *, texts: Collection[str] | None = ()) -> pd.DataFrame:
     """A .csv file with its column names stripped; values of ``texts`` (None: all) are kept as they are written."""
     import pandas as pd

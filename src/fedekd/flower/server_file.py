@@ -33,7 +33,9 @@ class Server:
     epochs: int = entry("local epochs per round", 2, low=1)
     batch_size: int = entry("samples per batch", 32, low=1)
     lr: float = entry("learning rate", 1e-3)
-    optimizer: str = entry("adam or sgd, fresh each round", "adam", choices=CHOICES["optimizer"])
+    optimizer: str = entry(
+        "adam, sgd or momentum (sgd with momentum 0.9), fresh each round", "adam", choices=CHOICES["optimizer"]
+    )
     seed: int = entry("of the initial weights and the batches", 0, low=0)
     min_sites: int = entry("a round counts if at least so many sites answered", 2, low=1)
     deadline: float = entry("seconds a round waits for its sites", 3600.0, low=1)

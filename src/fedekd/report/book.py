@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from fedekd import metrics
+from fedekd.metrics import shared_settings
 from fedekd.report.numbers import count
 from fedekd.report.table_formats import Cell
 
@@ -121,9 +122,3 @@ class Book:
             return f"no runs of {title} here: {error}"
         runs = count(len({(f["key"], f["alpha"], f["seed"]) for f in own}), "run")
         return f"{runs} of {title} failed, the last with: {error}"
-
-
-def shared_settings(record: Record) -> tuple[Any, ...]:
-    """What runs must share to stand in one table; the device is not among it."""
-    partition = record.get("partition", {})
-    return (*(record["params"].get(name) for name in metrics.SHARED), partition.get("kind"), partition.get("clients"))

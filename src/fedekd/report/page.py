@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedekd.errors import FedekdError
-from fedekd.report.book import shared_settings
+from fedekd.metrics import shared_settings
 from fedekd.results import load
 from fedekd.store import read_records, write_whole
 

@@ -32,6 +32,8 @@ def _title(federation: Federation, rows: int) -> Text:
     how, dataset = federation.partition, federation.dataset
     kind = KINDS.get(how["kind"], f"Dirichlet alpha {how['alpha']}")
     what = f", {count(rows, 'row')}, {count(len(federation.names), 'client')}, {kind}, seed {how['seed']}"
+    if len(federation.public):
+        what += f", {count(len(federation.public), 'public row')} besides"
     return Text.assemble((dataset.name, "bold"), what)
 
 

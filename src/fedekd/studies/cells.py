@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedekd import models
-from fedekd.data import Dataset, Federation, data_folder, federate, load_dataset
+from fedekd.data import Dataset, Federation, PublicRows, data_folder, federate, find_public, load_dataset
 from fedekd.data.clusters import by_clusters, clusters_for
 from fedekd.engines.job import Job
 from fedekd.exchange import size
@@ -18,7 +18,7 @@ from fedekd.methods.base import Exchange
 from fedekd.plan import Run, fingerprint, runs_on
 from fedekd.settings import Settings
 
-SOURCE = ("dataset", "data", "target", "task", "clients_from")
+SOURCE = ("dataset", "data", "target", "task", "clients_from", "public")
 FEDERATION = ("clients", "alpha", "partition", "engine", "device")
 
 
@@ -44,16 +44,17 @@ class Cell:
 
     def prepared(self) -> Cell:
         """The same with its clusters, so that whoever runs it needs neither scikit-learn nor the time."""
-        dataset, checksum = loaded(*self.source)
+        dataset, checksum, _ = loaded(*self.source)
         if not by_clusters(dataset, self.first.partition):
             return self
         return replace(self, clusters=clusters_for(dataset, checksum, self.seed, data_folder(self.first.data)))
 
     def federation(self) -> Federation:
-        first = self.first
+        first, (dataset, _, public) = self.first, loaded(*self.source)
         return federate(
-            loaded(*self.source)[0],
+            dataset,
             clients=first.clients, alpha=first.alpha, seed=self.seed, partition=first.partition, clusters=self.clusters,
+            public=public,
         )  # fmt: skip
 
     def runs(self, federation: Federation | None = None) -> list[Run]:
@@ -83,11 +84,11 @@ def _values(settings: Settings, names: Iterable[str]) -> tuple[Any, ...]:
 
 @lru_cache(maxsize=1)
 def loaded(
-    dataset: str, data: str | None, target: str | None, task: str | None, clients_from: str | None
-) -> tuple[Dataset, str]:
-    """A dataset and its checksum, kept until another is asked for."""
+    dataset: str, data: str | None, target: str | None, task: str | None, clients_from: str | None, public: str | None
+) -> tuple[Dataset, str, float | PublicRows | None]:
+    """A dataset, its checksum and what of it is public, kept until another is asked for."""
     found = load_dataset(dataset, data_dir=data, target=target, task=task, clients_from=clients_from)
-    return found, fingerprint(found)
+    return found, fingerprint(found), find_public(public, found, target=target, clients_from=clients_from)
 
 
 # --- what a run costs ------------------------------------------------------------------------------------

@@ -119,6 +119,13 @@ def _sample(sample: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _public(public: dict[str, Any] | None) -> str:
+    if public is None:
+        return ""
+    what = "of a file" if "file" in public else f"a share of {public['share']:g}"
+    return f"{public['rows']:,} rows, {what}" + ("" if public.get("labelled", True) else ", without labels")
+
+
 def _settings(material: Material) -> Block:
     first = material.first
     shared = {name: first["params"][name] for name in (*metrics.SHARED, "device") if name in first["params"]}
@@ -127,6 +134,7 @@ def _settings(material: Material) -> Block:
         "Data": {
             "dataset": first["dataset"], "task": first["task"], "metric": material.unit.name,
             "split": partition.get("kind", ""), "alpha": "" if first["alpha"] is None else f"{first['alpha']:g}",
+            "public": _public(partition.get("public")),
             "clients": len(first["clients"]), "seeds": ", ".join(map(str, material.seeds)),
         },
         "Training": shared,
