@@ -1,0 +1,75 @@
+"""What a batch computes for every method, and which parameters a method takes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from fedekd.errors import FedekdError
+from fedekd.methods.base import Beginning, Exchange, Method, Remember, Train
+from fedekd.tasks import Regression
+from hand_batch import gradients, hand_batch
+
+
+def test_a_batch_by_hand():
+    outputs = {r: torch.tensor(v, requires_grad=True) for r, v in (("private", [2.0, 4.0, 9.0]), ("proxy", [5.0] * 3))}
+    batch = hand_batch(Regression(), torch.tensor([1.0, 1.0, 1.0]), outputs, mask=torch.tensor([True, True, False]))
+    assert batch.mean(torch.tensor([1.0, 2.0, math.nan])).item() == 1.5
+    assert batch.supervised("private").item() == pytest.approx((1 + 9) / 2)
+    assert batch.supervised("proxy").item() == pytest.approx(16)
+    distance = batch.distilled("private", teacher="proxy")
+    assert distance.tolist() == [9, 1, 16]
+    found = gradients(distance.sum(), outputs)
+    assert found["private"].tolist() == [-6, -2, 8]
+    assert found["proxy"] is None
+
+
+@dataclass(frozen=True)
+class Bounded(Method):
+    """One parameter of each kind of bound"""
+
+    free: float = 1.0
+    above: float = field(default=1.0, metadata={"open": True})
+    between: float = field(default=0.5, metadata={"low": 0.25, "high": 0.75})
+    whole: int = 1
+    on: bool = False
+    text: str = "text"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {}, {"free": 0}, {"free": 0.5}, {"above": 1e-300}, {"between": 0.25}, {"between": 0.75}, {"whole": 0},
+        {"free": 1e300}, {"text": ""}, {"on": True},
+    ],
+)  # fmt: skip
+def test_values_within_their_bounds_pass(given):
+    Bounded(**given).check("classification")
+    Bounded(**given).check("regression")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"free": -1e-300}, {"free": math.inf}, {"free": math.nan}, {"above": 0}, {"above": -1}, {"between": 0.2499},
+        {"between": 0.7501}, {"between": math.nan}, {"whole": -1},
+    ],
+)  # fmt: skip
+def test_values_past_their_bounds_do_not(given):
+    with pytest.raises(FedekdError, match=next(iter(given))):
+        Bounded(**given).check("classification")
+
+
+def test_what_a_method_is_unless_it_says_otherwise():
+    method, batch = Method(), hand_batch(Regression(), torch.zeros(1), {})
+    assert (method.roles, method.anchors, method.draws) == (("private",), (), 0)
+    assert method.needs_features is False
+    assert method.begin(Beginning(weights={}, features={}, seed=0)) == {}
+    assert method.predict(torch.ones(2), 3) is None
+    assert method.examine(batch) is None
+    assert Train(("private",), lambda batch: batch.y).frozen == ()
+    assert (Remember(dict).split, Remember(dict).roles) == (None, ())
+    assert Exchange("proxy").role == "proxy"
