@@ -309,13 +309,13 @@ class Majority(methods.Method):
     """Trains a proxy for others to look at, and answers with the client's commonest class"""
 
     name = "majority"
-    roles = ("proxy",)
+    roles = answers = ("proxy",)
 
     def steps(self, round):
         return methods.Train(("proxy",), lambda batch: batch.supervised("proxy")), methods.Exchange("proxy")
 
-    def predict(self, train_targets, count):
-        return nn.functional.one_hot(train_targets.mode().values.expand(count), 10).float()
+    def predict(self, batch):
+        return nn.functional.one_hot(batch.counts.argmax(), 10).expand(batch.outputs["proxy"].shape).float()
 
 
 @pytest.mark.parametrize("engine", ["serial", "stacked"])

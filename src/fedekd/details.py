@@ -16,6 +16,7 @@ from torch import Tensor
 from fedekd import rng
 from fedekd.data import Federation
 from fedekd.engines.client import Client
+from fedekd.engines.rehearsal import rehearse
 from fedekd.errors import FedekdError
 from fedekd.exchange import size
 from fedekd.store import write_whole
@@ -55,7 +56,6 @@ def describe(
     job = clients[0].job
     federation, dataset = job.federation, job.federation.dataset
     counts, edges = partition(federation)
-    shared = sorted(clients[0].received)
     seen = [examine(client) for client in clients]
     return {
         "key": key,
@@ -66,7 +66,7 @@ def describe(
         "trust": [{"round": entry["round"], "clients": entry["clients"]} for entry in trust],
         "exchange": exchange,
         "private_bytes": size(clients[0].message("private")) if "private" in clients[0].models else 0,
-        "shared_bytes": sum(size(clients[0].message(role)) for role in shared),
+        "shared_bytes": sum(cost.up for cost in rehearse(job)[-1]),
         "partition": counts,
         "edges": edges,
         "distrusted": doubted(clients, [s["train"] for s in seen if s]),

@@ -17,6 +17,7 @@ from fedekd import methods, models
 from fedekd.data import Dataset, Federation, data_folder, federate, find_public, load_dataset
 from fedekd.data.clusters import by_clusters, clusters_for
 from fedekd.engines.job import Job, Training
+from fedekd.engines.rehearsal import rehearse
 from fedekd.errors import unknown
 from fedekd.methods.base import Method
 from fedekd.settings import NEWER, SHORTCUTS, Settings, model_name
@@ -68,6 +69,8 @@ def runs_on(federation: Federation, settings: Settings, seed: int, checksum: str
     """The runs on one federation, whose data have that fingerprint: Local first."""
     chosen = choose_methods(settings, federation.dataset.task)
     jobs = [make_job(settings, federation, one.method, seed) for one in chosen]
+    for job in jobs:
+        rehearse(job)
     keys = [run_key(job, checksum) for job in jobs]
     return [Run(c.name, c.label, j, key, keys[0]) for c, j, key in zip(chosen, jobs, keys, strict=True)]
 

@@ -64,12 +64,14 @@ def test_values_past_their_bounds_do_not(given):
 
 
 def test_what_a_method_is_unless_it_says_otherwise():
-    method, batch = Method(), hand_batch(Regression(), torch.zeros(1), {})
+    method, batch = Method(), hand_batch(Regression(), torch.zeros(1), {"private": torch.tensor([2.5])})
     assert (method.roles, method.anchors, method.draws) == (("private",), (), 0)
     assert method.needs_features is False
-    assert method.begin(Beginning(weights={}, features={}, seed=0)) == {}
-    assert method.predict(torch.ones(2), 3) is None
+    assert method.begin(Beginning(weights={}, features={}, seed=0, targets=torch.ones(2))) == {}
+    assert method.predict(batch).tolist() == [2.5]
+    assert method.personalise() == ()
     assert method.examine(batch) is None
     assert Train(("private",), lambda batch: batch.y).frozen == ()
     assert (Remember(dict).split, Remember(dict).roles) == (None, ())
-    assert Exchange("proxy").role == "proxy"
+    assert Exchange("proxy").target == "proxy"
+    assert Exchange("means", send=dict).target is None

@@ -137,20 +137,20 @@ def test_a_round_distils_the_proxy_sends_it_and_teaches_back():
     assert isinstance(down, Train)
     assert (down.roles, down.frozen, down.loss) == (("proxy",), ("private",), method.forward)
     assert isinstance(exchange, Exchange)
-    assert exchange.role == "proxy"
+    assert exchange.name == "proxy"
     assert isinstance(back, Train)
     assert (back.roles, back.frozen, back.loss) == (("private",), ("proxy",), method.backward)
     for round in (0, 1):
         alone, down, exchange = method.steps(round)
         assert (alone.roles, alone.frozen, alone.loss) == (("private",), (), method.alone)
         assert (down.roles, down.frozen, down.loss) == (("proxy",), ("private",), method.forward)
-        assert exchange.role == "proxy"
+        assert exchange.name == "proxy"
     assert len(methods.get("fedekd").steps(0)) == 3
     assert methods.get("fedekd").steps(0)[0].roles == ("proxy",)  # no warm-up unless asked for
 
 
 def test_only_the_feature_energy_asks_for_features_and_draws_a_projection():
-    client = Beginning(weights={}, features={"private": 5, "proxy": 3}, seed=7)
+    client = Beginning(weights={}, features={"private": 5, "proxy": 3}, seed=7, targets=torch.ones(1))
     feature, plain = methods.get("fedekd-feature"), methods.get("fedekd")
     assert feature.needs_features
     assert torch.equal(feature.begin(client)["projection"], gate.projection(5, 3, seed=7))

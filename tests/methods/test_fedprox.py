@@ -54,4 +54,4 @@ def test_a_round_trains_and_sends_the_private_model(name):
     assert isinstance(train, Train)
     assert (train.roles, train.frozen, train.loss) == (("private",), (), method.loss)
     assert isinstance(exchange, Exchange)
-    assert exchange.role == "private"
+    assert exchange.name == "private"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,8 +13,8 @@ from fedekd import conformal, methods, rng
 from fedekd.data import Dataset, Federation, federate
 from fedekd.engines.job import Job, Training
 from fedekd.engines.serial import Serial
-from fedekd.methods.base import Batch
 from fedekd.tasks import Classification
+from hand_batch import hand_batch
 
 CLASSES = 6
 
@@ -108,7 +110,7 @@ def batch_of(memory_of=None, mask=None):
     uniform = torch.rand(N, 2, generator=generator)
     calibration = {"temperature": torch.tensor(1.0), "threshold": torch.tensor(0.7)}
     memory = memory_of or {"private": calibration, "proxy": calibration}
-    return Batch(Classification(), y, outputs, {}, {}, {}, memory, uniform, mask)
+    return hand_batch(Classification(), y, outputs, memory=memory, uniform=uniform, mask=mask)
 
 
 def gradients(loss, batch):
@@ -170,10 +172,8 @@ def test_full_sets_leave_plain_supervision():
 def test_padding_changes_no_loss():
     mask = torch.arange(N) < 25
     padded, short = batch_of(mask=mask), batch_of()
-    cut = Batch(
-        short.task, short.y[:25], {r: o[:25] for r, o in short.outputs.items()}, {}, {}, {}, short.memory,
-        short.uniform[:25],
-    )  # fmt: skip
+    outputs = {r: o[:25] for r, o in short.outputs.items()}
+    cut = hand_batch(short.task, short.y[:25], outputs, memory=short.memory, uniform=short.uniform[:25])
     for name in ("private_loss", "proxy_loss"):
         loss = getattr(methods.get("fedtype"), name)
         torch.testing.assert_close(loss(padded), loss(cut))
@@ -182,7 +182,7 @@ def test_padding_changes_no_loss():
 def test_the_prox_variant_holds_the_proxy_to_what_was_received():
     batch = batch_of()
     weights, received = {"proxy": {"w": torch.tensor([1.0, 3.0])}}, {"proxy": {"w": torch.tensor([0.0, 1.0])}}
-    anchored = Batch(**{**vars(batch), "weights": weights, "received": received})
+    anchored = replace(batch, weights=weights, received=received)
     plain, prox = methods.get("fedtype"), methods.get("fedtype-prox", mu=0.5)
     assert (prox.proxy_loss(anchored) - plain.proxy_loss(batch)).item() == pytest.approx(0.25 * 5, rel=1e-5)
     assert torch.equal(prox.private_loss(anchored), plain.private_loss(batch))

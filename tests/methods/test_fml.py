@@ -45,4 +45,4 @@ def test_a_round_trains_both_at_once_and_sends_the_proxy():
     assert isinstance(train, Train)
     assert (train.roles, train.frozen, train.loss) == (("private", "proxy"), (), method.loss)
     assert isinstance(exchange, Exchange)
-    assert exchange.role == "proxy"
+    assert exchange.name == "proxy"

@@ -238,7 +238,7 @@ class Client:
         self, at: Tensor, here: Tensor, out: Mapping[str, tuple[Tensor, Tensor]], weights: Mapping[str, Any],
         uniform: Tensor, lr: float, x: Tensor | None = None, blind: bool = False,
     ) -> Batch:  # fmt: skip
-        """``blind``: without the targets, which whoever predicts does not know."""
+        """``at`` are rows of the dataset, ``here`` their places in the split; ``blind``: whose targets nobody knows."""
         y = self.data.y[at]
         seen = {
             "x": x,
@@ -255,6 +255,10 @@ class Client:
             "steps": torch.tensor(self.steps, device=self.device),
             "teachers": None if self.teachers is None else self.teachers[:, here],
         }
+        return self._seen(seen, lr)
+
+    def _seen(self, seen: Mapping[str, Any], lr: float) -> Batch:
+        x = seen["x"]
         forward = None if x is None else lambda role, tree: self._applied(role, tree, x)
         return make_batch(self.method, self.task, lr, seen, forward)
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from fedekd import models
 from fedekd.data import Dataset, Federation, PublicRows, data_folder, federate, find_public, load_dataset
 from fedekd.data.clusters import by_clusters, clusters_for
-from fedekd.engines.job import Job
-from fedekd.exchange import size
-from fedekd.methods.base import Exchange
+from fedekd.engines.rehearsal import traffic
 from fedekd.plan import Run, fingerprint, runs_on
 from fedekd.settings import Settings
 
@@ -121,20 +118,3 @@ def sketch(run: Run) -> Sketch:
 
 def width(dataset: Dataset) -> int:
     return int(np.prod(dataset.x.shape[1:]))
-
-
-def traffic(job: Job) -> int:
-    """Bytes that all clients send and receive in the whole run."""
-    dataset, clients = job.federation.dataset, range(len(job.federation.clients))
-    shape = tuple(dataset.x.shape[1:])
-    roles = [s.role for r in range(job.training.rounds) for s in job.method.steps(r) if isinstance(s, Exchange)]
-    return sum(2 * _model_size(role, job.factory(role), shape, dataset.outputs, k) for role in roles for k in clients)
-
-
-def _model_size(role: str, make: models.Factory, shape: tuple[int, ...], outputs: int, client: int) -> int:
-    return _built_size(role, make, shape, outputs, client if models.takes_client(make) else 0)
-
-
-@cache
-def _built_size(role: str, make: models.Factory, shape: tuple[int, ...], outputs: int, client: int) -> int:
-    return size(models.build(role, make, shape, outputs, 0, client).state_dict())
