@@ -136,7 +136,8 @@ class Aggregator:
 def _apart(messages: Message | Sequence[Message], names: Message) -> tuple[Any, Any]:
     """The tensors of these names, and the others."""
     if isinstance(messages, Mapping):
-        return tuple({n: t for n, t in messages.items() if (n in names) == wanted} for wanted in (True, False))
+        one, other = ({n: t for n, t in messages.items() if (n in names) == wanted} for wanted in (True, False))
+        return one, other
     pairs = [_apart(message, names) for message in messages]
     return [one for one, _ in pairs], [other for _, other in pairs]
 

@@ -28,7 +28,7 @@ class Group:
     indices: list[int]  # into the engine's members
     varying: dict[str, Tensor]  # float parameters that differ: [members of the group]
     memory: dict[str, Any]  # trees of [members of the group, ...]
-    values: list[Mapping[str, float]]  # the same parameters as numbers, by member
+    values: Sequence[Mapping[str, float]]  # the same parameters as numbers, by member
 
     def places(self, indices: Sequence[int]) -> Tensor:
         """Rows of the group's tensors."""

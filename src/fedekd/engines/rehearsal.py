@@ -248,7 +248,7 @@ class _Blank(Client):
             return
         if not loss.requires_grad:
             raise FedekdError("it has no gradient: it does not depend on what is trained, or was detached")
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         moved = any(w.grad is not None for w in weights)
         for w in weights:
             w.grad = None

@@ -325,7 +325,7 @@ class Stacked:
 
     def _made(self, index: int, step: Exchange, here: Sequence[int]) -> dict[str, Tensor]:
         """What ``send`` makes for the members that take part, at their places in the stack."""
-        find, uploads = self.find(("step", index)), {}
+        find, uploads = self.find(("step", index)), dict[str, Tensor]()
         for group in self.groups:
             indices = [i for i in group.indices if i in set(here)]
             if indices:
