@@ -31,10 +31,9 @@ class Head:
     layers: int = 1
 
     def __call__(self, module: nn.Module) -> list[str]:
-        own = [list(_own(path, layer)) for path, layer in module.named_modules()]
-        return _known(
-            module, [name for names in ([n for n in own if n][-self.layers :] if self.layers else []) for name in names]
-        )
+        own = [_own(path, layer) for path, layer in module.named_modules(remove_duplicate=False)]
+        last = [names for names in own if names][-self.layers :] if self.layers else []
+        return _known(module, [name for names in last for name in names])
 
 
 @dataclass(frozen=True)
@@ -63,21 +62,26 @@ class AllBut:
     part: Callable[[nn.Module], Collection[str]]
 
     def __call__(self, module: nn.Module) -> list[str]:
-        left_out = set(self.part(module))
+        left_out = set(names(self.part, module))
         return [name for name in module.state_dict() if name not in left_out]
 
 
 def names(part: Part | None, module: nn.Module) -> list[str]:
-    """The names of a part in the order of the module's state; all of them where no part is given."""
-    every = list(module.state_dict())
+    """The names of a part in the order of the module's state; all of them where no part is given.
+
+    A tensor that the module holds under several names (tied weights) is in the part under all of them, so that what
+    one name keeps at home does not leave under another.
+    """
+    every = module.state_dict(keep_vars=True)
     if part is None:
-        return every
+        return list(every)
     wanted = set(part(module))
     if not wanted <= set(every):
         raise FedekdError(
             f"{type(module).__name__} has no {sorted(wanted - set(every))[0]!r}, which a part of it names"
         )
-    return [name for name in every if name in wanted]
+    tensors = {id(every[name]) for name in wanted}
+    return [name for name, tensor in every.items() if id(tensor) in tensors]
 
 
 def _own(path: str, layer: nn.Module) -> list[str]:

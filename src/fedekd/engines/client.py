@@ -266,8 +266,10 @@ class Client:
         return {role: trainable(self.models[role]) for role in self.method.anchors}
 
     def _applied(self, role: str, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        module = self.models[role]
+        tree = {n: _laid_out(t, module.get_parameter(n)) for n, t in weights.items()}
         with self._autocast():
-            return self.task.read(functional_call(self.models[role], dict(weights), (x,)))
+            return self.task.read(functional_call(module, tree, (x,)))
 
     # --- outputs -----------------------------------------------------------------------------------------
 
@@ -427,6 +429,13 @@ class ServerClient(Client):
 
 def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: w for name, w in module.named_parameters() if w.requires_grad}
+
+
+def _laid_out(tensor: Tensor, like: Tensor) -> Tensor:
+    """The same numbers in the memory order of another tensor, on which the last bits of a convolution depend."""
+    if tensor.stride() == like.stride():
+        return tensor
+    return tensor.new_empty_strided(like.shape, like.stride()).copy_(tensor)
 
 
 def moved(value: Any, device: torch.device) -> Any:
