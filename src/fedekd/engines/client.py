@@ -262,8 +262,11 @@ class Client:
         return {role: trainable(self.models[role]) for role in self.method.anchors}
 
     def _applied(self, role: str, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """A batch norm counts rows once: its running statistics are a copy's, thrown away."""
+        module = self.models[role]
+        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
         with self._autocast():
-            return self.task.read(functional_call(self.models[role], dict(weights), (x,)))
+            return self.task.read(functional_call(module, {**buffers, **weights}, (x,)))
 
     # --- outputs -----------------------------------------------------------------------------------------
 
