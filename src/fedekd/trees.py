@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedekd.methods.base import Method, Tree
+    from fedekd.methods.base import Method, Tree, Uploads
 
 
 def squared_distance(a: Tree, b: Tree) -> Tensor:
@@ -18,6 +18,13 @@ def squared_distance(a: Tree, b: Tree) -> Tensor:
 
 def inner(a: Tree, b: Tree) -> Tensor:
     return _total([(a[name] * b[name]).sum() for name in a])
+
+
+def mean_change(uploads: Uploads, weights: Tensor | None = None) -> Tree:
+    """How far the uploaded models have moved from the last answer; exactly 0 where none has."""
+    before = uploads.previous
+    moved = {name: w - before[name] for name, w in uploads.stacked.items()}
+    return uploads.average(moved, uploads.weights if weights is None else weights)
 
 
 def _total(terms: list[Tensor]) -> Tensor:

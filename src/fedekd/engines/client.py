@@ -266,10 +266,12 @@ class Client:
         return {role: trainable(self.models[role]) for role in self.method.anchors}
 
     def _applied(self, role: str, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """A batch norm counts rows once: its running statistics are a copy's, thrown away."""
         module = self.models[role]
+        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
         tree = {n: _laid_out(t, module.get_parameter(n)) for n, t in weights.items()}
         with self._autocast():
-            return self.task.read(functional_call(module, tree, (x,)))
+            return self.task.read(functional_call(module, {**buffers, **tree}, (x,)))
 
     # --- outputs -----------------------------------------------------------------------------------------
 

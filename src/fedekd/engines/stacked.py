@@ -117,7 +117,8 @@ class Stacked:
     def part(self, role: str | None, part: Any) -> dict[str, Tensor]:
         """The stacked weights of a role, or of a part of it."""
         assert role is not None
-        return {n: self.weights[role][n] for n in parts.names(part, self.forward.plain[role])}
+        tree = self.weights[role]
+        return {n: tree[n] for n in parts.names(part, self.forward.plain[role]) if n in tree}  # tied: one name
 
     def _members_of(self, job: int) -> list[int]:
         return [i for i, m in enumerate(self.members) if m.job == job]
