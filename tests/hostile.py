@@ -1,7 +1,7 @@
 """Methods that go to the edges of the step language, one thing each, for the proof that all engines keep one contract.
 
-``Probe`` reads one thing in one kind of step, and what it reads moves a number; the others each do one thing. All can be
-named as ``hostile:Class``, as a deployment names its methods.
+``Probe`` reads one thing in one kind of step, and what it reads moves a number; the others each do one thing. All can
+be named as ``hostile:Class``, as a deployment names its methods.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ READS: dict[str, Callable[[Batch], Tensor]] = {
     "counts": lambda b: (b.counts.float() * torch.arange(1, len(b.counts) + 1)).sum() / 100,
     "lr": lambda b: torch.as_tensor(100 * b.lr),
     "steps": lambda b: b.steps / 10,
-    "x": lambda b: b.mean(per_row(b.x)),  # type: ignore[arg-type]
+    "x": lambda b: b.steps * 0.0 + 0.25 if b.x is None else b.mean(per_row(b.x)),
     "y": lambda b: b.mean(b.y.float() / 3),
     "apply": lambda b: b.mean(per_row(b.apply("private", b.received["private"]))),
     "apply to another": lambda b: b.mean(per_row(b.apply("home", b.weights["home"]))),
     "gradient": lambda b: 10 * tree_mean(
         b.gradient("private", b.received["private"], lambda o: b.mean(b.task.loss(o, b.y)))
     ),
-    "teachers": lambda b: b.teachers.mean(),  # type: ignore[union-attr]
+    "teachers": lambda b: b.steps * 0.0 + 0.25 if b.teachers is None else b.mean(per_row(b.teachers.mean(0))),
 }  # fmt: skip
 
 PLACES = (
@@ -303,7 +303,9 @@ class Heads(Method):
         return batch.supervised("personal") * (1 + extra)
 
     def note(self, batch: Batch) -> dict[str, Any]:
-        return {"seen": batch.mean(per_row(batch.outputs["personal"])) + batch.mean(per_row(batch.features["personal"]))}
+        return {
+            "seen": batch.mean(per_row(batch.outputs["personal"])) + batch.mean(per_row(batch.features["personal"]))
+        }
 
     def predict(self, batch: Batch) -> Tensor:
         return batch.outputs["personal"] * (1 + batch.memory.get("seen", 0))
@@ -371,7 +373,9 @@ class CopyWide(Toy):
     """A copy of tensors that would have to be broadcast"""
 
     def steps(self, round: int) -> tuple[Step, ...]:
-        return Train(("private",), self.loss), Copy(lambda b: {n: w.mean() for n, w in b.weights["private"].items()}, "private")
+        return Train(("private",), self.loss), Copy(
+            lambda b: {n: w.mean() for n, w in b.weights["private"].items()}, "private"
+        )
 
 
 @dataclass(frozen=True)
@@ -442,7 +446,9 @@ class Into(Method):
     def loss(self, batch: Batch) -> Tensor:
         pull = tree_mean(batch.received["private"]) if "private" in batch.received else 0
         known = batch.received["table"]["rows"].mean() if "table" in batch.received else 0
-        return batch.supervised("private") + batch.mean(batch.distilled("private", "home")) * (1 + 0.1 * pull + 0.1 * known)
+        return batch.supervised("private") + batch.mean(batch.distilled("private", "home")) * (
+            1 + 0.1 * pull + 0.1 * known
+        )
 
     def sent(self, batch: Batch) -> dict[str, Tensor]:
         return {"rows": batch.mean(per_row(batch.outputs["private"])) + torch.zeros(3, 2), "whole": batch.counts}
@@ -545,12 +551,14 @@ class Seldom(Toy):
             Remember(self.count),
             Remember(self.table, split="train", roles=("private",)),
             Exchange("private", self.combine),
-            Exchange("sums", self.sums, send=lambda b: {"rounds": b.memory["rounds"], "g": tree_mean(b.gradients["private"])}),
+            Exchange(
+                "sums", self.sums, send=lambda b: {"rounds": b.memory["rounds"], "g": tree_mean(b.gradients["private"])}
+            ),
         )
 
     def loss(self, batch: Batch) -> Tensor:
         known = batch.received["sums"]["rounds"] if "sums" in batch.received else 0
-        table = batch.memory["table"][batch.rows].mean() if "table" in batch.memory else 0
+        table = batch.mean(batch.memory["table"][batch.rows]) if "table" in batch.memory else 0
         return batch.supervised("private") * (1 + 0.1 * known + 0.01 * batch.memory["rounds"] + 0.01 * table)
 
     def count(self, batch: Batch) -> dict[str, Any]:
@@ -563,6 +571,9 @@ class Seldom(Toy):
         step = {n: w - uploads.previous[n] for n, w in uploads.mean().items()}
         speed = {n: 0.5 * uploads.memory.get("speed", step)[n] + d for n, d in step.items()}
         return {n: uploads.previous[n] + v for n, v in speed.items()}, {"speed": speed, "pair": (1, 2)}
+
+    def sent(self, batch: Batch) -> dict[str, Tensor]:
+        return {"rounds": batch.memory["rounds"], "slope": tree_mean(batch.gradients["private"])}
 
     def sums(self, uploads: Uploads) -> tuple[Any, Any]:
         return uploads.mean(), uploads.memory
