@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fedekd import methods
+from fedekd.engines.schedule import numbered
 from fedekd.flower.visits import alone, visits
-from fedekd.methods.base import Exchange, Train
+from fedekd.methods.base import Train
 
 ROUNDS = 4
 NAMES = [*methods.known()]
@@ -15,13 +16,11 @@ NAMES = [*methods.known()]
 @pytest.mark.parametrize("name", NAMES)
 def test_the_visits_in_a_row_are_the_simulation(name):
     method = methods.get(name)
-    simulated = [(r, step) for r in range(ROUNDS) for step in method.steps(r)]
-    visited, round = [], 0
+    simulated = [(r, step, again) for r in range(ROUNDS) for step, again in numbered(method.steps(r))]
+    visited = []
     for visit in visits(method, ROUNDS):
         visited += visit.work
-        if visit.sends:
-            round = next(r for r, step in simulated[len(visited) :] if isinstance(step, Exchange))
-            visited.append((round, visit.sends))
+        visited += [(visit.round, step, 0) for step in visit.sends]
     assert visited == simulated
 
 
@@ -29,9 +28,10 @@ def test_the_visits_in_a_row_are_the_simulation(name):
 def test_a_visit_receives_what_the_one_before_sent(name):
     row = visits(methods.get(name), ROUNDS)
     assert [v.number for v in row] == list(range(len(row)))
-    assert row[0].receives is None
-    assert row[-1].sends is None
-    assert [v.receives for v in row[1:]] == [v.sends for v in row[:-1]]
+    assert (row[0].receives, row[0].answered) == ((), None)
+    assert (row[-1].sends, row[-1].round) == ((), None)
+    assert [v.last for v in row] == [False] * (len(row) - 1) + [True]
+    assert [(v.receives, v.answered) for v in row[1:]] == [(v.sends, v.round) for v in row[:-1]]
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in ("local", "constant")])
@@ -42,14 +42,14 @@ def test_one_message_for_each_round_and_one_more(name):
 @pytest.mark.parametrize("name", ["local", "constant"])
 def test_without_an_exchange_there_is_one_visit(name):
     (only,) = visits(methods.get(name), ROUNDS)
-    assert only.sends is None
+    assert only.sends == ()
     assert len(only.work) == (ROUNDS if name == "local" else 0)
 
 
 def test_fedekd_as_algorithm_1():
     """First the proxy is distilled; then each visit updates the private model of one round, the proxy of the next."""
     row = visits(methods.get("fedekd"), 2)
-    assert [[(r, s.roles) for r, s in v.work if isinstance(s, Train)] for v in row] == [
+    assert [[(r, s.roles) for r, s, _ in v.work if isinstance(s, Train)] for v in row] == [
         [(0, ("proxy",))],
         [(0, ("private",)), (1, ("proxy",))],
         [(1, ("private",))],
@@ -58,7 +58,7 @@ def test_fedekd_as_algorithm_1():
 
 def test_warmup_shifts_the_private_update_before_the_exchange():
     row = visits(methods.get("fedekd", warmup=1), 2)
-    assert [[(r, s.roles) for r, s in v.work if isinstance(s, Train)] for v in row] == [
+    assert [[(r, s.roles) for r, s, _ in v.work if isinstance(s, Train)] for v in row] == [
         [(0, ("private",)), (0, ("proxy",))],
         [(1, ("proxy",))],
         [(1, ("private",))],
