@@ -71,3 +71,44 @@ def test_training_alone_is_spread_and_ends_complete(rounds, count):
     assert done[-1] == rounds
     assert done == sorted(done)
     assert max(b - a for a, b in zip([0, *done], done, strict=False)) <= -(-rounds // count)
+
+
+def named(row):
+    return [([step.name for step in v.receives], [step.name for step in v.sends]) for v in row]
+
+
+def test_exchanges_in_a_row_are_one_visit():
+    row = visits(methods.get("toys:Twice"), 2)
+    assert named(row) == [
+        ([], ["private", "control"]),
+        (["private", "control"], ["private", "control"]),
+        (["private", "control"], []),
+    ]
+    assert [v.rounds for v in row] == [(0,), (0, 1), (1,)]
+
+
+def test_what_is_sent_from_the_model_that_an_answer_went_into_waits_for_it():
+    row = visits(methods.get("toys:InARow"), 1)
+    assert named(row) == [([], ["private"]), (["private"], ["shared"]), (["shared"], [])]
+    assert row[1].work == ()
+
+
+def test_a_site_does_the_work_of_its_rounds_alone():
+    first, middle, last = visits(methods.get("fedekd"), 2)
+    assert middle.rounds == (0, 1)
+    assert (middle.of({0}).work, middle.of({0}).sends) == (middle.work[:1], ())
+    assert (middle.of({1}).work, middle.of({1}).sends) == (middle.work[1:], middle.sends)
+    assert middle.of({0, 1}) == middle
+    assert (last.of(()).work, last.of(()).last) == ((), True)
+    assert first.of({0}) == first
+
+
+def test_rounds_without_an_exchange_are_work_of_the_next_visit():
+    row = visits(methods.get("toys:Seldom"), 4)
+    assert named(row) == [([], ["private"]), (["private"], ["private"]), (["private"], [])]
+    assert [v.rounds for v in row] == [(0,), (0, 1, 2), (2, 3)]
+
+
+def test_a_role_that_is_trained_twice_in_a_round_is_counted():
+    (work, *_) = (v.work for v in visits(methods.get("toys:Gradients"), 1))
+    assert [again for _, step, again in work if isinstance(step, Train)] == [0, 1]
