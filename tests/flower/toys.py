@@ -280,8 +280,8 @@ class Hasty(Toy):
 
 
 TOYS = (
-    Body, Prototypes, Into, Each, EachAsList, Twice, InARow, Logits, Refined, Gradients, Seldom, Once, Personal, OnTop, Made,
-    Unpartial,
+    Body, Prototypes, Into, Each, EachAsList, Twice, InARow, Logits, Refined, Gradients, Seldom, Once, Personal, OnTop,
+    Made, Unpartial,
 )  # fmt: skip
 
 
