@@ -1,4 +1,4 @@
-"""The dry pass: each broken method or model gets one line before anything is trained, and costs are what they will be."""
+"""The dry pass: each broken method or model gets one line before anything is trained; costs are what they will be."""
 
 from __future__ import annotations
 
@@ -82,7 +82,9 @@ def one_line(error, *words):
 
 
 BROKEN = {
-    "vector loss": (broken(loss=lambda self, b: b.task.loss(b.outputs["private"], b.y)), "loss of private", "batch.mean"),
+    "vector loss": (
+        broken(loss=lambda self, b: b.task.loss(b.outputs["private"], b.y)), "loss of private", "batch.mean",
+    ),
     "loss is a number": (broken(loss=lambda self, b: 1.0), "loss of private", "float", "scalar tensor"),
     "loss is nothing": (broken(loss=lambda self, b: None), "loss of private", "nothing"),
     "detached loss": (broken(loss=lambda self, b: b.supervised("private").detach()), "no gradient", "detached"),
@@ -102,8 +104,12 @@ BROKEN = {
     "item in predict": (
         broken(predict=lambda self, b: b.outputs["private"] * b.counts.sum().item()), "predict", "torch.where",
     ),
-    "item in remember": (with_steps(train, Remember(lambda b: {"a": b.y.sum() * b.y.sum().item()}, "train")), "Remember"),
-    "item in send": (with_steps(train, sends(lambda b: {"a": b.counts * b.counts.sum().item()})), "'made'", "torch.where"),
+    "item in remember": (
+        with_steps(train, Remember(lambda b: {"a": b.y * b.y.sum().item()}, "train")), "Remember", "torch.where",
+    ),
+    "item in send": (
+        with_steps(train, sends(lambda b: {"a": b.counts * b.counts.sum().item()})), "'made'", "torch.where",
+    ),
     "loss raises": (broken(loss=lambda self, b: b.nothing), "loss of private", "AttributeError"),
     "unknown role in train": (with_steps(lambda self: Train(("prviate",), self.loss)), "Train", "'prviate'", "private"),
     "unknown frozen role": (with_steps(lambda self: Train(("private",), self.loss, frozen=("a",))), "Train", "'a'"),
@@ -123,7 +129,7 @@ BROKEN = {
     "steps give nothing": (broken(steps=lambda self, round: None), "steps(0)", "nothing", "tuple"),
     "steps give a generator": (broken(steps=lambda self, round: (s for s in [train(self)])), "generator", "tuple"),
     "steps give one step": (broken(steps=lambda self, round: train(self)), "Train", "tuple"),
-    "steps give something else": (with_steps(train, Exchange), "steps(0)", "tuple"),
+    "steps give something else": (with_steps(train, "private"), "steps(0)", "str", "tuple"),
     "steps raise": (broken(steps=lambda self, round: 1 / 0), "steps(0)", "ZeroDivisionError"),
     "no steps": (broken(steps=Method.steps), "steps(0)", "needs steps(self, round)"),
     "remembers nothing": (with_steps(train, Remember(lambda b: None)), "Remember", "nothing", "dict"),
@@ -139,7 +145,7 @@ BROKEN = {
     ),
     "combine raises": (with_steps(train, combines(lambda u: u.memory["a"])), "combines 'private'", "KeyError"),
     "each for one": (
-        with_steps(train, lambda self: Exchange("a", lambda u: ([u.each[0]], {}), send=lambda b: {"a": b.y.sum()}, each=True)),
+        with_steps(train, sends(lambda b: {"a": b.counts}, combine=lambda u: ([u.each[0]], {}), each=True)),
         "for each upload",
     ),
     "two things by one name": (
@@ -160,7 +166,7 @@ BROKEN = {
         with_steps(train, Copy("proxy", "private"), roles=("private", "proxy")), "the proxy model has no",
     ),
     "only in the second round": (
-        broken(steps=lambda self, round: (Train(("private",), self.loss if not round else self.late), Exchange("private")),
+        broken(steps=lambda self, round: (Train(("private",), self.late if round else self.loss), Exchange("private")),
                late=lambda self, b: b.memory["late"]), "memory['late']", "Remember",
     ),
     "public rows that are not there": (
@@ -274,7 +280,7 @@ def test_a_client_that_was_never_there_must_be_able_to_answer(images):
     assert rehearse(job(images, late)) == [[], []]
     with pytest.raises(FedekdError) as error:
         rehearse(job(images, late, participation=0.5))
-    one_line(error, "not taken part", "memory['late']")
+    one_line(error, "never there", "memory['late']")
 
 
 # --- models that are right ------------------------------------------------------------------------------------
@@ -298,9 +304,6 @@ def test_a_method_that_does_not_stack_may_look_at_numbers(images):
 
 
 def test_nobodys_rows_are_looked_at(images):
-    class Blind(np.ndarray):
-        def __array_finalize__(self, other): ...
-
     hidden = replace(images, dataset=replace(images.dataset))
     for name in ("x", "y"):
         array = getattr(hidden.dataset, name)
@@ -354,7 +357,17 @@ def test_large_images_take_no_time():
 
 # --- every method of ours --------------------------------------------------------------------------------------
 
-TASKS = [(name, task) for name, method in methods.known().items() for task in method.tasks]
+
+def fits(method, task):
+    try:
+        method.check(task)
+    except FedekdError:
+        return False
+    return True
+
+
+KINDS = ("classification", "regression")
+TASKS = [(name, task) for name, method in methods.known().items() for task in KINDS if fits(method, task)]
 
 
 @pytest.mark.parametrize(("name", "task"), TASKS)

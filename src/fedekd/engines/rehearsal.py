@@ -200,7 +200,7 @@ class _Rehearsal:
                     stranger.check_answer("predict")
             except FedekdError as error:
                 raise FedekdError(
-                    f"{error}; with participation below 1 so must a client that was never there"
+                    f"{error}; below full participation, a client that was never there must answer too"
                 ) from None
 
 
