@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from fedekd.engines.job import Job, Training
 from fedekd.engines.serial import Serial
 from fedekd.engines.stacked import Stacked
 from fedekd.errors import FedekdError
+from fedekd.exchange import exchanges
+from fedekd.methods import Exchange
 from fedekd.models import MLP
 from hostile import PLACES, READS, Branch, Probe
 
@@ -90,7 +93,7 @@ def _facts(engine, j):
         for client in clients
     ]
     door = engine.doors[j]
-    values = {split: engine.evaluate(split)[j] for split in ("test", "val")}
+    values = engine.evaluate()[j]
     return {
         "clients": known, "bytes": [door.bytes_up, door.bytes_down], "trust": engine.trust[j], "values": values,
         "log": sorted(door.log),
@@ -249,6 +252,49 @@ def test_what_no_engine_does(method, words):
     same(job(method), words)
 
 
+class Tied(torch.nn.Module):
+    """A layer under two names."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.first, self.head = torch.nn.Linear(inputs, inputs), torch.nn.Linear(inputs, outputs)
+        self.again = self.first
+
+    def forward(self, x):
+        return self.head(torch.relu(self.again(torch.relu(self.first(x)))))
+
+
+@pytest.mark.parametrize("method", [hostile.Toy(), hostile.Refined(), hostile.Copies(), hostile.Each(True)], ids=str)
+def test_tied_weights(method):
+    one = replace(job(method, rounds=3), private=lambda shape, outputs: Tied(shape[0], outputs))
+    same([one])
+
+
+def test_a_client_without_rows_in_a_split():
+    none, (first, *others) = np.empty(0, np.int64), CLASSES.clients
+    federation = replace(CLASSES, clients=(replace(first, val=none), *others))
+    for method in (hostile.Settings(), hostile.Heads(), Probe("y", "remember a split")):
+        same(job(method, federation))
+
+
+def dropped(shape, outputs):
+    return torch.nn.Sequential(torch.nn.Linear(shape[0], 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, outputs))
+
+
+@pytest.mark.parametrize("engine", [lambda one: Stacked([one], piece=4), Serial], ids=["stacked", "serial"])
+def test_chance_is_the_engines_own(engine):
+    """A model with dropout: the same seed gives the same bits, and nobody else's numbers are drawn."""
+    one, found = replace(job(hostile.Settings()), private=dropped), []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        worker = engine(one)
+        _run(worker, one)
+        assert torch.equal(before, torch.get_rng_state())
+        found.append(_facts(worker, 0))
+    alike(*found, atol=0)
+
+
 # --- who takes part ------------------------------------------------------------------------------------------
 
 MANY = made("classification", clients=4, rows=160)
@@ -360,3 +406,172 @@ def interrupted(jobs, at=2, measured=True):
 def test_an_interruption_changes_nothing(method):
     half = not isinstance(method, hostile.Gradients)
     interrupted([job(method, MANY, rounds=5, participation=0.5 if half else 1.0)], at=3, measured=half)
+
+
+# --- at sites ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def village(monkeypatch):
+    pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "flower"))
+    import village
+
+    return village
+
+
+def at_sites(village, folder, method, caplog, sites=3, **given):
+    """What each site ends with, and the simulation of the same rows; or the line that refused it at a site."""
+    dataset, more = MANY.dataset, {}
+    if method.public or getattr(method, "where", "") == "refine" or getattr(method, "split", "") == "public":
+        np.savez(folder / "public.npz", x=dataset.x[:12], y=dataset.y[:12])
+        more["public"] = folder / "public.npz"
+    name, schema = f"hostile:{type(method).__name__}", village.schema_of(dataset)
+    server = village.make_server(folder, method=name, parameters=vars(method), batch_size=8, **more, **given)
+    leave = tuple(exchanges(method, server.rounds))
+    trusts = (*village.TINY.values(), name)
+    own = village.write_sites(folder, dataset, sites, leave=leave, trusts=trusts, **more)
+
+    def deployed(_):
+        with caplog.at_level("ERROR", "fedekd.site"):
+            try:
+                _, report = village.federate(server, schema, own)
+            except (FedekdError, village_errors()) as error:
+                raise FedekdError(_first_failure(caplog) or str(error)) from None
+        if report["refused"] and (line := _first_failure(caplog)):
+            raise FedekdError(line)
+        values = {site["name"]: site["value"] for site in report["sites"]}
+        return [{**village.state_of(site)["client"], "value": values[site.name]} for site in own]
+
+    def simulated(_):
+        engine = village.simulate(server, schema, own)
+        return [{**client.state(), "value": client.score()} for client in engine.clients]
+
+    return outcome(deployed, []), outcome(simulated, [])
+
+
+def village_errors():
+    from fedekd.flower.post import TooFew
+
+    return TooFew
+
+
+def _first_failure(caplog):
+    lines = [record.getMessage() for record in caplog.records if record.name == "fedekd.site"]
+    return lines[0] if lines else None
+
+
+def kept_at_sites(pair, refused=None):
+    deployed, simulated = pair
+    if isinstance(deployed, str) or isinstance(simulated, str):
+        assert isinstance(simulated, str), deployed
+        assert simulated in deployed, f"{simulated!r} and {deployed!r}"
+        assert refused is not None, simulated
+        assert refused in simulated
+    else:
+        assert refused is None, "nobody has refused it"
+        for ours, theirs in zip(deployed, simulated, strict=True):
+            alike(ours, theirs)
+
+
+AT_SITES = [
+    Probe(what, where, summed="gradients" in what, wide="features" in what)
+    for what, where in [
+        ("outputs", "remember a split"), ("features", "train"), ("weights of a role at home", "train"),
+        ("received", "copy"), ("received by name", "predict"), ("memory", "send"), ("gradients", "send a split"),
+        ("uniform", "remember a split"), ("rows", "train"), ("counts", "send"), ("steps", "personal train"),
+        ("gradient", "train"), ("apply", "predict"), ("lr", "copy"), ("y", "refine"), ("teachers", "refine"),
+        ("outputs of another", "train"), ("weights of another", "predict"), ("received of a role at home", "remember"),
+        ("memory that is not there", "send"), ("apply", "send a split"), ("features of another", "train"),
+        ("memory", "refine"), ("gradients of another", "copy"),
+    ]
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("probe", AT_SITES, ids=called)
+def test_what_a_step_reads_at_a_site(village, tmp_path, caplog, probe):
+    kept_at_sites(at_sites(village, tmp_path, probe, caplog), refusal(probe.what, probe.where, probe))
+
+
+@pytest.mark.parametrize("method", [m for m in DONE if not isinstance(m, hostile.Changing)], ids=str)
+def test_what_a_method_does_at_sites(village, tmp_path, caplog, method):
+    kept_at_sites(at_sites(village, tmp_path, method, caplog, rounds=3))
+
+
+@pytest.mark.parametrize("method", [hostile.Seldom(), hostile.Into(), hostile.Each(True), hostile.Refined()], ids=str)
+def test_half_of_the_sites_in_each_round(village, tmp_path, caplog, method):
+    kept_at_sites(at_sites(village, tmp_path, method, caplog, sites=4, rounds=5, participation=0.5))
+
+
+UNUSABLE = (hostile.AnswerWide, hostile.AnswerUnknown)  # a site looks at an answer before its model does
+
+
+@pytest.mark.parametrize(("method", "words"), REFUSED, ids=lambda v: type(v).__name__)
+def test_what_no_site_does(village, tmp_path, caplog, method, words):
+    deployed, simulated = at_sites(village, tmp_path, method, caplog)
+    if isinstance(method, UNUSABLE):
+        assert "the server's answer for the private model cannot be used" in deployed
+        assert words in simulated
+    else:
+        kept_at_sites((deployed, simulated), words)
+
+
+# --- with differential privacy -------------------------------------------------------------------------------
+
+
+def with_dp(folder, method, **training):
+    """A client with all rows in every batch, no noise and a clip that nothing reaches; and a plain one."""
+    pytest.importorskip("opacus", reason="pip install 'fedekd[dp]'")
+    from fedekd.engines.client import Client
+    from fedekd.flower.privacy import PrivateClient
+    from fedekd.flower.site_file import Privacy
+
+    one = replace(MANY, clients=MANY.clients[:1], names=MANY.names[:1])
+    settings = {"batch_size": 500, "optimizer": "sgd", "lr": 0.1, "rounds": 1, "epochs": 3, **training}
+    alone, dp = job(method, one, **settings), Privacy(epsilon=float("inf"), delta=1e-3, clip=1e9)
+
+    def private(_):
+        client = PrivateClient(alone, 0, dp, folder / "site" / "federation")
+        client.budget.noise = 0.0
+        return played(client)
+
+    def plain(_):
+        return played(Client(alone, 0, 0))
+
+    def played(client):
+        uploads = {}
+        for step in method.steps(0):
+            if isinstance(step, Exchange):
+                uploads[step.name] = client.upload(step, 0)
+            else:
+                client.perform(step, 0)
+        return {"uploads": uploads, "models": {role: client.weights(role) for role in client.models}}
+
+    return outcome(private, []), outcome(plain, [])
+
+
+@pytest.mark.parametrize("method", [hostile.Toy(), hostile.Heads(), hostile.Trusting(), hostile.Copies()], ids=str)
+def test_without_noise_and_clip_dp_is_plain_training(tmp_path, method):
+    private, plain = with_dp(tmp_path, method)
+    if isinstance(private, str):
+        assert "leave [dp] out" in private
+        assert "\n" not in private
+        assert isinstance(method, hostile.Copies), private
+    else:
+        alike(private, plain)
+
+
+DP_REFUSES = [
+    (hostile.Settings(), "reads the gradients"), (hostile.Seldom(), "reads the gradients"),
+    (hostile.Each(False, True), "sends what the method calls 'table'"), (hostile.Into(), "leave [dp] out"),
+    (hostile.VectorLoss(), "take its mean"),
+    (Probe("outputs of another", "train"), "leave [dp] out"), (Probe("memory that is not there", "train"), "[dp]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "words"), DP_REFUSES, ids=lambda v: type(v).__name__)
+def test_what_dp_refuses_is_one_line(tmp_path, method, words):
+    private, _ = with_dp(tmp_path, method)
+    assert isinstance(private, str)
+    assert words in private
+    assert "\n" not in private

@@ -39,6 +39,12 @@ class Forward:
         """By role, the module as the user wrote it; the one below may have been rewritten for the GPU."""
         self.templates = {role: heads.get(role) or quick[self.method.root(role)] for role in self.method.roles}
 
+    def tied(self, role: str) -> dict[str, str]:
+        """Further names of weights that a module has under several, and the name by which they are stacked."""
+        first: dict[int, str] = {}
+        names = self.plain[role].named_parameters(remove_duplicate=False)
+        return {name: own for name, w in names if (own := first.setdefault(id(w), name)) != name}
+
     def _lowered(self, module: nn.Module) -> nn.Module:
         if self.engine.device.type == "cuda" and self.fused:
             from fedekd.engines import kernels

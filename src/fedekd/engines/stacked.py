@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedekd import parts
 from fedekd.engines import rules
 from fedekd.engines.client import SERVER, Client, Rows, moved
 from fedekd.engines.groups import Group, split
@@ -119,7 +120,9 @@ class Stacked(Stack):
         """By job, what its members that take part send, [members, ...]."""
         made: dict[int, dict[str, Tensor]] = {}
         if step.send is None:
-            tree = self.part(step.name, step.part)
+            tied = self.forward.tied(step.name)  # a model travels under all its names
+            names = parts.names(step.part, self.forward.plain[step.name])
+            tree = {n: self.weights[step.name][tied.get(n, n)] for n in names}
         else:
             find = self.find(("step", index))
 
@@ -143,11 +146,15 @@ class Stacked(Stack):
         """One answer to all of these members, who are of one job, or one for each of them."""
         role, group = step.target, next(g for g in self.groups if indices[0] in g.indices)
         if role is not None:
+            tied = self.forward.tied(role)
             shapes = {n: w.shape[1:] for n, w in self.weights[role].items()}
+            shapes |= {n: shapes[own] for n, own in tied.items()}
             for place in range(len(indices)) if step.each else range(1):
                 rules.fits(group.method, role, answer_of(answer, place, step.each), shapes)
         if not isinstance(answer, dict):
             answer = {n: torch.stack([one[n] for one in answer]) for n in answer[0]}
+        if role is not None:
+            answer = {n: t for n, t in answer.items() if n not in tied}
         at = torch.tensor(indices, device=self.device)
         if role is not None:
             for n, t in answer.items():
@@ -168,7 +175,7 @@ class Stacked(Stack):
                 Member(j, SERVER, "server", none, none, none, m.federation.public) for j, m in enumerate(self.jobs)
             ]
             self.court = Stack(self.jobs, servers, fused=self.fused, graphs=self.graphs, piece=self.limit)
-        court, role = self.court, step.target
+        court, role, tied = self.court, step.target, self.forward.tied(step.target)
         court.round_number, court.weights = self.round_number, court.forward.initial()
         court.steps.zero_()
         teachers = {}
@@ -176,12 +183,13 @@ class Stacked(Stack):
             rows = [getattr(court.members[j], step.refine.split)] * len(own)
             teachers[j] = self.forward.outputs(role, own, rows)[0]
             for n, t in answers[j].items():
-                court.weights[role][n][j] = t
+                if n in court.weights[role]:
+                    court.weights[role][n][j] = t
         for count in {len(own) for own in there}:
             alike = [j for j, own in enumerate(there) if len(own) == count]
             court.train(("refine", index), step.refine, alike, 0, teachers)
         for j, answer in enumerate(answers):
-            answers[j] = {n: court.weights[role][n][j].clone() for n in answer}
+            answers[j] = {n: court.weights[role][tied.get(n, n)][j].clone() for n in answer}
             self.servers[j].sent[step.name] = {n: answers[j][n] for n in self.servers[j].sent[step.name]}
 
     # --- answers -----------------------------------------------------------------------------------------

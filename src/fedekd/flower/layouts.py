@@ -60,7 +60,8 @@ class _Blank(Client):
         self.steps = 1
         if step.gradients:
             trained = {role: self._part(role, step) for role in step.roles}
-            self.gradients = {r: {n: torch.zeros_like(w) for n, w in tree.items()} for r, tree in trained.items()}
+            zeros = {r: {n: torch.zeros_like(w) for n, w in tree.items()} for r, tree in trained.items()}
+            self.gradients = {**self.gradients, **zeros}
 
     def _batch(self, *given: Any, **more: Any) -> Batch:
         batch = super()._batch(*given, **more)

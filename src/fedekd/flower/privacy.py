@@ -44,6 +44,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from fedekd import models, parts
+from fedekd.engines import rules
 from fedekd.engines.client import Client, Rows, trainable
 from fedekd.engines.job import Job, make_optimizer, precision
 from fedekd.engines.view import make_batch
@@ -314,8 +315,7 @@ class PrivateClient(Client):
                 "mask": None if real else torch.zeros(1, dtype=torch.bool, device=self.device),
             }
             batch = make_batch(self.method, self.task, lr, seen, lambda r, tree: self._applied_here(r, tree, x))
-            result = loss(batch)
-            return result[0] if isinstance(result, tuple) else result
+            return rules.loss_of(self.method, Train((role,), loss), batch)[0]
 
         return of_one
 

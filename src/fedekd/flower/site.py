@@ -21,6 +21,7 @@ from torch import Tensor
 from fedekd import methods, models, parts
 from fedekd.data import Dataset
 from fedekd.engines.client import Client, Rows, moved
+from fedekd.engines.fitting import check_model
 from fedekd.engines.job import Job
 from fedekd.errors import FedekdError
 from fedekd.exchange import Door, Message, exchanges
@@ -234,10 +235,11 @@ class Work:
 
     def try_out(self, expected: wire.Word | None = None) -> str:
         """What only training would find out. Returns what uploads look like; ``expected`` is what the server thinks."""
+        dataset = self.client.job.federation.dataset
         with failing(Code.MODEL):
             for role in self.client.models:
                 if role not in self.client.method.heads:
-                    self._fits(role)
+                    check_model(role, self.client.models[role], dataset.x.shape[1:], dataset.outputs)
             getattr(self.client, "try_out", lambda: None)()
             found = layouts.text(layouts.layouts(self.client.job))
             if expected is not None and expected != found:
@@ -246,19 +248,6 @@ class Work:
                     f"{str(expected)[:1000]}; has this site a model of its own that the others have not?"
                 )
             return found
-
-    def _fits(self, role: str) -> None:
-        """Two blank rows through a model: whether it takes them must not depend on anyone's rows."""
-        dataset, module = self.client.job.federation.dataset, self.client.models[role].eval()
-        shape, outputs = dataset.x.shape[1:], dataset.outputs
-        try:
-            with torch.no_grad():
-                given = module(torch.zeros(2, *shape, device=self.client.device)).shape
-        except Exception as error:  # a user's model may raise anything
-            problem = (str(error).splitlines() or [type(error).__name__])[0]
-            raise FedekdError(f"the {role} model does not take rows of shape {shape}: {problem}") from None
-        if given != (2, outputs) and not (outputs == 1 and given == (2,)):
-            raise FedekdError(f"the {role} model gives {tuple(given)} for two rows; it must give (2, {outputs})")
 
     def _copy(self, role: str) -> dict[str, Tensor]:
         return {name: tensor.detach().cpu().clone() for name, tensor in self.client.message(role).items()}
