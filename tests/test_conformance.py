@@ -264,7 +264,9 @@ class Tied(torch.nn.Module):
         return self.head(torch.relu(self.again(torch.relu(self.first(x)))))
 
 
-@pytest.mark.parametrize("method", [hostile.Toy(), hostile.Refined(), hostile.Copies(), hostile.Each(True)], ids=str)
+@pytest.mark.parametrize(
+    "method", [hostile.Toy(), hostile.Refined(), hostile.Copies(), hostile.Each(True), Probe("gradient")], ids=str
+)
 def test_tied_weights(method):
     one = replace(job(method, rounds=3), private=lambda shape, outputs: Tied(shape[0], outputs))
     same([one])

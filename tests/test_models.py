@@ -252,3 +252,25 @@ def test_pooling_before_relu_is_the_same_function():
         gradients.append([w.grad.clone() for w in ours.parameters()])
     assert torch.equal(*outputs)
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_a_call_with_other_weights_leaves_the_module_as_it_was():
+    """Also where a layer is registered twice, or two layers share a weight."""
+
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+            self.again, self.b.weight = self.a, self.a.weight
+
+        def forward(self, x):
+            return self.b(self.again(self.a(x)))
+
+    module, x = Shared(), torch.ones(2, 3)
+    before = {name: (w, w.detach().clone()) for name, w in module.named_parameters(remove_duplicate=False)}
+    other = Shared()
+    found = models.call(module, dict(other.named_parameters()), x)
+    assert torch.equal(found, other(x))
+    for name, w in module.named_parameters(remove_duplicate=False):
+        assert w is before[name][0]
+        assert torch.equal(w, before[name][1])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from fedekd import rng
 from fedekd.errors import FedekdError
@@ -108,6 +109,27 @@ def build(role: str, make: Factory, shape: Shape, outputs: int, seed: int, clien
     if not isinstance(module, nn.Module):
         raise FedekdError(f"the {role} model factory returned {type(module).__name__}, not an nn.Module")
     return module
+
+
+def call(module: nn.Module, weights: Mapping[str, Tensor], x: Tensor) -> Any:
+    """What a module gives with other weights, which are named as in ``named_parameters``; it is left as it was.
+
+    torch's own way with tied weights leaves a layer that is registered twice with the other weights for good.
+    """
+    given, places, first = dict(weights), set[tuple[int, str]](), dict[int, str]()
+    for path, layer in module.named_modules(remove_duplicate=False):
+        for own, w in layer._parameters.items():
+            name = f"{path}.{own}" if path else own
+            if w is None:
+                continue
+            if (id(layer), own) in places:
+                given.pop(name, None)
+                continue
+            places.add((id(layer), own))
+            other = first.setdefault(id(w), name)
+            if name not in given and other in given:
+                given[name] = given[other]
+    return functional_call(module, given, (x,), tie_weights=False)
 
 
 def zero_head(module: nn.Module, outputs: int) -> nn.Linear:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedekd import models, parts, rng
 from fedekd.data import Split
@@ -282,7 +281,7 @@ class Client:
         buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
         tree = {n: _laid_out(t, module.get_parameter(n)) for n, t in weights.items()}
         with self._autocast():
-            return self.task.read(functional_call(module, {**buffers, **tree}, (x,)))
+            return self.task.read(models.call(module, {**buffers, **tree}, x))
 
     # --- outputs -----------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from fedekd import models
 from fedekd.engines.client import EVALUATION_BATCH
@@ -97,7 +97,7 @@ class Forward:
     def applied(self, role: str, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """One model with any weights; called inside of a mapped function."""
         with self.autocast():
-            return self.engine.task.read(functional_call(self.plain[role], dict(weights), (x,)))
+            return self.engine.task.read(models.call(self.plain[role], weights, x))
 
     def __call__(self, role: str, weights: Mapping[str, Tensor], x: Tensor, features: bool) -> Both:
         """Outputs [models, B, ...], and the features if asked for."""
@@ -110,7 +110,7 @@ class Forward:
                 head = models.last_linear(template)
                 hook = head.register_forward_pre_hook(lambda _, args: caught.append(args[0]))
             try:
-                output = task.read(functional_call(template, weights, (x,)))
+                output = task.read(models.call(template, weights, x))
             finally:
                 if hook:
                     hook.remove()

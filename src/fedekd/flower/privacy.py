@@ -41,7 +41,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from fedekd import models, parts
 from fedekd.engines import rules
@@ -332,13 +332,13 @@ class PrivateClient(Client):
         if role in self.method.heads:
             below = self.models[self.method.heads[role]].eval()
             features = self._with(self.method.heads[role], _detached(trainable(below)), x)[1].detach()
-            return self.task.read(functional_call(module, weights, (features,))), features
+            return self.task.read(models.call(module, weights, features)), features
         caught: list[Tensor] = []
         hook = None
         if self.method.needs_features:
             hook = models.last_linear(module).register_forward_pre_hook(lambda _, args: caught.append(args[0]))
         try:
-            output = self.task.read(functional_call(module, weights, (x,)))
+            output = self.task.read(models.call(module, weights, x))
         finally:
             if hook:
                 hook.remove()
