@@ -96,7 +96,7 @@ class Client:
             features = {role: models.last_linear(module).in_features for role, module in bodies.items()}
         weights = {role: self.weights(role) for role in self.models}
         start = Beginning(weights, features, self.job.seed, self.data.y[self.rows["train"]])
-        return {key: moved(value, self.device) for key, value in self.method.begin(start).items()}
+        return as_tensors(self.method.begin(start), self.device)
 
     # --- the steps of a round ----------------------------------------------------------------------------
 
@@ -179,7 +179,8 @@ class Client:
 
     @torch.no_grad()
     def remember(self, step: Remember, round: int) -> None:
-        self.memory = {**self.memory, **step.compute(self._whole(step.split, step.roles, round))}
+        found = step.compute(self._whole(step.split, step.roles, round))
+        self.memory = {**self.memory, **as_tensors(found, self.device)}
 
     @torch.no_grad()
     def copy(self, step: Copy, round: int) -> None:
@@ -438,6 +439,13 @@ def _laid_out(tensor: Tensor, like: Tensor) -> Tensor:
     if tensor.stride() == like.stride():
         return tensor
     return tensor.new_empty_strided(like.shape, like.stride()).copy_(tensor)
+
+
+def as_tensors(tree: Any, device: torch.device) -> Any:
+    """What a method remembers, with its plain numbers as tensors, as they are in a stack."""
+    if isinstance(tree, Mapping):
+        return {key: as_tensors(value, device) for key, value in tree.items()}
+    return torch.as_tensor(tree, device=device)
 
 
 def moved(value: Any, device: torch.device) -> Any:

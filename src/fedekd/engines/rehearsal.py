@@ -19,7 +19,7 @@ from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from fedekd.data import Federation, Split
-from fedekd.engines.client import Client, Rows, ServerClient, trainable
+from fedekd.engines.client import Client, Rows, ServerClient, as_tensors, trainable
 from fedekd.engines.job import Job
 from fedekd.engines.serial import server_facts
 from fedekd.engines.stackable import shape
@@ -263,7 +263,7 @@ class _Blank(Client):
                 raise FedekdError(f"it gives {_kind(found)}; return a dict of tensors")
             if self.method.stacks:
                 self._map(step.compute, batch)
-            self.memory = {**self.memory, **found}
+            self.memory = {**self.memory, **as_tensors(found, self.device)}
 
     def copy(self, step: Copy, round: int) -> None:
         with _explained(self.method, f"the copy into {step.target!r}"):
