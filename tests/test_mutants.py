@@ -31,7 +31,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 def tool(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(TOOL), *map(str, arguments)], capture_output=True, text=True, timeout=120
+        [sys.executable, str(TOOL), *map(str, arguments)], capture_output=True, text=True, timeout=600
     )
 
 

@@ -86,6 +86,7 @@ def test_the_error_is_in_the_users_units():
         7 * 2.5**0.5
     )
     assert torch.equal(Regression(50.0).loss(output, target), Regression().loss(output, target))  # training is not
+    assert make_task("regression") == Regression(1.0)
 
 
 def test_a_standardised_target_has_its_error_in_the_users_units(tables):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import gc
 import importlib
 import importlib.machinery
 import importlib.util
@@ -53,9 +54,9 @@ OF_EVERY_METHOD = ("methods/test_registry.py", "methods/test_equalities.py")
 
 # Imported once, before any child: what the package and its tests need, but nothing of the package.
 WARM = (
-    "torch", "torch.func", "numpy", "scipy.stats", "sklearn.datasets", "sklearn.linear_model", "pandas",
+    "torch", "torch.func", "torch.testing", "torch._dynamo", "numpy", "scipy.stats", "sklearn.datasets",
+    "sklearn.linear_model", "sklearn.cluster", "pandas", "threadpoolctl",
 )  # fmt: skip
-WARM_FOR_TRAINING = ("torch._dynamo", "threadpoolctl")  # what torch's optimisers import late
 PATIENCE = 5.0  # a child may take this many times what the tests take unchanged, or --patience where that is more
 
 OPERATORS: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
@@ -279,11 +280,13 @@ def module_name(file: str) -> str:
 def warm_up(tests: Sequence[Path]) -> None:
     """Import what the tests will need; every child has it from here."""
     text = "\n".join(path.read_text() for path in tests)
-    names = [*(WARM if "torch" in text else ()), *(WARM_FOR_TRAINING if "fedekd.engines" in text else ())]
+    names = WARM if "torch" in text else ()
     for name in ("pytest", "hypothesis", *names):
         importlib.import_module(name)
     if "torch" in names:
         importlib.import_module("torch").set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # pytest collects garbage twice: without this every child would go through all of torch
     if present := [name for name in sys.modules if name.split(".")[0] == "fedekd"]:
         raise RuntimeError(f"{present[0]} is loaded already: no child could load another")
 
@@ -402,7 +405,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--at-least", type=float, default=90.0, metavar="PERCENT", help="else the exit status is 1 (90)"
     )
-    parser.add_argument("--patience", type=float, default=10.0, metavar="SECONDS", help="a child may take so long (10)")
+    parser.add_argument("--patience", type=float, default=30.0, metavar="SECONDS", help="a child may take so long (30)")
     parser.add_argument("--root", type=Path, default=ROOT, help="another project of the same layout")
     options = parser.parse_args(arguments)
     root = options.root.resolve()
