@@ -139,6 +139,7 @@ def test_temperature_minimises_the_likelihood():
 
 def test_temperature_is_bounded():
     low, high = conformal.TEMPERATURES
+    assert (low, high) == (0.05, 20.0)
     logits = torch.tensor([[3.0, 0.0], [0.0, 3.0]])
     assert conformal.fit_temperature(logits, torch.tensor([0, 1])).item() == pytest.approx(low)
     assert conformal.fit_temperature(logits, torch.tensor([1, 0])).item() == pytest.approx(high)
@@ -253,6 +254,12 @@ def test_set_agreement_by_hand():
     g = torch.tensor([[0, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]]).bool()
     # Equal sizes: 1 of 3 in the union. Larger f: 2 of g's 2. Smaller f: 1 of 4. Nothing shared: 0.
     torch.testing.assert_close(conformal.set_agreement(f, g), torch.tensor([1 / 3, 1.0, 0.25, 0.0]))
+
+
+def test_sets_without_a_label_agree_in_nothing():
+    """A set of ours always holds one; a user's own may not."""
+    none, some = torch.tensor([[False, False]]), torch.tensor([[True, False]])
+    assert [conformal.set_agreement(*pair).item() for pair in ((none, none), (none, some), (some, none))] == [0, 0, 0]
 
 
 def test_ranking_loss_by_hand():

@@ -125,6 +125,15 @@ def test_an_unknown_task_is_answered_with_the_nearest():
     assert "\n" not in str(error.value)
 
 
+def test_the_errors_of_stacked_clients_are_those_of_each():
+    output, target = torch.randn(2, 5, 3), torch.randint(0, 3, (2, 5))
+    sort = make_task("classification")
+    assert torch.equal(
+        sort.errors(output, target), torch.stack([sort.errors(*one) for one in zip(output, target, strict=True)])
+    )
+    assert sort.score(output, target) == pytest.approx(sort.score(output.flatten(0, 1), target.flatten()))
+
+
 def test_the_errors_of_the_samples_make_up_the_score():
     output, target = torch.randn(40, 3), torch.randint(0, 3, (40,))
     sort = make_task("classification")

@@ -182,7 +182,9 @@ def _others(node: ast.AST, path: list[ast.AST], field: str) -> Iterator[ast.AST]
     elif isinstance(node, ast.Constant):
         yield from (ast.Constant(value) for value in _other_values(node.value, path))
     elif isinstance(node, ast.UnaryOp):
-        yield node.operand  # -x, not x and ~x become x
+        axis = isinstance(parent, (ast.Call, ast.keyword, ast.Subscript)) and ast.unparse(node) == "-1"
+        if not axis:  # the last axis of a matrix is axis 1; -2 is tried in any case
+            yield node.operand  # -x, not x and ~x become x
     elif isinstance(node, ast.Name) and field == "func" and node.id in BUILTIN:
         yield ast.Name(BUILTIN[node.id], ast.Load())
     elif isinstance(node, ast.Attribute) and node.attr in SWAPPED and ast.unparse(node.value) not in ("batch", "self"):
