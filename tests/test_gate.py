@@ -72,6 +72,11 @@ def test_energy_kl_by_hand():
     assert gate.energy_kl(P, P).item() == 0
 
 
+def test_the_energy_of_a_certain_contradiction_is_what_the_small_constant_leaves():
+    certain = torch.tensor([[1e4, 0.0]], dtype=torch.float64)  # both entropies are exactly 0, the divergence is 1e4
+    assert gate.energy_kl(certain, certain.flip(-1)).item() == pytest.approx(1e4 / 1e-8)
+
+
 def test_energy_kl_is_symmetric_and_weighs_confidence():
     f, g = logits(6, 5).double(), logits(6, 5, seed=1).double()
     torch.testing.assert_close(gate.energy_kl(f, g), gate.energy_kl(g, f))
@@ -339,6 +344,11 @@ def test_masked_mean_by_hand():
     assert gate.masked_mean(values, mask).item() == 2.5
     assert gate.masked_mean(values, mask.float()).item() == 2.5
     assert gate.masked_mean(values[::2]).item() == 2.5
+
+
+def test_the_mean_of_one_sample_is_that_sample():
+    assert gate.masked_mean(torch.tensor([3.0])).item() == 3
+    assert gate.masked_mean(torch.tensor([3.0, NAN]), torch.tensor([True, False])).item() == 3
 
 
 def test_padded_nan_reaches_no_gradient():
