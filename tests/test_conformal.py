@@ -270,6 +270,11 @@ def test_set_agreement_by_hand():
     torch.testing.assert_close(conformal.set_agreement(f, g), torch.tensor([1 / 3, 1.0, 0.25, 0.0]))
 
 
+def test_the_same_single_label_is_full_agreement():
+    one = torch.tensor([[True, False, False]])
+    assert conformal.set_agreement(one, one).item() == 1
+
+
 def test_sets_without_a_label_agree_in_nothing():
     """A set of ours always holds one; a user's own may not."""
     none, some = torch.tensor([[False, False]]), torch.tensor([[True, False]])

@@ -182,7 +182,7 @@ def _others(node: ast.AST, path: list[ast.AST], field: str) -> Iterator[ast.AST]
     elif isinstance(node, ast.Constant):
         yield from (ast.Constant(value) for value in _other_values(node.value, path))
     elif isinstance(node, ast.UnaryOp):
-        axis = isinstance(parent, (ast.Call, ast.keyword, ast.Subscript)) and ast.unparse(node) == "-1"
+        axis = isinstance(parent, (ast.Call, ast.keyword, ast.Subscript, ast.Tuple)) and ast.unparse(node) == "-1"
         if not axis:  # the last axis of a matrix is axis 1; -2 is tried in any case
             yield node.operand  # -x, not x and ~x become x
     elif isinstance(node, ast.Name) and field == "func" and node.id in BUILTIN:
