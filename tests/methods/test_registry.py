@@ -90,6 +90,37 @@ def test_steps_speak_of_the_methods_own_roles(name):
         assert step.split in splits, "nothing is chosen on a test split"
 
 
+DEFAULTS = {
+    "local": {},
+    "constant": {},
+    "fedavg": {},
+    "fedprox": {"mu": 0.01},
+    "feddyn": {"a": 0.01},
+    "fml": {"supervision": 0.5, "proxy_supervision": 0.5},
+    "fedtype": {"level": 0.9, "lam_private": 1.0, "lam_proxy": 0.5, "gradient": True},
+    "fedtype-prox": {"level": 0.9, "lam_private": 1.0, "lam_proxy": 0.5, "gradient": True, "mu": 0.01},
+    "fedekd": {"beta": 1.0, "lambda_kd": 1.0, "energy": "auto", "gate": "energy", "weight": 1.0, "warmup": 0},
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_the_defaults_are_the_papers(name):
+    """Results are kept under a method's name: another default would be another method under the same name."""
+    method = methods.get(name)
+    assert {f.name: getattr(method, f.name) for f in fields(method)} == DEFAULTS[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "draws", "anchors"),
+    [
+        ("local", 0, ()), ("fedavg", 0, ()), ("fedprox", 0, ("private",)), ("feddyn", 0, ("private",)), ("fml", 0, ()),
+        ("fedekd", 1, ()), ("fedtype", 2, ()), ("fedtype-prox", 2, ("proxy",)),
+    ],
+)  # fmt: skip
+def test_what_the_losses_read_is_declared(name, draws, anchors):
+    assert (methods.get(name).draws, methods.get(name).anchors) == (draws, anchors)
+
+
 def test_names_are_unique_in_the_source():
     folder = Path(methods.__file__).parent
     names = [n for path in folder.glob("*.py") for n in re.findall(r'^@register\(\s*"([^"]+)"', path.read_text(), re.M)]
@@ -196,14 +227,21 @@ def test_unknown_names_are_answered_with_the_nearest(name, parameters, said):
         ("fedprox", {"mu": -1}, "fedprox.mu must be >= 0"),
         ("feddyn", {"a": 0}, "feddyn.a must be > 0"),
         ("constant", {}, "method 'constant' is defined for regression, not for classification"),
-        ("fedtype", {"level": 1.5}, "fedtype.level"),
-        ("fml", {"supervision": 2}, "fml.supervision"),
+        ("fedtype", {"level": 1.1}, "fedtype.level must be >= 0 and <= 1"),
+        ("fml", {"supervision": 1.1}, "fml.supervision must be >= 0 and <= 1"),
+        ("fml", {"proxy_supervision": 1.1}, "fml.proxy_supervision must be >= 0 and <= 1"),
     ],
 )
 def test_parameters_out_of_their_range_cost_one_line(name, parameters, said):
     with pytest.raises(FedekdError) as error:
         methods.get(name, **parameters).check("classification")
     assert said in one_line(error)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_shares_may_be_nothing_or_all(value):
+    methods.get("fml", supervision=value, proxy_supervision=value).check("classification")
+    methods.get("fedtype", level=value).check("classification")
 
 
 def test_a_task_that_a_method_does_not_fit():
