@@ -18,7 +18,7 @@ from opacus.accountants import RDPAccountant
 from fedekd.errors import FedekdError
 from fedekd.flower.budget import Budget
 from fedekd.flower.codes import Failed
-from fedekd.methods.base import Train
+from fedekd.methods.base import Exchange
 
 
 def spent(one):
@@ -30,10 +30,8 @@ def test_the_budget_is_kept_and_used(tmp_path, digits, method):
     one = client(tmp_path / "a", digits, method)
     for round in range(2):
         for step in one.method.steps(round):
-            if isinstance(step, Train):
-                one.train(step, round)
-            elif not hasattr(step, "role"):
-                one.remember(step, round)
+            if not isinstance(step, Exchange):
+                one.perform(step, round)
     independent = RDPAccountant()
     for _ in range(one.budget.planned):
         independent.step(noise_multiplier=one.budget.noise, sample_rate=16 / len(one.rows["train"]))

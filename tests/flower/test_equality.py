@@ -1,51 +1,99 @@
-"""Sites that are visited one by one end with the private models of the simulation, for every method and both tasks."""
+"""Sites that are visited one by one end with the clients of the simulation, for every method and both tasks."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
 
-from village import Hand, federate, make_server, schema_of, simulate, state_of, write_sites
+import toys
+from village import TINY, Hand, federate, make_server, parts, schema_of, simulate, state_of, write_sites
 
 from fedekd import methods
+from fedekd.exchange import exchanges
 from fedekd.flower import wire
+from fedekd.flower.visits import visits
 
 TRAINED = [name for name, method in methods.known().items() if method.roles]
+TOYS = [f"toys:{toy.__name__}" for toy in toys.TOYS]
 
 
-def same_as_simulated(tmp_path, dataset, atol=1e-5, **given):
-    schema, server = schema_of(dataset), make_server(tmp_path, **given)
-    sites = write_sites(tmp_path, dataset)
+def place(tmp_path, dataset, method, sites=3, **given):
+    """A server, and sites that trust its method and let out all that it sends; public rows where it needs them."""
+    made, more = methods.get(method), {}
+    if made.public:
+        file = tmp_path / "public.npz"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        last = parts(dataset, 4)[-1]
+        np.savez(file, x=last.x[:20], y=last.y[:20])
+        more["public"] = file
+    server = make_server(tmp_path, method=method, **more, **given)
+    leave = tuple(exchanges(made, server.rounds))
+    trusts = (*TINY.values(), method)
+    return server, write_sites(tmp_path, dataset, sites, leave=leave, trusts=trusts, **more)
+
+
+def same_as_simulated(tmp_path, dataset, atol=1e-5, sites=3, **given):
+    schema, (server, sites) = schema_of(dataset), place(tmp_path, dataset, sites=sites, **given)
     post = Hand(sites)
     _, report = federate(server, schema, sites, post)
     engine = simulate(server, schema, sites)
     assert report["complete"]
+    assert report["refused"] == []
     by_name = {site["name"]: site for site in report["sites"]}
     for client in engine.clients:
         site = next(s for s in sites if s.name == client.name)
-        ours = state_of(site)["client"]["models"]["private"]
-        for name, weights in client.models["private"].state_dict().items():
-            assert torch.allclose(ours[name], weights, atol=atol, rtol=0), (client.name, name)
+        ours, theirs = state_of(site)["client"], client.state()
+        for what in ("models", "memory", "received", "round"):
+            alike(ours[what], theirs[what], atol, f"{client.name} {what}")
         assert by_name[client.name]["value"] == pytest.approx(client.score(), abs=1e-6)
         assert by_name[client.name]["n"] == len(client.rows["train"])
     layouts = sum(len(wire._layouts(reply)) for _, kind, reply in post.sent if kind == "visit")
     return report, engine, layouts
 
 
-@pytest.mark.parametrize("name", TRAINED)
+def alike(ours, theirs, atol, where):
+    if isinstance(theirs, torch.Tensor):
+        assert torch.allclose(ours.double(), theirs.double(), atol=atol, rtol=0), where
+    elif isinstance(theirs, Mapping):
+        assert set(ours) == set(theirs), where
+        for key in theirs:
+            alike(ours[key], theirs[key], atol, f"{where} {key}")
+    elif isinstance(theirs, (list, tuple)):
+        for k, one in enumerate(theirs):
+            alike(ours[k], one, atol, f"{where} {k}")
+    else:
+        assert ours == theirs, where
+
+
+@pytest.mark.parametrize("name", [*[n for n in TRAINED if "classification" in methods.get(n).tasks], *TOYS])
 def test_classification(tmp_path, digits, name):
     report, engine, layouts = same_as_simulated(tmp_path, digits, method=name)
-    sent = engine.door.bytes_up
-    assert sent <= report["bytes_up"] - layouts <= sent + 3 * 3 * 200, (
-        "nothing but the model, its layout and a few words"
+    sent, count = engine.door.bytes_up, len(visits(engine.method, 2))
+    assert sent <= report["bytes_up"] - layouts <= sent + 3 * count * 200, (
+        "nothing but what is exchanged, its layout and a few words"
     )
 
 
-@pytest.mark.parametrize("name", [n for n in TRAINED if "regression" in methods.get(n).tasks and "-" not in n])
+@pytest.mark.parametrize(
+    "name", [n for n in [*TRAINED, *TOYS] if "regression" in methods.get(n).tasks and "-" not in n]
+)
 def test_regression(tmp_path, diabetes, name):
     same_as_simulated(tmp_path, diabetes, method=name, batch_size=8)
+
+
+@pytest.mark.parametrize("name", ["fedekd", "feddyn", "fedtype", *TOYS])
+def test_half_of_the_sites_in_each_round(tmp_path, digits, name):
+    """Four sites, two of them in a round: one that comes back begins with the newest answers."""
+    given = {"method": name, "rounds": 5, "epochs": 1, "participation": 0.5, "sites": 4}
+    report, engine, _ = same_as_simulated(tmp_path, digits, **given)
+    sending = [visit for visit in visits(engine.method, 5) if visit.sends]
+    assert [len(names) for names in report["counted"]] == [2] * len(sending) + [4], "all tell how they did"
+    assert len({tuple(names) for names in report["counted"]}) > 2
 
 
 def test_the_baseline_is_local_training(tmp_path, digits):

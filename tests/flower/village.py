@@ -15,6 +15,7 @@ from fedekd.engines.job import Job
 from fedekd.engines.serial import Serial
 from fedekd.flower import site as site_work
 from fedekd.flower import wire
+from fedekd.flower.public import read_public
 from fedekd.flower.rounds import Rounds
 from fedekd.flower.scaling import Scaling
 from fedekd.flower.schema import Schema
@@ -102,7 +103,8 @@ def simulate(server: Server, schema: Schema, sites: list[Site]) -> Serial:
     terms = Terms.of(server)
     names = sorted(site.name for site in sites)
     own = {site.name: schema.load(site.data) for site in sites}
-    whole = joined([of_site(own[name], schema, name, terms.seed, k) for k, name in enumerate(names)])
+    public = read_public(server.public, schema).dataset if server.public else None
+    whole = joined([of_site(own[name], schema, name, terms.seed, k, public) for k, name in enumerate(names)])
     factories = [models.factory(role, TINY[role]) for role in ("private", "proxy")]
     engine = Serial(Job(whole, terms.make_method(), terms.seed, terms.training(), *factories))
     for _ in range(server.rounds):

@@ -16,8 +16,9 @@ LOST = 3  # answers that may be lost in one visit
 
 
 class Asking:
-    """``letter`` goes to sites that took part in the visit before (``current``), ``whole`` to those that did not.
+    """Asks the sites ``wanted``, and waits for those of them that answered when they were last asked (``current``).
 
+    ``letter(name, whole)`` is what one of them is sent; ``whole`` where it has lost what a difference is made to.
     ``away`` are the nodes that could not join: one that is not there now was restarted, and is no longer among them.
     """
 
@@ -25,14 +26,15 @@ class Asking:
         self,
         roster: Roster,
         away: set[int],
+        wanted: Collection[str],
         current: Collection[str],
-        letter: Letter,
-        whole: Letter,
+        letter: Callable[[str, bool], Letter],
         failed: Callable[[str, str], None],
     ) -> None:
-        self.roster, self.away, self.letter, self.whole, self.failed = roster, away, letter, whole, failed
-        self.expected = set(current)
-        self.behind = set(roster.nodes) - set(current)
+        self.roster, self.away, self.letter, self.failed = roster, away, letter, failed
+        self.wanted = set(wanted)
+        self.expected = set(current) & self.wanted
+        self.behind: set[str] = set()
         self.asked: set[str] = set()
         self.gone: set[str] = set()
         self.lost: Counter[str] = Counter()
@@ -43,13 +45,13 @@ class Asking:
         self.away &= online
         first = not self.asked
         for name, node in sorted(self.roster.nodes.items()):
-            if node not in online or name in self.asked or name in self.gone or name in self.replies:
+            if node not in online or name not in self.wanted or name in self.asked | self.gone | set(self.replies):
                 continue
             if name not in self.expected and not first:
                 continue  # it was away when the visit began, and at the one before: its turn is the next
             self.expected.add(name)
             self.asked.add(name)
-            letter = self.whole if name in self.behind else self.letter
+            letter = self.letter(name, name in self.behind)
             self.bytes_down += letter.size
             yield node, "visit", Letter({**letter.words, "number": self.roster.numbers[name]}, letter.models)
 

@@ -5,8 +5,6 @@ The mean is the simulation's own. Median, trimmed mean and Krum are Flower's str
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -23,25 +21,26 @@ def combination(name: str) -> Mean:
         raise unknown("combine", name, COMBINATIONS)
     if name == "mean":
         return average
-    return lambda messages, weights: _by_strategy(name, messages)
+    return lambda stack, weights: _by_strategy(name, stack, len(weights))
 
 
-def _by_strategy(name: str, messages: Sequence[Message]) -> dict[str, Tensor]:
+def _by_strategy(name: str, stack: Message, sites: int) -> dict[str, Tensor]:
     """Floating-point tensors through Flower's strategy; counters from the first site, as in the mean."""
     from flwr.app import Array, ArrayRecord, Metadata, MetricRecord, RecordDict
     from flwr.app.message import make_message
 
-    first = messages[0]
-    floating = [key for key, tensor in first.items() if tensor.is_floating_point()]
+    floating = [key for key, tensor in stack.items() if tensor.is_floating_point()]
+    if not floating:
+        return {key: tensor[0].clone() for key, tensor in stack.items()}
     replies, nowhere = [], Metadata(0, "", 0, 0, "", "", 0.0, 1.0, "train")  # a strategy takes messages, sent or not
-    for message in messages:
-        arrays = ArrayRecord({key: Array(message[key].numpy()) for key in floating})
+    for site in range(sites):
+        arrays = ArrayRecord({key: Array(stack[key][site].numpy()) for key in floating})
         content = RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 1})})
         replies.append(make_message(metadata=nowhere, content=content))
-    combined, _ = _strategy(name, len(messages)).aggregate_train(0, replies)
+    combined, _ = _strategy(name, sites).aggregate_train(0, replies)
     assert combined is not None
-    found = {key: torch.from_numpy(np.asarray(array.numpy())).to(first[key].dtype) for key, array in combined.items()}
-    return {key: found[key] if key in found else first[key].clone() for key in first}
+    found = {key: torch.from_numpy(np.asarray(array.numpy())).to(stack[key].dtype) for key, array in combined.items()}
+    return {key: found[key] if key in found else tensor[0].clone() for key, tensor in stack.items()}
 
 
 def _strategy(name: str, sites: int):  # type: ignore[no-untyped-def]

@@ -1,7 +1,7 @@
 """The last look at what leaves a site: whatever made the letter, only what the site allows is in it.
 
-The method's own door (``fedekd.exchange.Door``) lets only the roles pass that the method declares; here stands what
-``site.toml`` says, and that one model does not hide in another.
+The method's own door (``fedekd.exchange.Door``) lets only that pass which the method exchanges, by its name; here
+stands what ``site.toml`` says, and that one model does not hide in another.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from fedekd.flower.wire import Letter
 
 
 def guarded(site: Site, letter: Letter) -> Letter:
-    """The letter, or an error if a model or a word in it is not this site's to send."""
-    models, words = set(letter.models) - set(site.leave), set(letter.words) - _allowed(site)
-    if models or words:
-        raise Failed(Code.FAULT, f"a letter with {sorted(models | words)} was not sent: this site keeps that")
+    """The letter, or an error if something exchanged or a word in it is not this site's to send."""
+    exchanged, words = set(letter.models) - set(site.leave), set(letter.words) - _allowed(site)
+    if exchanged or words:
+        raise Failed(Code.FAULT, f"a letter with {sorted(exchanged | words)} was not sent: this site keeps that")
     return letter
 
 

@@ -15,6 +15,13 @@ a batch's size varies. Draws and noise come from a secret of the site, since the
 and are the same again for the same training on the same rows alone. What a method adds to its loss that no row enters
 (FedProx's and FedDyn's terms) is added after the noise, for it needs none.
 
+Every training of a model that is sent, or of a part of it, gets noise. *Exposed* is what has seen rows without it: the
+models that only stay here, whatever is copied from them, and what is remembered of rows or of their gradients. No sent
+model may be a copy of it, stand on top of it or learn from it on public rows, and no ``send`` may read it: such methods
+are refused, for no noise would be between them and the rows. The class counts are rows' data too. Functions whose
+results may leave are told the number of rows instead, dealt evenly over the classes; those of models that stay here,
+and of the steps before a client answers, get the true ones.
+
 No row may show by a failure either: one whose gradient is not finite counts as none, and a model that stays here and
 diverges, perhaps because the server sent a proxy that breaks on one row, goes on as it was before.
 """
@@ -26,7 +33,7 @@ import hashlib
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,15 +43,18 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
+from fedekd import models, parts
 from fedekd.engines.client import Client, Rows, trainable
 from fedekd.engines.job import Job, make_optimizer, precision
+from fedekd.engines.view import make_batch
 from fedekd.errors import FedekdError
 from fedekd.exchange import shared_roles
 from fedekd.flower.budget import Budget
 from fedekd.flower.codes import Failed
 from fedekd.flower.keys import write_new
 from fedekd.flower.site_file import GUARANTEES, Privacy
-from fedekd.methods.base import Batch, Remember, Train
+from fedekd.flower.visits import called
+from fedekd.methods.base import Batch, Beginning, Copy, Exchange, Remember, Step, Train
 
 SECRET = "secret"
 log = logging.getLogger("fedekd.site")
@@ -60,39 +70,117 @@ class PrivateClient(Client):
         self.shared = shared_roles(self.method, training.rounds)
         for role in self.shared:  # Opacus's gradients are laid out so, and a fused optimiser takes memory as it lies
             self.models[role].to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-        steps = [s for r in range(training.rounds) for s in self.method.steps(r)]
-        self.noisy = [s for s in steps if isinstance(s, Train) and self.shared & set(s.roles)]
-        rows = len(self.rows["train"])
-        self._check(rows)
-        self._remembers_rows = any(isinstance(s, Remember) and s.split for s in steps)
-        self.batches = training.epochs * math.ceil(rows / training.batch_size)
-        self.budget = Budget(dp, folder, min(1.0, training.batch_size / rows), len(self.noisy) * self.batches)
+        steps = [step for round in range(training.rounds) for step in self.method.steps(round)]
+        self.noisy = [s for s in steps if isinstance(s, Train) and self.shared & set(s.roles) and s.split != "public"]
+        self.exposed: set[str] = set()
+        """The roles whose weights, or what they stand on, depend on rows that no noise was added for."""
+        self._remembers_rows = self._begins_with_rows()
+        self._look_for_exposed(steps)
+        self._check(steps, rows := len(self.rows["train"]))
+        planned = sum(map(self._batches, self.noisy))
+        self.budget = Budget(dp, folder, min(1.0, training.batch_size / rows), planned)
 
-    def _check(self, rows: int) -> None:
-        name = self.method.name
+    def _batches(self, step: Train) -> int:
+        training = self.job.training.of(step)
+        return training.epochs * math.ceil(len(self.rows["train"]) / training.batch_size)
+
+    # --- what has seen rows without noise -----------------------------------------------------------------
+
+    def _begins_with_rows(self) -> bool:
+        """Whether the memory that a client begins with depends on its targets: looked for with made-up ones."""
+        weights, features = {role: self.weights(role) for role in self.models}, {}
+        if self.method.needs_features:
+            bodies = [role for role in self.method.roles if role not in self.method.heads]
+            features = {role: models.last_linear(self.models[role]).in_features for role in bodies}
+        blank, found = torch.zeros_like(self.data.y[self.rows["train"]]), []
+        for targets in (blank, blank + 1):
+            digest = hashlib.sha256()
+            _feed(digest, self.method.begin(Beginning(weights, features, self.job.seed, targets)))
+            found.append(digest.digest())
+        return found[0] != found[1]
+
+    def _look_for_exposed(self, steps: Sequence[Step]) -> None:
+        """One thing exposes another, so look again until nothing more is found."""
+        while True:
+            roles = set().union(*map(self._exposes, steps))
+            roles |= {role for role, below in self.method.heads.items() if below in self.exposed}
+            remembers = self._remembers_rows or any(map(self._keeps_rows, steps))
+            if (roles <= self.exposed) and remembers == self._remembers_rows:
+                return
+            self.exposed, self._remembers_rows = self.exposed | roles, remembers
+
+    def _exposes(self, step: Step) -> set[str]:
+        """The roles into which a step brings rows without noise."""
+        if isinstance(step, Copy) and self._made_from(step.source):
+            return {step.target}
+        if isinstance(step, Train) and not self.shared & set(step.roles):
+            return set(step.roles) if step.split != "public" or self._reads_more(step) else set()
+        return set()
+
+    def _keeps_rows(self, step: Step) -> bool:
+        if isinstance(step, Remember):
+            return step.split not in (None, "public") or bool(set(step.roles) & self.exposed)
+        return isinstance(step, Train) and step.gradients and not self.shared & set(step.roles)
+
+    def _made_from(self, source: Any) -> bool:
+        """Whether a copy is made from what is exposed; a function reads anchors and memory."""
+        if isinstance(source, str):
+            return source in self.exposed
+        return self._remembers_rows or bool(set(self.method.anchors) & self.exposed)
+
+    def _check(self, steps: Sequence[Step], rows: int) -> None:
+        name, instead = self.method.name, "take another method, or leave [dp] out"
         if self.dp.delta * rows >= 1:
             raise FedekdError(f"[dp] delta {self.dp.delta:g} protects no one of {rows} rows; set it far below 1/{rows}")
-        for step in self.noisy:
-            if len(step.roles) > 1:
+        for step in steps:
+            if isinstance(step, Train) and self.shared & set(step.roles):
+                self._check_training(step, f"method {name!r} trains {' and '.join(step.roles)}", instead)
+            if isinstance(step, Copy) and step.target in self.shared and step.target in self.exposed:
                 raise FedekdError(
-                    f"method {name!r} trains {' and '.join(step.roles)} in one step, which DP-SGD cannot keep apart; "
-                    "take another method, or leave [dp] out"
+                    f"method {name!r} copies what has seen rows without noise into the {step.target} model, which is "
+                    f"sent; {instead}"
+                )
+            if isinstance(step, Exchange) and step.send and self._sends_rows(step):
+                raise FedekdError(
+                    f"method {name!r} sends {called(step)}, which is made from rows, or from what has seen them "
+                    f"without noise; {instead}"
                 )
         for role in sorted(self.shared):
+            if self.method.heads.get(role) in self.exposed:
+                raise FedekdError(
+                    f"the {role} model of method {name!r} stands on the {self.method.heads[role]} model, which has "
+                    f"seen rows without noise; {instead}"
+                )
             if any(True for _ in self.models[role].buffers()):
                 raise FedekdError(
                     f"the {role} model has buffers (batch normalisation?), which would carry rows past the noise; "
                     "take group or layer normalisation"
                 )
 
+    def _check_training(self, step: Train, trains: str, instead: str) -> None:
+        if len(step.roles) > 1:
+            raise FedekdError(f"{trains} in one step, which DP-SGD cannot keep apart; {instead}")
+        if step.gradients:
+            raise FedekdError(f"{trains} and reads the gradients, to which no noise is added; {instead}")
+        if step.split not in ("train", "public"):
+            raise FedekdError(f"{trains} on {step.split} rows, which the budget does not cover; {instead}")
+        if step.split == "public" and self._reads_more(step):
+            raise FedekdError(f"{trains} on public rows with what has seen its own without noise; {instead}")
+
+    def _sends_rows(self, step: Exchange) -> bool:
+        return (
+            step.split not in (None, "public")
+            or self._remembers_rows
+            or bool((set(step.roles) | set(self.method.anchors)) & self.exposed)
+        )
+
     def try_out(self) -> None:
         """Raise for what only training would find out: a budget that no noise keeps, a model whose rows mix."""
         self.budget.noise  # noqa: B018
         for role in {step.roles[0] for step in self.noisy}:
-            of_rows = vmap(grad(self._loss_of_one(role, _supervised(role))), (None, 0, 0, 0, 0), randomness="different")
-            x, y, nothing, uniform = self._blank()
+            of_rows = _row_by_row(self._loss_of_one(role, _supervised(role)))
             try:
-                of_rows(_detached(trainable(self.models[role])), x[None], y[None], nothing, uniform[None])
+                of_rows(_detached(trainable(self.models[role])), *(t[None] for t in self._blank()), {})
             except RuntimeError as error:
                 raise FedekdError(
                     f"the {role} model has no gradient row by row, which DP-SGD needs ({str(error).splitlines()[0]})"
@@ -100,20 +188,44 @@ class PrivateClient(Client):
 
     # --- training -----------------------------------------------------------------------------------------
 
-    def train(self, step: Train, round: int) -> None:
-        if not self.shared & set(step.roles):
+    def train(self, step: Train, round: int, again: int = 0) -> None:
+        if not self.shared & set(step.roles) or self._personal:
             with self._unseen(f"training {' and '.join(step.roles)} in round {round + 1}"):
-                super().train(step, round)
+                super().train(step, round, again)
             return
-        seed = self._seed(step, round)
+        if step.split == "public":
+            with self._even_counts():
+                super().train(step, round, again)
+            return
+        seed = self._seed(step, round, again)
         own = self._own_loss(step)
-        self.budget.spend(hashlib.sha256(seed).hexdigest(), self.batches, weak=own and self._reads_more(step))
-        with precision(self.job.training.precision, self.device), _seeded(seed, self.device):
+        key = hashlib.sha256(seed).hexdigest()
+        self.budget.spend(key, self._batches(step), weak=own and self._reads_more(step))
+        with precision(self.job.training.precision, self.device), _seeded(seed, self.device), self._even_counts():
             self._train_privately(step, round, seed)
 
     def remember(self, step: Remember, round: int) -> None:
-        with self._unseen(f"remembering in round {round + 1}"):
+        with self._unseen(f"remembering in round {round + 1}"), self._even_counts():
             super().remember(step, round)
+
+    def copy(self, step: Copy, round: int) -> None:
+        with self._even_counts():
+            super().copy(step, round)
+
+    def upload(self, step: Exchange, round: int) -> dict[str, Tensor]:
+        with self._even_counts():
+            return super().upload(step, round)
+
+    @contextmanager
+    def _even_counts(self) -> Iterator[None]:
+        """As many rows of every class, unless it is for the client's own answers."""
+        true = self.counts
+        if not self._personal:
+            self.counts = torch.full_like(true, max(1, len(self.rows["train"]) // len(true)))
+        try:
+            yield
+        finally:
+            self.counts = true
 
     @contextmanager
     def _unseen(self, work: str) -> Iterator[None]:
@@ -131,29 +243,34 @@ class PrivateClient(Client):
 
         (role,) = step.roles
         module, rows, chance = self.models[role].train(), self.rows["train"], Chance(seed)
-        weights = trainable(module)
-        own = self._own_loss(step)
-        of_one = self._loss_of_one(role, step.loss if own else _supervised(role))
-        of_rows = vmap(grad(of_one), (None, 0, 0, 0, 0), randomness="different")
-        taught = {r: self.outputs(r, rows)[0] for r in step.frozen} if own else {}
+        training, batches = self.job.training.of(step), self._batches(step)
+        wanted = set(parts.names(step.part, module))
+        weights = {name: w for name, w in trainable(module).items() if name in wanted}
+        still = {name: w.detach() for name, w in trainable(module).items() if name not in wanted}
+        own, self.steps = self._own_loss(step), batches
+        loss = self._loss_of_one(role, step.loss if own else _supervised(role), training.lr)
+        of_one = lambda now, *given, **more: loss({**now, **still}, *given, **more)  # noqa: E731
+        of_rows = _row_by_row(of_one)
+        taught = {r: self.outputs(r, rows) for r in step.frozen} if own else {}
         optimizer = NoisyOptimizer(
-            make_optimizer(self.job.training, list(weights.values())),
+            make_optimizer(training, list(weights.values())),
             chance,
             noise_multiplier=self.budget.noise,
             max_grad_norm=self.dp.clip,
-            expected_batch_size=min(self.job.training.batch_size, len(rows)),
+            expected_batch_size=min(training.batch_size, len(rows)),
         )
-        for _ in range(self.batches):
+        for _ in range(batches):
             now = _detached(weights)
             apart = self.method.anchors and not self._reads_more(step)
-            rest = grad(of_one)(now, *self._blank(), real=False) if apart else {}
+            blank = {r: (torch.zeros_like(o[0]), torch.zeros_like(f[0])) for r, (o, f) in taught.items()}
+            rest = grad(of_one)(now, *self._blank(), blank, real=False) if apart else {}
             here = torch.from_numpy(np.flatnonzero(chance.uniform(len(rows)) < self.budget.rate)).to(self.device)
             gradients = {name: w.new_zeros(0, *w.shape) for name, w in now.items()}
             if len(here):
                 at = rows[here]
                 uniform = torch.from_numpy(chance.uniform(len(here), self.method.draws)).float().to(self.device)
                 x, y = self.data.scale.inputs(self.data.x[at]), self.data.y[at]
-                gradients = of_rows(now, x, y, {r: out[here] for r, out in taught.items()}, uniform)
+                gradients = of_rows(now, x, y, uniform, here, {r: (o[here], f[here]) for r, (o, f) in taught.items()})
             optimizer.take([g - rest.get(name, 0) for name, g in gradients.items()], list(rest.values()))
         for w in weights.values():
             del w.grad_sample  # type: ignore[attr-defined]
@@ -166,50 +283,79 @@ class PrivateClient(Client):
 
     def _reads_more(self, step: Train) -> bool:
         """Whether the method's loss may read more than the row, the sent models and what the server sent."""
-        return bool(step.frozen or self._remembers_rows or set(self.method.anchors) - self.shared)
+        return self._remembers_rows or bool((set(step.frozen) | set(self.method.anchors)) & self.exposed)
 
-    def _loss_of_one(self, role: str, loss: Callable[[Batch], Any]) -> Callable[..., Tensor]:
+    def _loss_of_one(self, role: str, loss: Callable[[Batch], Any], lr: float = 0.0) -> Callable[..., Tensor]:
         """The loss of a batch of one row, as a function of the weights; of a batch of none if it is not ``real``."""
-        module = self.models[role]
 
         def of_one(
-            weights: dict[str, Tensor],
-            x: Tensor,
-            y: Tensor,
-            teachers: dict[str, Tensor],
-            uniform: Tensor,
-            real: bool = True,
-        ) -> Tensor:
-            raw = functional_call(module, weights, (x.unsqueeze(0),))
-            outputs = {role: self.task.read(raw), **{r: out.unsqueeze(0) for r, out in teachers.items()}}
+            weights: dict[str, Tensor], x: Tensor, y: Tensor, uniform: Tensor, place: Tensor,
+            taught: dict[str, tuple[Tensor, Tensor]], real: bool = True,
+        ) -> Tensor:  # fmt: skip
+            x = x.unsqueeze(0)
+            out = {r: (o.unsqueeze(0), f.unsqueeze(0)) for r, (o, f) in taught.items()}
+            out[role] = self._with(role, weights, x)
             current: dict[str, Any] = {
-                r: weights if r == role else trainable(self.models[r]) for r in self.method.anchors
+                r: weights if r == role else _detached(trainable(self.models[r])) for r in self.method.anchors
             }
-            mask = None if real else torch.zeros(1, dtype=torch.bool, device=self.device)
-            batch = Batch(
-                self.task, y.unsqueeze(0), outputs, outputs, current, self.received, self.memory,
-                uniform.unsqueeze(0), mask,
-            )  # fmt: skip
+            seen = {
+                "x": x,
+                "y": y.unsqueeze(0),
+                "outputs": {r: o for r, (o, _) in out.items()},
+                "features": {r: f for r, (_, f) in out.items()} if self.method.needs_features else {},
+                "weights": current,
+                "received": self.received,
+                "memory": self.memory,
+                "uniform": uniform.unsqueeze(0),
+                "rows": place.unsqueeze(0),
+                "counts": self.counts,
+                "steps": torch.tensor(self.steps, device=self.device),
+                "mask": None if real else torch.zeros(1, dtype=torch.bool, device=self.device),
+            }
+            batch = make_batch(self.method, self.task, lr, seen, lambda r, tree: self._applied(r, tree, x))
             result = loss(batch)
             return result[0] if isinstance(result, tuple) else result
 
         return of_one
 
-    def _blank(self) -> tuple[Tensor, Tensor, dict[str, Tensor], Tensor]:
+    def _with(self, role: str, weights: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+        """A role's outputs and features with these weights; a head's from the constant features below it."""
+        module = self.models[role]
+        if role in self.method.heads:
+            below = self.models[self.method.heads[role]].eval()
+            features = self._with(self.method.heads[role], _detached(trainable(below)), x)[1].detach()
+            return self.task.read(functional_call(module, weights, (features,))), features
+        caught: list[Tensor] = []
+        hook = None
+        if self.method.needs_features:
+            hook = models.last_linear(module).register_forward_pre_hook(lambda _, args: caught.append(args[0]))
+        try:
+            output = self.task.read(functional_call(module, weights, (x,)))
+        finally:
+            if hook:
+                hook.remove()
+        return output, caught[-1] if caught else output
+
+    def _blank(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Zeros in place of all that a loss may read of a row."""
         x, y = torch.zeros_like(self.data.x[0], dtype=torch.float32), torch.zeros_like(self.data.y[0])
-        return x, y, {}, torch.zeros(self.method.draws, device=self.device)
+        uniform = torch.zeros(self.method.draws, device=self.device)
+        return x, y, uniform, torch.zeros((), dtype=torch.long, device=self.device)
 
-    def _seed(self, step: Train, round: int) -> bytes:
+    def _seed(self, step: Train, round: int, again: int = 0) -> bytes:
         """From the site's secret and all that the training reads: noise is used again only for the same result."""
         path = self.folder / SECRET
         if not path.exists():
             write_new(path, os.urandom(32), private=True)
-        digest = hashlib.sha256(path.read_bytes() + f"{step.roles} {round} {self.budget.noise} {self.dp}".encode())
+        said = f"{step.roles} {round} {again} {self.budget.noise} {self.dp}"
+        digest = hashlib.sha256(path.read_bytes() + said.encode())
         rows = self.rows["train"]
         read: list[Any] = [trainable(self.models[step.roles[0]]), self.data.x[rows], self.data.y[rows]]
+        below = [self.method.heads[role] for role in step.roles if role in self.method.heads]
+        others = [*step.frozen, *self.method.anchors] if self._own_loss(step) else []
+        read += [self.models[role].state_dict() for role in [*below, *others]]
         if self._own_loss(step):
-            read += [self.received, self.memory, [self.models[role].state_dict() for role in step.frozen]]
+            read += [self.received, self.memory]
         _feed(digest, read)
         return digest.digest()
 
@@ -227,6 +373,10 @@ class PrivateClient(Client):
 
 def _supervised(role: str) -> Callable[[Batch], Tensor]:
     return lambda batch: batch.supervised(role)
+
+
+def _row_by_row(of_one: Callable[..., Tensor]) -> Callable[..., dict[str, Tensor]]:
+    return vmap(grad(of_one), (None, 0, 0, 0, 0, 0), randomness="different")  # type: ignore[no-any-return]
 
 
 def _detached(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

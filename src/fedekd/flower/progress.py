@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,15 @@ class Progress:
     """The last complete visit."""
     roster: Roster = field(default_factory=Roster)
     current: list[str] = field(default_factory=list)
-    """The sites that answered it."""
+    """The sites that answered when they were last asked."""
+    answered: list[str] = field(default_factory=list)
+    """Those that answered the last complete visit."""
+    has: dict[str, list[str]] = field(default_factory=dict)
+    """By exchange that was answered: the sites that have the newest answer."""
+    had: dict[str, list[str]] = field(default_factory=dict)
+    """The same for the answer before; where there was none, everyone has what all begin with."""
+    drawn: dict[int, list[int]] = field(default_factory=dict)
+    """By round: the numbers of the sites that take part, where not all do."""
     counted: list[list[str]] = field(default_factory=list)
     """For each visit, the sites whose answer counted."""
     refused: list[dict[str, Any]] = field(default_factory=list)
@@ -44,6 +52,11 @@ class Progress:
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> Progress:
         return cls(**{**state, "roster": Roster.restored(state["roster"])})
+
+    def forget(self, names: Collection[str]) -> None:
+        """Sites that have lost all that they were sent."""
+        for kept in (self.current, self.answered, *self.has.values(), *self.had.values()):
+            kept[:] = [name for name in kept if name not in names]
 
     def sites(self) -> list[dict[str, Any]]:
         told = self.numbers

@@ -36,6 +36,7 @@ class Server:
     optimizer: str = entry(
         "adam, sgd or momentum (sgd with momentum 0.9), fresh each round", "adam", choices=CHOICES["optimizer"]
     )
+    participation: float = entry("share of the sites that take part in a round, drawn anew each time", 1.0)
     seed: int = entry("of the initial weights and the batches", 0, low=0)
     min_sites: int = entry("a round counts if at least so many sites answered", 2, low=1)
     deadline: float = entry("seconds a round waits for its sites", 3600.0, low=1)
@@ -62,6 +63,12 @@ class Server:
     schema: Path | None = entry(
         "file that says what a row looks like; sites check their data against it", None, example="schema.json"
     )
+    public: Path | None = entry(
+        "rows that server and sites all hold, for methods that need them: a .npz, .csv or folder; sites check theirs",
+        None,
+        example="public.npz",
+    )
+    target: str | None = entry("target column of a .csv of public rows", None, example="outcome")
     give_up: float = entry("seconds without progress after which `fedekd server run` ends", 10800.0, low=1)
     parameters: Mapping[str, Any] = entry(
         "the method's own parameters, as `fedekd methods` lists them", {}, example={"beta": 1.0}
@@ -74,6 +81,8 @@ def read_server(path: str | Path) -> Server:
     checked_address(server.address, f"{file}: address")
     if server.lr <= 0:
         raise FedekdError(f"{file}: lr must be a number > 0, got {server.lr:g}")
+    if not 0 < server.participation <= 1:
+        raise FedekdError(f"{file}: participation must be above 0 and at most 1, got {server.participation:g}")
     if server.give_up < (least := 2 * server.deadline + STARTING):
         raise FedekdError(
             f"{file}: give_up must be at least {least:g} s, got {server.give_up:g}: a healthy round may wait one "
@@ -105,13 +114,15 @@ def check_schema(server: Server, file: str | Path) -> None:
 def check_method(server: Server, where: str | Path) -> None:
     """Raise for a method or parameter that does not exist or sends nothing; apart, because it imports torch."""
     from fedekd import methods
-    from fedekd.exchange import shared_roles
+    from fedekd.exchange import exchanges
 
     try:
         method = methods.get(server.method, **server.parameters)
     except FedekdError as error:
         raise FedekdError(f"{where}: {error}") from None
-    if not shared_roles(method, server.rounds):
+    if not exchanges(method, server.rounds):
         raise FedekdError(
             f"{where}: {server.method} sends nothing, so there is nothing to federate; name another method"
         )
+    if method.public and server.public is None:
+        raise FedekdError(f"{where}: {server.method} needs public rows; name a file of them as `public`")

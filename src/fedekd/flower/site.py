@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,24 +18,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedekd import methods, models
+from fedekd import methods, models, parts
+from fedekd.data import Dataset
 from fedekd.engines.client import Client, Rows, moved
 from fedekd.engines.job import Job
 from fedekd.errors import FedekdError
-from fedekd.exchange import Door, shared_roles
-from fedekd.flower import uploads, wire
+from fedekd.exchange import Door, Message, exchanges
+from fedekd.flower import layouts, uploads, wire
 from fedekd.flower.atomic import write_text
 from fedekd.flower.codes import Code, Failed, failing, limited
 from fedekd.flower.guard import apart, guarded
+from fedekd.flower.public import check_public, read_public
 from fedekd.flower.saved_state import SavedState
 from fedekd.flower.schema import Schema
 from fedekd.flower.site_data import of_site
 from fedekd.flower.site_file import ENDED, Site
 from fedekd.flower.site_report import finish
 from fedekd.flower.terms import Terms
-from fedekd.flower.visits import Visit, alone, visits
+from fedekd.flower.visits import Visit, alone, called, inwards, outwards, visits
 from fedekd.flower.wire import Letter
-from fedekd.methods.base import Train
+from fedekd.methods.base import Exchange, Method
 
 log = logging.getLogger("fedekd.site")
 
@@ -67,9 +69,9 @@ def join(site: Site, letter: Letter) -> Letter:
             raise FedekdError("the server's terms or schema changed in the middle of a federation")
     work = Work(site, folder, terms, schema, number=0)
     work.check_rows(before)
-    work.try_out()  # all that a visit needs, before it is promised
+    layout = work.try_out(letter.words.get("layouts"))  # all that a visit needs, before it is promised
     with failing(Code.STATE):
-        write_text(kept, json.dumps({**agreement, "rows": work.rows}))
+        write_text(kept, json.dumps({**agreement, "rows": work.rows, "layouts": layout}))
     log.info("federation %s: joined for %d rounds of %s", folder.name, terms.rounds, terms.method)
     log.info("its terms: %s", terms.text())
     return Letter({"code": int(Code.DONE), "name": site.name})
@@ -84,7 +86,7 @@ def visit(site: Site, letter: Letter) -> Letter:
         terms, schema = Terms.parse(agreement["terms"]), Schema.parse(agreement["schema"])
         _consent(site, terms, schema)
         plan = visits(terms.make_method(), terms.rounds)
-        planned = plan[wanted]
+        planned = _asked(plan[wanted], letter)
         if planned.number != wanted:
             raise FedekdError(f"there is no visit {wanted}")
     saved = SavedState(folder)
@@ -94,7 +96,7 @@ def visit(site: Site, letter: Letter) -> Letter:
             raise FedekdError(f"this site is number {last[1]['number']} of the federation, not {number}")
         if last and last[0] == wanted:
             return wire.from_state(last[1]["reply"])
-        work = Work(site, folder, terms, schema, number)
+        work = Work(site, folder, terms, schema, number, json.loads(agreement.get("layouts", "{}")))
         work.check_rows(agreement)
         if last:
             work.restore(last[1])
@@ -105,6 +107,16 @@ def visit(site: Site, letter: Letter) -> Letter:
         saved.save(wanted, {**work.state(), "reply": wire.to_state(reply)})
         log.info("visit %d of %d done", wanted + 1, len(plan))
         return reply
+
+
+def _asked(visit: Visit, letter: Letter) -> Visit:
+    """Of a visit, what belongs to the rounds that this site takes part in."""
+    if "rounds" not in letter.words:
+        return visit
+    rounds = {int(word) for word in str(letter.words["rounds"]).split()}
+    if not rounds <= set(visit.rounds):
+        raise FedekdError(f"visit {visit.number} has no part of the rounds {sorted(rounds)}")
+    return visit.of(rounds)
 
 
 def end(site: Site, letter: Letter) -> Letter:
@@ -133,26 +145,39 @@ def _consent(site: Site, terms: Terms, schema: Schema) -> None:
             raise FedekdError(f"the server wants {name!r} imported here; add it to `trusts` if you agree")
     method = terms.make_method()
     method.check(schema.task)
-    sends = shared_roles(method, terms.rounds)
-    for role in sorted(sends - set(site.leave)):
-        raise FedekdError(
-            f"method {terms.method!r} sends the {role} model, which this site keeps; "
-            f"add {role!r} to `leave` if it may go"
-        )
-    if "private" in sends and site.private and site.private != terms.private:
+    sends = exchanges(method, terms.rounds)
+    for name, step in sorted(sends.items()):
+        if name not in site.leave:
+            raise FedekdError(
+                f"method {terms.method!r} sends {called(step)}, which this site keeps; "
+                f"add {name!r} to `leave` if it may go"
+            )
+    if _averages_private(method, sends.values()) and site.private and site.private != terms.private:
         raise FedekdError(
             f"method {terms.method!r} averages the private models, and this site has its own, {site.private!r}; "
             f"leave `private` out, or have the server set it for all"
         )
     if terms.weighting == "samples" and sends and "n" not in site.share:
         raise FedekdError("the server weights sites by their samples, and this site does not share `n`")
+    if (terms.public or method.public) and site.public is None:
+        raise FedekdError(f"the server has public rows for {terms.method!r}; name the same ones as `public`")
+
+
+def _averages_private(method: Method, steps: Iterable[Exchange]) -> bool:
+    """Whether a model travels that is built as the private one is, or on top of it."""
+    roles = {role for step in steps for role in (None if step.send else step.name, step.target) if role}
+    return "private" in {method.root(method.heads.get(role, role)) for role in roles}
 
 
 class Work:
-    """A site's client, its baseline, and what it needs to send the next model."""
+    """A site's client, its baseline, and what it needs for the next upload."""
 
-    def __init__(self, site: Site, folder: Path, terms: Terms, schema: Schema, number: int) -> None:
-        self.site, self.folder, self.terms, self.number = site, folder, terms, number
+    def __init__(
+        self, site: Site, folder: Path, terms: Terms, schema: Schema, number: int,
+        layouts: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """``layouts``: what uploads that are no models look like, as agreed on when the site joined."""
+        self.site, self.folder, self.terms, self.number, self.layouts = site, folder, terms, number, layouts
         with failing(Code.DATA):
             if site.dp and schema.scaling.own:
                 raise FedekdError(
@@ -161,7 +186,7 @@ class Work:
                 )
             dataset = schema.load(site.data, site.target)
             self.rows = hashlib.sha256(dataset.x.tobytes() + dataset.y.tobytes()).hexdigest()
-            federation = of_site(dataset, schema, site.name, terms.seed, number)
+            federation = of_site(dataset, schema, site.name, terms.seed, number, self._public(schema))
         with failing(Code.MODEL):
             method = terms.make_method()
             own = models.factory("private", site.private or terms.private)
@@ -173,9 +198,23 @@ class Work:
                 self.local.models["private"].load_state_dict(models_file(site.local))
             apart(self.client.models)
         self.local_rounds = 0
-        self.door = Door(shared_roles(method, terms.rounds) & frozenset(site.leave))
-        self.held: dict[str, dict[str, Tensor]] = {role: self._copy(role) for role in self.door.roles}
-        self.residual: dict[str, dict[str, Tensor]] = {role: {} for role in self.door.roles}
+        self.exchanges = exchanges(method, terms.rounds)
+        self.door = Door(frozenset(self.exchanges) & frozenset(site.leave))
+        self.held: dict[str, dict[str, Tensor]] = {
+            name: self._copy(step.target) for name, step in self.exchanges.items() if step.target
+        }
+        """By exchange whose answer goes into a model: that model as the server knows it."""
+        self.residual: dict[str, dict[str, Tensor]] = {}
+
+    def _public(self, schema: Schema) -> Dataset | None:
+        """The public rows, which must be the server's."""
+        site, terms = self.site, self.terms
+        need = terms.make_method().public
+        found = read_public(site.public, schema, site.target) if site.public and (terms.public or need) else None
+        check_public(need, found, terms.method, "site.toml")
+        if found and found.fingerprint != terms.public:
+            raise FedekdError(f"the public rows in {site.public} are not the server's; get the file from its operator")
+        return found.dataset if found else None
 
     def _client(self, job: Job, rows: Rows | None = None) -> Client:
         if self.site.dp is None:
@@ -193,12 +232,20 @@ class Work:
                 "order, or keep the new ones for the next federation",
             )
 
-    def try_out(self) -> None:
-        """What only training would find out."""
+    def try_out(self, expected: wire.Word | None = None) -> str:
+        """What only training would find out. Returns what uploads look like; ``expected`` is what the server thinks."""
         with failing(Code.MODEL):
             for role in self.client.models:
-                self._fits(role)
+                if role not in self.client.method.heads:
+                    self._fits(role)
             getattr(self.client, "try_out", lambda: None)()
+            found = layouts.text(layouts.layouts(self.client.job))
+            if expected is not None and expected != found:
+                raise FedekdError(
+                    f"what {self.terms.method!r} sends looks otherwise here, {found}, than the server expects, "
+                    f"{str(expected)[:1000]}; has this site a model of its own that the others have not?"
+                )
+            return found
 
     def _fits(self, role: str) -> None:
         """Two blank rows through a model: whether it takes them must not depend on anyone's rows."""
@@ -219,32 +266,51 @@ class Work:
     def do(self, visit: Visit, letter: Letter) -> Letter:
         """Receive, train, send; and a share of training alone."""
         with failing(Code.MODEL):
-            for role, packed in letter.models.items():
-                self._receive(role, packed)
+            self._receive(visit, letter)
         with failing(Code.TRAINING):
-            for round, step in visit.work:
-                if isinstance(step, Train):
-                    self.client.train(step, round)
-                else:
-                    self.client.remember(step, round)
+            for round, step, again in visit.work:
+                self.client.perform(step, round, again)
             self._train_alone(visit)
             words = self._words(visit)
-            if visit.sends is None:
-                return Letter(words)
-            role = visit.sends.role
-            upload = self.door.up(role, self.site.name, self.client.message(role))
-            packed, left = wire.pack(upload, self.terms.compression, self.held[role], self.residual[role])
-            self.residual[role] = left
-            return Letter(words, {role: packed})
+            return Letter(words, {step.name: self._sent(step, visit.round or 0) for step in visit.sends})
 
-    def _receive(self, role: str, packed: wire.Packed) -> None:
-        if role not in self.held:
-            raise FedekdError(f"the server sends a {role[:20]!r} model, which the method does not exchange")
-        message = uploads.opened(packed, self.held[role], packed.how)
+    def _sent(self, step: Exchange, round: int) -> wire.Packed:
+        name = step.name
+        upload = self.client.upload(step, round)
+        if step.send and (self.layouts or {}).get(name) != json.loads(layouts.text({name: upload}))[name]:
+            raise FedekdError(f"{called(step)} does not look as agreed on; what is sent may not depend on the rows")
+        self.door.up(name, [self.site.name], {key: tensor.unsqueeze(0) for key, tensor in upload.items()})
+        how = inwards(step, self.terms.compression)
+        packed, self.residual[name] = wire.pack(upload, how, self.held.get(name), self.residual.get(name))
+        return packed
+
+    def _receive(self, visit: Visit, letter: Letter) -> None:
+        """Everything is looked at before anything is loaded."""
+        steps = {**self.exchanges, **{step.name: step for step in visit.receives}}
+        newest = [step.name for step in visit.receives]
+        for name in letter.models:
+            if name not in steps:
+                raise FedekdError(f"the server sends {name[:20]!r}, which the method does not exchange")
+        answers = {name: self._opened(steps[name], packed) for name, packed in letter.models.items()}
+        for name in sorted(answers, key=lambda name: (name in newest, [*steps].index(name))):
+            answer = answers[name]
+            self.client.receive(steps[name], moved(answer, self.client.device))
+            if name in self.held:
+                self.held[name].update(answer)
+
+    def _opened(self, step: Exchange, packed: wire.Packed) -> Message:
+        if step.target:
+            expected, partly = self.held[step.name], bool(step.combine or step.send or step.into)
+            if not partly:
+                names = parts.names(step.part, self.client.models[step.name])
+                expected = {name: expected[name] for name in names}
+            how = packed.how if outwards(step, "fp16") != "none" else "none"
+            message = uploads.opened(packed, expected, how, partly)
+        else:
+            message = uploads.opened_freely(packed, self.site.largest * 1e6)
         if isinstance(message, str):
-            raise FedekdError(f"the server's {role} model cannot be used: {message}")
-        self.client.receive(role, moved(message, self.client.device))
-        self.held[role] = self._copy(role)
+            raise FedekdError(f"the server's answer for {called(step)} cannot be used: {message}")
+        return message
 
     def _train_alone(self, visit: Visit) -> None:
         count = len(visits(self.client.method, self.terms.rounds))
@@ -252,16 +318,18 @@ class Work:
         if self.site.local == "train":
             for round in range(self.local_rounds, target):
                 for step in self.local.method.steps(round):
-                    if isinstance(step, Train):
-                        self.local.train(step, round)
+                    if not isinstance(step, Exchange):
+                        self.local.perform(step, round)
         self.local_rounds = target
 
     def _words(self, visit: Visit) -> dict[str, wire.Word]:
-        """The numbers that leave beside the model: what the site shares, and no more."""
+        """The numbers that leave beside what is exchanged: what the site shares, and no more."""
         words: dict[str, wire.Word] = {"code": int(Code.DONE), "name": self.site.name}
-        if visit.sends is None:
-            return words | finish(self.site, self.folder, self.terms.method, self.client, self.local)
-        if self.terms.weighting == "samples" and "n" in self.site.share:
+        if visit.last:
+            self.client.round = self.local.round = self.terms.rounds
+            with self.client.personalised():
+                return words | finish(self.site, self.folder, self.terms.method, self.client, self.local)
+        if visit.sends and self.terms.weighting == "samples" and "n" in self.site.share:
             words["n"] = len(self.client.rows["train"])
         return words
 

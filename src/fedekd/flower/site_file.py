@@ -40,6 +40,11 @@ class Site:
     state: Path = entry("folder for the private model and what else the site keeps between rounds")
     data: str = entry("the site's rows: a .csv, .npz or folder, a dataset's name, or package.module:loader")
     target: str | None = entry("target column of a .csv", None, example="outcome")
+    public: Path | None = entry(
+        "the public rows that the server names, where a method needs them: a .npz, .csv or folder",
+        None,
+        example="public.npz",
+    )
     task: str | None = entry("where the data does not say", None, choices=CHOICES["task"], example="regression")
     private: str | None = entry(
         "own private model: package.module:function(shape, outputs), installed or beside this file; else a built-in",
@@ -50,7 +55,8 @@ class Site:
         "numbers that may leave the site for the report: n, metric, delta; [] keeps them all", SHARED, choices=SHARED
     )
     leave: tuple[str, ...] = entry(
-        'models that may leave the site, by role: "proxy"; "private" for methods that average private models',
+        'what may leave the site, by the name of its exchange: "proxy"; "private" for methods that average private '
+        'models; else as the method calls it, such as "prototypes" or "logits"',
         ("proxy",),
     )
     trusts: tuple[str, ...] = entry(
@@ -60,6 +66,7 @@ class Site:
     device: str = entry("cpu, cuda or cuda:N", "cpu")
     threads: int = entry("threads for training; 0 takes all cores", 0, low=0)
     port: int = entry("a free port on this machine, open to this machine only", 9094, low=1)
+    largest: float = entry("megabytes that an answer of the server may have that is no model", 1000.0, low=0.1)
     longest: float = entry("seconds that the work for one message may take before it is broken off", 86400.0, low=1)
     give_up: float = entry("seconds without a connection after which `fedekd site run` ends", 3600.0, low=1)
     dp: Privacy | None = entry(

@@ -20,10 +20,10 @@ log = logging.getLogger("fedekd.site")
 def finish(site: Site, folder: Path, method: str, client: Client, local: Client) -> dict[str, Word]:
     """Write ``report.json`` and two models for `fedekd export`, the private and the one trained alone.
 
-    Returns what is shared.
+    Returns what is shared. The client is to be as it answers: see ``Client.personalised``.
     """
     value, alone, metric = client.score(), local.score(), client.task.metric
-    counts = {f"n_{split}": len(rows) for split, rows in client.rows.items()}
+    counts = {f"n_{split}": len(client.rows[split]) for split in ("train", "val", "test")}
     own: dict[str, Any] = {"local": alone, "value": value, "delta": value - alone, **counts}
     privacy = getattr(client, "privacy", None)
     interval = sample_interval(client.errors().tolist(), local.errors().tolist(), client.task.higher_is_better)

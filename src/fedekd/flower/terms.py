@@ -30,11 +30,14 @@ class Terms:
     compression: str = "none"
     proxy: str | None = None
     private: str | None = None
+    participation: float = 1.0
+    public: str | None = None
+    """Fingerprint of the rows that everybody holds."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, server: Server) -> Terms:
-        return cls(**{f.name: getattr(server, f.name) for f in fields(cls)})
+    def of(cls, server: Server, public: str | None = None) -> Terms:
+        return cls(**{**{f.name: getattr(server, f.name) for f in fields(cls)}, "public": public})
 
     @classmethod
     def usual(cls) -> Terms:
@@ -57,10 +60,13 @@ class Terms:
                     raise ValueError(f"{name} is {value!r}")
             if type(terms.seed) is not int or not 0 < terms.lr < float("inf") or not isinstance(terms.parameters, dict):
                 raise ValueError("seed, lr or parameters")
+            if type(terms.participation) not in (int, float) or not 0 < terms.participation <= 1:
+                raise ValueError(f"participation is {terms.participation!r}")
             for name, known in (("optimizer", None), ("weighting", None), ("compression", COMPRESSIONS)):
                 if getattr(terms, name) not in (known or CHOICES[name]):
                     raise ValueError(f"{name} is {getattr(terms, name)!r}")
-            if not all(isinstance(name, str) for name in (terms.method, terms.proxy or "", terms.private or "")):
+            texts = (terms.method, terms.proxy or "", terms.private or "", terms.public or "")
+            if not all(isinstance(text, str) for text in texts):
                 raise ValueError("a name is no text")
         except (ValueError, TypeError) as error:
             raise FedekdError(
@@ -72,7 +78,10 @@ class Terms:
         return methods.get(self.method, **self.parameters)
 
     def training(self, device: str = "cpu") -> Training:
-        return Training(self.rounds, self.epochs, self.batch_size, self.lr, self.optimizer, self.weighting, device)
+        return Training(
+            self.rounds, self.epochs, self.batch_size, self.lr, self.optimizer, self.weighting, device,
+            participation=self.participation,
+        )  # fmt: skip
 
     def factory(self, role: str) -> models.Factory:
         """As in a simulation, a role of a method's own naming is built like a proxy."""

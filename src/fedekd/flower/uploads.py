@@ -1,5 +1,5 @@
-"""No model from elsewhere counts before it is checked: names, shapes, types, finite numbers; for the server also a
-norm like the other sites', and where these are few, like the global model's."""
+"""Nothing from elsewhere counts before it is checked: names, shapes, types, finite numbers; a model at the server also
+for a norm like the other sites', and where these are few, like the global model's."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from fedekd.exchange import Message
 from fedekd.flower import wire
 from fedekd.flower.wire import Packed
 
+NAMES = 10_000  # tensors in an answer that is no model, and
+LETTERS = 300  # letters in the name of one: more is a mistake, or an attack
 FACTOR = 5.0
 """A model whose norm is so many times the median of all, or so many times less, is no honest neighbour of theirs.
 
@@ -29,11 +31,13 @@ privacy budget made a first round's norm seven to ten times as large.
 """
 
 
-def fits(packed: Packed, held: Message, how: str) -> str | None:
-    """Why a packed model cannot be unpacked at all; None if it can."""
+def fits(packed: Packed, held: Message, how: str, partly: bool = False) -> str | None:
+    """Why what is packed cannot be unpacked at all; None if it can. ``partly``: it may leave tensors out."""
     if packed.how != how:
         return f"it is packed as {packed.how[:20]!r}, not as {how!r}"
     lacking, more = [n for n in held if n not in packed.arrays], [n for n in packed.arrays if n not in held]
+    if partly and lacking:
+        held, lacking = {name: t for name, t in held.items() if name in packed.arrays}, []
     if lacking or more:
         return f"it has no tensor {lacking[0]!r}" if lacking else f"it has a tensor {more[0][:60]!r} that is unknown"
     for name, tensor in held.items():
@@ -49,15 +53,26 @@ def fits(packed: Packed, held: Message, how: str) -> str | None:
     return None
 
 
-def opened(packed: Packed, held: Message, how: str) -> dict[str, Tensor] | str:
-    """The model, or why it is refused."""
-    reason = fits(packed, held, how)
-    if reason:
-        return reason
-    message = wire.unpack(packed, held)
+def opened(packed: Packed, held: Message, how: str, partly: bool = False) -> dict[str, Tensor] | str:
+    """The tensors, or why they are refused."""
+    return fits(packed, held, how, partly) or _finite(wire.unpack(packed, held))
+
+
+def opened_freely(packed: Packed, largest: float) -> dict[str, Tensor] | str:
+    """An answer that goes into no model, so that nothing is known of it but that it has at most ``largest`` bytes."""
+    if packed.how != "none" or packed.scales:
+        return f"it is packed as {packed.how[:20]!r}, not as 'none'"
+    if len(packed.arrays) > NAMES or any(len(name) > LETTERS for name in packed.arrays):
+        return "it has too many names, or too long ones"
+    if (size := sum(array.nbytes for array in packed.arrays.values())) > largest:
+        return f"it has {size / 1e6:.1f} MB, more than `largest` allows"
+    return _finite(wire.unpack(packed))
+
+
+def _finite(message: dict[str, Tensor]) -> dict[str, Tensor] | str:
     for name, tensor in message.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            return f"{name} has NaN or infinite numbers"
+            return f"{name[:60]} has NaN or infinite numbers"
     return message
 
 

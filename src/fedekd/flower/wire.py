@@ -1,9 +1,9 @@
-"""What travels between server and site: words and models, and how a model is packed to take fewer bytes.
+"""What travels between server and site: words, and what is exchanged, packed to take fewer bytes.
 
 ``none`` sends the model as it is. ``fp16`` and ``int8`` send the difference to the model that both ends hold (what
 the site received last, or the common start), which is small, so that little is lost. Up, what rounding took is kept
 at the site and added to the next upload (error feedback). Down, the next difference is made to what the sites really
-hold, so earlier rounding mends itself.
+hold, so earlier rounding mends itself. What is no model, or is answered to each site apart, is sent as it is.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 Word = str | int | float
 LIMIT_FP16 = 65504.0
-LAYOUTS = "models"  # among the words: each model's role, packing, tensors and scales
+LAYOUTS = "models"  # among the words: each model's name, packing, tensors and scales
 PACKED = {"fp16": torch.float16, "int8": torch.int8}
 
 
 @dataclass(frozen=True)
 class Packed:
-    """One model on its way. ``scales`` has a number for each tensor that was rounded to int8."""
+    """A model, or what else is exchanged. ``scales`` has a number for each tensor that was rounded to int8."""
 
     how: str
     arrays: dict[str, np.ndarray]
@@ -43,7 +43,7 @@ class Packed:
 @dataclass(frozen=True)
 class Letter:
     words: dict[str, Word] = field(default_factory=dict)
-    models: dict[str, Packed] = field(default_factory=dict)  # by role
+    models: dict[str, Packed] = field(default_factory=dict)  # and what else is exchanged, by name
 
     @property
     def size(self) -> int:
