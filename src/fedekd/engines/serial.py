@@ -9,7 +9,7 @@ import torch
 
 from fedekd import models
 from fedekd.engines.client import Client, Rows, ServerClient, moved
-from fedekd.engines.job import Advance, Job, trust_of_round
+from fedekd.engines.job import Advance, Job, need_public, trust_of_round
 from fedekd.engines.schedule import numbered, participants
 from fedekd.exchange import Aggregator, Door, answer_of, averaging_weights, exchanges, same_shapes
 from fedekd.methods.base import Exchange, Train
@@ -25,6 +25,7 @@ class Serial:
         self.job, self.method = job, job.method
         self.advance = advance or (lambda round, client, samples: None)
         self.method.check(job.task.name)
+        need_public(job)
         self.data = Rows.of(job)
         self.clients = [Client(job, k, rows=self.data) for k in range(len(job.federation.clients))]
         self.exchanges = exchanges(self.method, job.training.rounds)
