@@ -93,6 +93,10 @@ def test_what_is_stored_is_forgotten_once_answered(images):
 # By hand
 
 
+def test_the_numbers_are_the_papers_by_default():
+    assert knnper() == knnper(k=10, lam=0.5, scale=1.0)
+
+
 def test_neighbours_weigh_by_the_kernel():
     """Two features, so that D = 2: exp(-d^2 / (D s)), and no further than the k nearest."""
     memory = stored(torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]]), torch.tensor([0, 1, 2]))
