@@ -112,6 +112,31 @@ def test_a_client_that_comes_back_begins_with_the_newest_answer():
     assert back > 3
 
 
+@dataclass(frozen=True)
+class OnceSent(Doing):
+    """Models travel in the first round only"""
+
+    def steps(self, round):
+        train = Train(("private",), supervised)
+        return (train, Exchange("private")) if round == 0 else (train,)
+
+
+def test_a_client_catches_up_once():
+    """What it has trained since then is not overwritten by an answer that it has."""
+    engine = some(OnceSent(), rounds=6)
+    engine.round()
+    first = participants(0, 0, CLIENTS, 0.5)
+    newest, trainings = weight(engine, first[0]), Counter(dict.fromkeys(first, 0))
+    for round in range(1, 6):
+        engine.round()
+        trainings.update(participants(0, round, CLIENTS, 0.5))
+    for k, count in trainings.items():
+        torch.testing.assert_close(weight(engine, k), descended(count, w=newest.tolist(), a=OPTIMA[k]))
+    late = trainings.keys() - set(first)
+    assert any(trainings[k] > 1 for k in late)
+    assert engine.door.bytes_down == (3 + len(late)) * 2 * 4
+
+
 def test_the_mean_is_over_those_who_take_part():
     """One step of rate .1 on ||w - a||^2 / 2 moves each of them .1 of its way."""
     engine, w = some(), torch.tensor([1.0, 2.0])
