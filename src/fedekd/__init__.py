@@ -34,3 +34,4 @@ class _OnFirstUse(ModuleType):
 gate: Any = _OnFirstUse("fedekd.gate")
 conformal: Any = _OnFirstUse("fedekd.conformal")
 prototypes: Any = _OnFirstUse("fedekd.prototypes")
+reassembly: Any = _OnFirstUse("fedekd.reassembly")
