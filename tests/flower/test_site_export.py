@@ -95,3 +95,29 @@ def test_nobody_reads_an_export_who_could_not_read_the_model(site, tmp_path, kep
     finally:
         os.umask(before)
     assert {path.stat().st_mode & 0o777 for path in (to, tmp_path / "m.card.md")} == {kept}
+
+
+def test_what_is_exported_is_the_model_that_answers(tmp_path, digits):
+    """A method that trains a head before it answers: the score, the report and the exported model are of that one."""
+    from test_equality import place
+
+    from fedekd.handover import files
+
+    server, sites = place(tmp_path, digits, "toys:Personal", rounds=1, epochs=1)
+    federate(server, schema_of(digits), sites)
+    folder = folder_of(sites[0])
+    (kept,) = (one for one in files.kept(folder) if one.about["method"] != "local")
+    given, travelling = load_file(kept.path), state_of(sites[0])["client"]["models"]["private"]
+    changed = {name for name, w in given.items() if not torch.equal(w, travelling[name])}
+    assert changed == {"head.weight", "head.bias"}, "what travels is left alone"
+    assert kept.about["value"] == json.loads((folder / "report.json").read_text())["value"]
+    words = [
+        "predict",
+        str(kept.path),
+        sites[0].data,
+        "--private",
+        "tiny:tiny_private",
+        "--out",
+        str(tmp_path / "p.csv"),
+    ]
+    assert main(words) == 0

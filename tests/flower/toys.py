@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -195,6 +196,18 @@ class Seldom(Toy):
         return (train,) if round % 2 else (Exchange("private"), train)
 
 
+class Once(Toy):
+    """Averages the private models in the first round only, and a proxy in those after it"""
+
+    roles = ("private", "proxy")
+
+    def steps(self, round):
+        train = Train(("private",), self.loss)
+        if not round:
+            return train, Exchange("private")
+        return train, Train(("proxy",), lambda batch: batch.supervised("proxy")), Exchange("proxy")
+
+
 class Personal(Toy):
     """Averages, and trains a head of its own before it answers"""
 
@@ -267,6 +280,131 @@ class Hasty(Toy):
 
 
 TOYS = (
-    Body, Prototypes, Into, Each, EachAsList, Twice, InARow, Logits, Refined, Gradients, Seldom, Personal, OnTop, Made,
-    Unpartial,
+    Body, Prototypes, Into, Each, EachAsList, Twice, InARow, Logits, Refined, Gradients, Seldom, Once, Personal, OnTop,
+    Made, Unpartial,
 )  # fmt: skip
+
+
+# --- for differential privacy --------------------------------------------------------------------------------
+
+
+class Counting(Toy):
+    """A loss with the class counts in it"""
+
+    tasks = ("classification",)
+
+    def steps(self, round):
+        return Train(("private",), self.weighted), Exchange("private")
+
+    def weighted(self, batch):
+        rare = 1 / batch.counts.clamp(min=1).float()
+        return batch.mean(rare[batch.y] * batch.task.loss(batch.outputs["private"], batch.y))
+
+
+class CountsSent(Toy):
+    """Sends what a client has remembered of its counts"""
+
+    anchors = ("private",)
+
+    def steps(self, round):
+        remember = Remember(lambda batch: {"n": batch.counts.float()})
+        counts = Exchange("counts", send=lambda batch: {"n": batch.memory["n"], "now": batch.counts.float()})
+        return Train(("private",), self.loss), remember, Exchange("private"), counts
+
+
+class TargetsKept(Twice):
+    """Begins with something that it takes from its targets"""
+
+    def begin(self, client):
+        return {**super().begin(client), "first": client.targets[:1]}
+
+
+class PublicOutputs(Logits):
+    """Sends what a model makes of public rows that has seen its own without noise"""
+
+
+class SentAsWell(Toy):
+    """Sends outputs of the model that is sent itself, which noise protects"""
+
+    public = "rows"
+
+    def steps(self, round):
+        out = Exchange("out", send=lambda batch: {"out": batch.outputs["private"]}, split="public", roles=("private",))
+        return Train(("private",), self.loss), out, Remember(lambda batch: {}), Exchange("private")
+
+
+class CopyOut(Toy):
+    """Copies the model that stays into the one that is sent"""
+
+    roles = ("private", "proxy")
+    like: ClassVar = {"proxy": "private"}
+
+    def steps(self, round):
+        return Train(("private",), self.loss), Copy("private", "proxy"), Exchange("proxy")
+
+
+class CopyIn(Toy):
+    """Sends the private model, and begins each round from a mean that stays untouched"""
+
+    roles = ("private", "shared")
+    like: ClassVar = {"shared": "private"}
+
+    def steps(self, round):
+        return Copy("shared", "private"), Train(("private",), self.loss), Exchange("private", into="shared")
+
+
+class OnPublic(Toy):
+    """A sent proxy that learns on public rows from the model that stays"""
+
+    roles = ("private", "proxy")
+    public = "rows"
+
+    def steps(self, round):
+        proxy = Train(
+            ("proxy",), lambda batch: batch.mean(batch.distilled("proxy", "private")), ("private",), split="public"
+        )
+        return Train(("private",), self.loss), proxy, Exchange("proxy")
+
+
+class PublicLabels(Toy):
+    """A sent proxy that learns on public rows and on its own"""
+
+    roles = ("private", "proxy")
+    public = "labels"
+
+    def steps(self, round):
+        own = Train(("proxy",), lambda batch: batch.supervised("proxy"))
+        return Train(("private",), self.loss), own, replace(own, split="public"), Exchange("proxy")
+
+
+class Validated(Toy):
+    """Trains what is sent on validation rows"""
+
+    def steps(self, round):
+        return Train(("private",), self.loss, split="val"), Exchange("private")
+
+
+class Featured(Toy):
+    """A loss with the features in it"""
+
+    needs_features = True
+
+    def steps(self, round):
+        return Train(("private",), self.small), Exchange("private")
+
+    def small(self, batch):
+        return self.loss(batch) + 0.1 * batch.mean(batch.features["private"].square().sum(-1))
+
+
+class Applied(Toy):
+    """A loss that applies the model to the weights that were received"""
+
+    anchors = ("private",)
+
+    def steps(self, round):
+        return Train(("private",), self.held), Exchange("private")
+
+    def held(self, batch):
+        before = batch.apply("private", batch.received["private"]).detach()
+        distance = (batch.outputs["private"] - before - 1).square().reshape(len(batch.y), -1).sum(-1)
+        return self.loss(batch) + 0.1 * batch.mean(distance)

@@ -306,17 +306,25 @@ class PrivateClient(Client):
                 "weights": current,
                 "received": self.received,
                 "memory": self.memory,
+                "gradients": self.gradients,
                 "uniform": uniform.unsqueeze(0),
                 "rows": place.unsqueeze(0),
                 "counts": self.counts,
                 "steps": torch.tensor(self.steps, device=self.device),
                 "mask": None if real else torch.zeros(1, dtype=torch.bool, device=self.device),
             }
-            batch = make_batch(self.method, self.task, lr, seen, lambda r, tree: self._applied(r, tree, x))
+            batch = make_batch(self.method, self.task, lr, seen, lambda r, tree: self._applied_here(r, tree, x))
             result = loss(batch)
             return result[0] if isinstance(result, tuple) else result
 
         return of_one
+
+    def _applied_here(self, role: str, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        if role in self.exposed and any(True for _ in self.models[role].buffers()):
+            raise FedekdError(
+                f"the {role} model's buffers have seen rows without noise, and a sent model learns from it"
+            )
+        return self._applied(role, weights, x)
 
     def _with(self, role: str, weights: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
         """A role's outputs and features with these weights; a head's from the constant features below it."""
@@ -355,7 +363,7 @@ class PrivateClient(Client):
         others = [*step.frozen, *self.method.anchors] if self._own_loss(step) else []
         read += [self.models[role].state_dict() for role in [*below, *others]]
         if self._own_loss(step):
-            read += [self.received, self.memory]
+            read += [self.received, self.memory, self.gradients]
         _feed(digest, read)
         return digest.digest()
 

@@ -34,8 +34,6 @@ class Progress:
     """Those that answered the last complete visit."""
     has: dict[str, list[str]] = field(default_factory=dict)
     """By exchange that was answered: the sites that have the newest answer."""
-    had: dict[str, list[str]] = field(default_factory=dict)
-    """The same for the answer before; where there was none, everyone has what all begin with."""
     drawn: dict[int, list[int]] = field(default_factory=dict)
     """By round: the numbers of the sites that take part, where not all do."""
     counted: list[list[str]] = field(default_factory=list)
@@ -55,7 +53,7 @@ class Progress:
 
     def forget(self, names: Collection[str]) -> None:
         """Sites that have lost all that they were sent."""
-        for kept in (self.current, self.answered, *self.has.values(), *self.had.values()):
+        for kept in (self.current, self.answered, *self.has.values()):
             kept[:] = [name for name in kept if name not in names]
 
     def sites(self) -> list[dict[str, Any]]:

@@ -207,7 +207,8 @@ class Rounds:
     def _letter(
         self, visit: Visit, name: str, rounds: tuple[int, ...], whole: bool, packed: dict[str, wire.Packed]
     ) -> Letter:
-        """What one site is sent: the answers that it lacks, whole unless it has what a difference is made to.
+        """What one site is sent: the answers that it lacks. One that answered the visit before had all others by then,
+        so that it is sent the difference to them; any other gets them whole.
 
         A site that takes part in none of the rounds gets nothing. ``packed`` keeps what was packed for another.
         """
@@ -223,8 +224,7 @@ class Rounds:
                 if name in self.apart[exchange]:
                     found[exchange] = wire.pack(self.apart[exchange][name], "none")[0]
                 continue
-            had = name in progress.answered and name in progress.had.get(exchange, [name])
-            if exchange in self.differences and had and not whole:
+            if exchange in self.differences and name in progress.answered and not whole:
                 found[exchange] = self.differences[exchange]
                 continue
             if exchange not in packed:
@@ -278,8 +278,6 @@ class Rounds:
         messages = [sent[name] for sent in counted.values()]
         self.combiner.about["clients"] = len(numbers)
         answer = self.combiner.combine(step, messages, weights, [numbers[site] for site in counted], round, self.mean)
-        if name in progress.has:
-            progress.had[name] = progress.has[name]
         progress.has[name] = []
         if step.each:
             self.apart[name] = {site: answer_of(answer, place, True) for place, site in enumerate(counted)}
