@@ -22,7 +22,7 @@ from fedekd.engines.stacked import Stacked
 from fedekd.errors import FedekdError
 from fedekd.handover import files
 from fedekd.observers import Nobody, Observer
-from fedekd.plan import Run, plan
+from fedekd.plan import Run, left_out, plan
 from fedekd.results import Result
 from fedekd.settings import Settings, make_settings
 from fedekd.store import Record, Store
@@ -82,6 +82,8 @@ def execute(settings: Settings, observer: Observer | None = None, dataset: Datas
     observer = observer or Nobody()
     runs = plan(settings, dataset)
     store = Store(settings.out)
+    if lacking := left_out(settings, runs[0].job.federation):
+        observer.note(lacking)
     if settings.precision == "bf16" and not has_bf16(runs[0].job.training.device):
         observer.note("this CPU has no bf16 instructions: bf16 is emulated here, and slower than fp32")
     records = perform(runs, store, observer, settings.engine, Keep.of(settings))

@@ -147,6 +147,65 @@ def test_a_name_that_is_taken_is_refused():
             """Would be the zero of every delta"""
 
 
+# Groups
+
+
+def test_the_groups_of_the_paper_hold_what_they_always_held():
+    groups = {group: set(names) for group, names in methods.groups().items()}
+    assert groups["paper"] == {
+        "fedekd", "fedavg", "fedprox", "feddyn", "fedtype", "fedtype-prox", "fml", "local", "constant"
+    }  # fmt: skip
+    assert groups["energies"] == {"fedekd", *(f"fedekd-{energy}" for energy in ("entropy", "margin", "lse", "feature"))}
+    assert groups["controls"] == {
+        "fedekd-ungated", "fedekd-half", "fedekd-permuted", "fedtype-nograd", "constant"
+    }  # fmt: skip
+
+
+def test_a_family_is_of_methods_and_all_are_all_of_them():
+    groups = methods.groups()
+    base = {name: method for name, method in KNOWN.items() if name == method.name}
+    assert {name: method.family for name, method in base.items()} == {
+        name: family for family in methods.FAMILIES for name in groups[family]
+    }
+    assert sorted(groups["all"]) == sorted(base)
+    assert groups["all"][0] == "fedekd"
+    assert len(set(groups["all"])) == len(groups["all"])
+    assert all(method.cite for name, method in base.items() if name not in ("local", "constant"))
+
+
+def test_groups_come_from_what_is_registered():
+    @methods.register("mine", family="optimisation", cite="Me, 2026", sharp={"gate": "off"}, far={"reach": 2.0})
+    @dataclass(frozen=True)
+    class Mine(type(methods.get("fedekd"))):
+        """Another gate, and nothing of its parent's place"""
+
+        reach: float = 1.0
+
+    @methods.register("yours")
+    @dataclass(frozen=True)
+    class Yours(Mine):
+        """Of no family, and so in no group but the energies it can take"""
+
+    groups = {group: [name for name in names if name not in KNOWN] for group, names in methods.groups().items()}
+    assert groups.pop("optimisation") == groups.pop("all") == ["mine"]
+    assert groups.pop("controls") == ["mine-sharp"]
+    assert groups.pop("energies") == ["mine", "yours"]
+    assert not any(groups.values())
+    assert (Yours.cite, Mine.cite) == ("", "Me, 2026")
+
+
+def test_a_family_that_does_not_exist_costs_one_line():
+    with pytest.raises(FedekdError, match="unknown family of method 'mine' 'papers'; did you mean 'paper'") as error:
+
+        @methods.register("mine", family="papers")
+        @dataclass(frozen=True)
+        class Mine(Method):
+            """Never known"""
+
+    one_line(error)
+    assert "mine" not in methods.known()
+
+
 # Parameters
 
 
@@ -198,8 +257,8 @@ def test_values_that_cannot_be_converted_cost_one_line(name, parameter, given, k
     [
         ("fedekt", {}, "unknown method 'fedekt'; did you mean 'fedekd'?"),
         ("FedAvg", {}, "did you mean 'fedavg'?"),
-        ("", {}, "unknown method ''; known: constant, fedavg"),
-        ("qqqqqq", {}, "known: constant, fedavg"),
+        ("", {}, "unknown method ''; known: apfl, apfl-adaptive"),
+        ("qqqqqq", {}, "known: apfl, apfl-adaptive"),
         ("fedekd", {"bata": 1}, "unknown parameter of method 'fedekd' 'bata'; did you mean 'beta'?"),
         ("fedekd", {"lambda-kd": 1}, "did you mean 'lambda_kd'?"),
         ("fedprox", {"beta": 1}, "unknown parameter of method 'fedprox' 'beta'; known: mu"),
