@@ -122,6 +122,8 @@ class Client:
         weights = self._anchored()
         trained = {role: self._part(role, step) for role in step.roles}
         every = [w for tree in trained.values() for w in tree.values()]
+        if not every:
+            return  # a part that this model does not have
         sums = {role: {n: torch.zeros_like(w) for n, w in tree.items()} for role, tree in trained.items()}
         with self._training(step, trained), self._seeded("dropout", root, round):
             optimizer = make_optimizer(training, every)

@@ -80,7 +80,7 @@ class Piece:
         whole, bunches = len(self.indices), self.engine.bunches
         bunch = max(1, whole // bunches) if bunches else 1
         sizes = [min(whole, -(-int((self.steps > t).sum()) // bunch) * bunch) for t in range(len(self.rows))]
-        if not sizes:
+        if not sizes or not any(self.weights.values()):
             return []
         edges = [0, *(t for t in range(1, len(sizes)) if sizes[t] != sizes[t - 1]), len(sizes)]
         return [self._segment(a, b, sizes[a]) for a, b in itertools.pairwise(edges)]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TINY = 1e-6  # a spread below this part of the largest logit is rounding
 
 
-@register("fccl")
+@register("fccl", family="distillation", cite="Huang et al., CVPR 2022")
 @dataclass(frozen=True)
 class FCCL(Method):
     """Cross-correlation with the mean logits on public rows, then distillation from one's own older models"""
@@ -29,8 +29,6 @@ class FCCL(Method):
     epochs: int = 1  # over the public rows, every round
     rate: float = field(default=1e-3, metadata={"open": True})  # of Adam on public rows
 
-    family = "distillation"
-    cite = "Huang et al., CVPR 2022"
     tasks = ("classification",)
     roles = ("private", "pretrained", "previous")
     like = {"pretrained": "private", "previous": "private"}  # noqa: RUF012

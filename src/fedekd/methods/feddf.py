@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@register("feddf")
+@register("feddf", family="distillation", cite="Lin et al., NeurIPS 2020")
 @dataclass(frozen=True)
 class FedDF(FedAvg):
     """FedAvg whose average is distilled, on unlabelled public rows, from the clients' mean logits"""
@@ -24,8 +24,6 @@ class FedDF(FedAvg):
     epochs: int = 10  # over the public rows
     rate: float = field(default=1e-3, metadata={"open": True})  # of the server's Adam
 
-    family = "distillation"
-    cite = "Lin et al., NeurIPS 2020"
     public = "rows"
 
     def steps(self, round: int) -> tuple[Step, ...]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fedekd import prototypes
 from fedekd.errors import FedekdError
 from fedekd.methods import Batch, Exchange, Method, Step, Train, register
+from fedekd.parts import Head
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from fedekd.methods.base import Tree, Uploads
 
 
-@register("fedgh", reset={"rate": 0.0})
+@register("fedgh", family="distillation", cite="Yi et al., ACM MM 2023", reset={"rate": 0.0})
 @dataclass(frozen=True)
 class FedGH(Method):
     """One header for all, trained by the server on class means of features; bodies stay at the clients"""
@@ -29,25 +30,24 @@ class FedGH(Method):
     rate: float = 0.01  # of the server's steps; 0 gives every client the first header again and again
     passes: int = field(default=1, metadata={"low": 1})  # of the server over all class means
 
-    family = "distillation"
-    cite = "Yi et al., ACM MM 2023"
     tasks = ("classification",)
     needs_features = True
 
     def steps(self, round: int) -> tuple[Step, ...]:
-        from fedekd.parts import Head
-
         train = Train(("private",), self.loss)
         if round == 0:
             return (train,)
         header = Exchange(
-            "prototypes", self.header, send=prototypes.class_means, split="train", roles=("private",),
+            "prototypes", self.header, send=self.means, split="train", roles=("private",),
             into="private", part=Head(),
         )  # fmt: skip
         return header, train
 
     def loss(self, batch: Batch) -> Tensor:
         return batch.supervised("private")
+
+    def means(self, batch: Batch) -> Tree:
+        return prototypes.class_means(batch)
 
     def header(self, uploads: Uploads) -> tuple[Tree, Any]:
         """For each client and each of its classes c with mean h: W <- W - rate (p - e_c) h^T."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedekd.methods.base import Tree
 
 
-@register("fedmd")
+@register("fedmd", family="distillation", cite="Li and Wang, NeurIPS workshop 2019")
 @dataclass(frozen=True)
 class FedMD(Method):
     """Digest the clients' mean logits on public rows, then train on private ones"""
@@ -25,8 +25,6 @@ class FedMD(Method):
     pretrain: int = 3  # epochs on labelled public rows before the first round; 0 reads no public label
     digests: int = 1  # epochs on public rows in every later round
 
-    family = "distillation"
-    cite = "Li and Wang, NeurIPS workshop 2019"
     public = "labels"
 
     def steps(self, round: int) -> tuple[Step, ...]:

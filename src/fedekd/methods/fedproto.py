@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FAR = 1e9  # finite, so that a softmax of the scores has no NaN
 
 
-@register("fedproto", nearest={"nearest": True})
+@register("fedproto", family="distillation", cite="Tan et al., AAAI 2022", nearest={"nearest": True})
 @dataclass(frozen=True)
 class FedProto(Method):
     """Features drawn to the global prototype of their class; the client's own head answers"""
@@ -28,15 +28,13 @@ class FedProto(Method):
     lam: float = 1.0  # weight of the distance to the prototypes
     nearest: bool = False  # True: answer with the nearest prototype among the classes that the client has itself
 
-    family = "distillation"
-    cite = "Tan et al., AAAI 2022"
     tasks = ("classification",)
     needs_features = True
 
     def steps(self, round: int) -> tuple[Step, ...]:
         return (
             Train(("private",), self.loss if round else self.alone),
-            Exchange("prototypes", self.server, send=prototypes.class_means, split="train", roles=("private",)),
+            Exchange("prototypes", self.server, send=self.means, split="train", roles=("private",)),
         )
 
     def alone(self, batch: Batch) -> Tensor:
@@ -47,6 +45,9 @@ class FedProto(Method):
         received = batch.received["prototypes"]
         distance = (batch.features["private"] - received["means"][batch.y]).square().mean(-1)
         return batch.supervised("private") + self.lam * batch.mean(received["exist"][batch.y] * distance)
+
+    def means(self, batch: Batch) -> Tree:
+        return prototypes.class_means(batch)
 
     def server(self, uploads: Uploads) -> tuple[Tree, Any]:
         prototypes.one_width(uploads, self.name)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedekd.methods.base import Tree, Uploads
 
 
-@register("pfedhr")
+@register("pfedhr", family="distillation", cite="Wang et al., NeurIPS 2023")
 @dataclass(frozen=True)
 class PFedHR(Method):
     """Learn from the network, reassembled from all clients' layers, that answers most like one's own"""
@@ -34,8 +34,6 @@ class PFedHR(Method):
     tune_rate: float = field(default=1e-3, metadata={"open": True})  # of Adam there
     probe: int = field(default=256, metadata={"low": 2})  # public rows by which layers are compared, at most
 
-    family = "distillation"
-    cite = "Wang et al., NeurIPS 2023"
     tasks = ("classification",)
     anchors = ("private",)
     public = "labels"
