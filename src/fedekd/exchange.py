@@ -120,9 +120,17 @@ class Aggregator:
             messages, rest = _apart(messages, previous)
             buffers = Uploads(given=rest, **facts).mean()
         uploads = Uploads(given=messages, **facts)
-        answer, self.memory[step.name] = step.combine(uploads) if step.combine else (uploads.mean(), memory)
+        pair = step.combine(uploads) if step.combine else (uploads.mean(), memory)
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise FedekdError(
+                f"the function that combines {step.name!r} gives {type(pair).__name__}; it must return a pair, an "
+                "answer and the server's new memory"
+            )
+        answer, self.memory[step.name] = pair
         if step.each:
             return answer
+        if not isinstance(answer, Mapping):
+            raise FedekdError(f"the answer to {step.name!r} is {type(answer).__name__}; return a dict of tensors")
         self.sent[step.name] = dict(answer)
         return {**buffers, **answer}
 

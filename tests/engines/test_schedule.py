@@ -77,7 +77,7 @@ def test_the_key_is_the_role_that_trains(images, monkeypatch, name):
     monkeypatch.setattr(client, "schedule", watched)
 
     def linear(shape, outputs):
-        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, outputs))
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 4), torch.nn.Linear(4, outputs))
 
     method, federation = methods.get(name), replace(images, public=images.clients[0].val)
     engine = Serial(Job(federation, method, 4, Training(1, 1, 256, 1e-3), linear, linear))

@@ -15,6 +15,7 @@ from torch.func import functional_call
 
 from fedekd import models, parts, rng
 from fedekd.data import Split
+from fedekd.engines import rules
 from fedekd.engines.job import Job, Scale, TrustLog, make_optimizer, pick_device, precision
 from fedekd.engines.schedule import schedule
 from fedekd.engines.view import label_counts, make_batch
@@ -96,7 +97,7 @@ class Client:
             features = {role: models.last_linear(module).in_features for role, module in bodies.items()}
         weights = {role: self.weights(role) for role in self.models}
         start = Beginning(weights, features, self.job.seed, self.data.y[self.rows["train"]])
-        return as_tensors(self.method.begin(start), self.device)
+        return {key: as_tensors(value, self.device) for key, value in self.method.begin(start).items()}
 
     # --- the steps of a round ----------------------------------------------------------------------------
 
@@ -118,24 +119,23 @@ class Client:
             n=len(rows), epochs=training.epochs, batch_size=training.batch_size, draws=self.method.draws,
         )  # fmt: skip
         self.steps = plan.steps
-        taught = {role: self.outputs(role, rows) for role in step.frozen}
+        taught = {role: self.outputs(role, rows) for role in self._still(step)}
         weights = self._anchored()
         trained = {role: self._part(role, step) for role in step.roles}
+        rules.to_train(self.method, step, trained)
         every = [w for tree in trained.values() for w in tree.values()]
-        if not every:
-            return  # a part that this model does not have
         sums = {role: {n: torch.zeros_like(w) for n, w in tree.items()} for role, tree in trained.items()}
         with self._training(step, trained), self._seeded("dropout", root, round):
             optimizer = make_optimizer(training, every)
-            for order, uniform in zip(plan.order, plan.uniform, strict=True):
+            for order, uniform in zip(plan.order, plan.uniform, strict=True) if plan.steps else ():
                 positions = torch.from_numpy(order).to(self.device).split(training.batch_size)
                 numbers = torch.from_numpy(uniform).to(self.device).split(training.batch_size)
                 for here, draws in zip(positions, numbers, strict=True):
                     x = self.data.scale.inputs(self.data.x[rows[here]])
                     out = {role: (o[here], f[here]) for role, (o, f) in taught.items()}
-                    out = self._through(step.roles, x, out)
-                    result = step.loss(self._batch(rows[here], here, out, weights, draws, training.lr, x))
-                    loss, extra = result if isinstance(result, tuple) else (result, {})
+                    out = self._named(step, self._through(step.roles, x, out))
+                    batch = self._batch(rows[here], here, out, weights, draws, training.lr, x)
+                    loss, extra = rules.loss_of(self.method, step, batch)
                     optimizer.zero_grad()
                     loss.backward()
                     if step.gradients:
@@ -146,7 +146,8 @@ class Client:
                     if "trust" in extra:
                         self.trust.add(extra["trust"])
         if step.gradients:
-            self.gradients = {r: {n: g / max(1, plan.steps) for n, g in tree.items()} for r, tree in sums.items()}
+            means = {r: {n: g / max(1, plan.steps) for n, g in tree.items()} for r, tree in sums.items()}
+            self.gradients = {**self.gradients, **means}
         if not all(bool(torch.isfinite(w).all()) for w in every):
             raise FedekdError(f"{self.method.name}: client {self.name} diverged in round {round + 1}; lower --lr")
 
@@ -155,12 +156,21 @@ class Client:
         wanted = set(parts.names(step.part, module))
         return {n: w for n, w in trainable(module).items() if n in wanted}
 
+    def _still(self, step: Train) -> list[str]:
+        """The roles whose outputs a training step takes as they are: frozen ones, and what lies under its heads."""
+        below = [self.method.heads[role] for role in step.roles if role in self.method.heads]
+        return list(dict.fromkeys([*step.frozen, *(role for role in below if role not in step.roles)]))
+
+    @staticmethod
+    def _named(step: Train, out: dict[str, tuple[Tensor, Tensor]]) -> dict[str, tuple[Tensor, Tensor]]:
+        return {role: out[role] for role in (*step.roles, *step.frozen)}
+
     @contextmanager
     def _training(self, step: Train, trained: Mapping[str, Mapping[str, Tensor]]) -> Iterator[None]:
         """Modules in training mode, and no gradient for weights that are left alone."""
         still = [w for role in step.roles for n, w in trainable(self.models[role]).items() if n not in trained[role]]
-        for role in step.roles:
-            self.models[role].train()
+        for role, module in self.models.items():
+            module.train(role in step.roles)
         for w in still:
             w.requires_grad_(False)
         try:
@@ -181,8 +191,7 @@ class Client:
 
     @torch.no_grad()
     def remember(self, step: Remember, round: int) -> None:
-        found = step.compute(self._whole(step.split, step.roles, round))
-        self.memory = {**self.memory, **as_tensors(found, self.device)}
+        self.memory = {**self.memory, **rules.remembered(self.method, step, self._whole(step.split, step.roles, round))}
 
     @torch.no_grad()
     def copy(self, step: Copy, round: int) -> None:
@@ -191,17 +200,17 @@ class Client:
         else:
             found = step.source(self._whole(None, (), round))
         target = self.models[step.target]
-        wanted = set(parts.names(step.part, target))
-        self._load(step.target, {n: t for n, t in found.items() if n in wanted})
+        state, names = target.state_dict(), parts.names(step.part, target)
+        self._load(step.target, rules.copied(self.method, step, found, {n: state[n].shape for n in names}))
 
     @torch.no_grad()
     def upload(self, step: Exchange, round: int) -> dict[str, Tensor]:
         """What goes to the door."""
         if step.send is None:
             state = self.models[step.name].state_dict()
-            return {name: state[name] for name in parts.names(step.part, self.models[step.name])}
+            return {name: state[name].clone() for name in parts.names(step.part, self.models[step.name])}
         with precision(self.job.training.precision, self.device):
-            return {n: t.detach() for n, t in step.send(self._whole(step.split, step.roles, round)).items()}
+            return rules.made(self.method, step.name, step.send(self._whole(step.split, step.roles, round)))
 
     def receive(self, step: Exchange, answer: Message) -> None:
         role = step.target
@@ -214,9 +223,8 @@ class Client:
     @torch.no_grad()
     def _load(self, role: str, found: Message) -> None:
         state = self.models[role].state_dict()
+        rules.fits(self.method, role, found, {name: t.shape for name, t in state.items()})
         for name, tensor in found.items():
-            if name not in state or state[name].shape != tensor.shape:
-                raise FedekdError(f"{self.method.name}: the {role} model has no {name} of shape {tuple(tensor.shape)}")
             state[name].copy_(tensor)
 
     # --- what the method sees -----------------------------------------------------------------------------
@@ -328,15 +336,15 @@ class Client:
     @contextmanager
     def personalised(self) -> Iterator[None]:
         """The client as it answers: after the method's ``personalise``, which is undone in the end."""
-        steps = () if self._personal else self.method.personalise()
+        steps = [] if self._personal else rules.personal(self.method)
         if not steps:
             yield
             return
         before, trust = copy.deepcopy(self.state()), self.trust.copy()
         self._personal = True
         try:
-            for step in steps:
-                self.perform(step, self.round)
+            for step, again in steps:
+                self.perform(step, self.round, again)
             yield
         finally:
             self._personal = False
@@ -347,9 +355,8 @@ class Client:
     def predictions(self, rows: Tensor) -> Tensor:
         """The method's outputs on these rows, with the models as they are."""
         found, scale = [], self.data.scale
-        for role in self.method.answers:
-            if role in self.models:
-                self.models[role].eval()
+        for module in self.models.values():
+            module.eval()
         weights = self._anchored()
         for here in torch.arange(len(rows), device=self.device).split(EVALUATION_BATCH):
             x = scale.inputs(self.data.x[rows[here]])
@@ -443,18 +450,19 @@ def _laid_out(tensor: Tensor, like: Tensor) -> Tensor:
     return tensor.new_empty_strided(like.shape, like.stride()).copy_(tensor)
 
 
-def as_tensors(tree: Any, device: torch.device) -> Any:
-    """What a method remembers, with its plain numbers as tensors, as they are in a stack."""
-    if isinstance(tree, Mapping):
-        return {key: as_tensors(value, device) for key, value in tree.items()}
-    return torch.as_tensor(tree, device=device)
-
-
 def moved(value: Any, device: torch.device) -> Any:
+    """What was saved, on a device."""
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, dict):
         return {key: moved(v, device) for key, v in value.items()}
-    if isinstance(value, Iterable) and not isinstance(value, str):
-        return [moved(v, device) for v in value]
+    if isinstance(value, (list, tuple)):
+        return type(value)(moved(v, device) for v in value)
     return value
+
+
+def as_tensors(value: Any, device: torch.device) -> Any:
+    """A client's memory: numbers count as tensors in every engine."""
+    if isinstance(value, Mapping):
+        return {key: as_tensors(v, device) for key, v in value.items()}
+    return torch.as_tensor(value).detach().clone().to(device)

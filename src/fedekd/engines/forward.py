@@ -18,14 +18,14 @@ from fedekd.engines.stacking import padded, pick
 from fedekd.methods.base import Method
 
 if TYPE_CHECKING:
-    from fedekd.engines.stacked import Stacked
+    from fedekd.engines.stack import Stack
 
 EVALUATION_VALUES = 2**29  # of the inputs at most at once: large images go in smaller batches
 Both = tuple[Tensor, Tensor]  # outputs, and features where they are asked for (else the outputs again)
 
 
 class Forward:
-    def __init__(self, engine: Stacked, fused: bool) -> None:
+    def __init__(self, engine: Stack, fused: bool) -> None:
         self.engine, self.method, self.fused = engine, engine.method, fused
         roots = {self.method.root(role) for role in self.method.roles} - set(self.method.heads)
         plain = {root: make_template(engine.jobs[0], root).to(engine.device) for root in sorted(roots)}
@@ -76,6 +76,14 @@ class Forward:
                 reason = str(error).strip().split("\n")[0][:120]
                 raise NotStackable(f"torch.func cannot map {type(template).__name__} ({reason})") from None
 
+    def teaching(self, trained: Iterable[str]) -> None:
+        """These roles' modules in training mode and all others not. Roles of one architecture share a module."""
+        for modules in (self.templates, self.plain):
+            for module in modules.values():
+                module.eval()
+            for role in trained:
+                modules[role].train()
+
     def autocast(self) -> torch.autocast:
         engine = self.engine
         return torch.autocast(engine.device.type, torch.bfloat16, enabled=engine.training.precision == "bf16")
@@ -124,15 +132,18 @@ class Forward:
         return self(role, weights, features, False)[0], features
 
     @torch.no_grad()
-    def outputs(self, role: str, indices: Sequence[int], rows: Sequence[np.ndarray], features: bool = False) -> Both:
-        """Frozen models' outputs on whole splits, padded to the longest: [models, n, ...]."""
+    def outputs(
+        self, role: str, indices: Sequence[int], rows: Sequence[np.ndarray], features: bool = False,
+        longest: int | None = None,
+    ) -> Both:  # fmt: skip
+        """Frozen models' outputs on whole splits, padded to the longest, or further: [models, n, ...]."""
         engine = self.engine
         at = torch.tensor(list(indices), device=engine.device)
         if role in self.method.heads:
-            below = self.outputs(self.method.heads[role], indices, rows, True)[1]
+            below = self.outputs(self.method.heads[role], indices, rows, True, longest)[1]
             return self._head(role, pick(engine.weights[role], at), below)
         self.templates[role].eval()
-        table, _ = padded(rows, engine.device)
+        table, _ = padded(rows, engine.device, longest)
         lengths = [len(r) for r in rows]
         order = torch.tensor(sorted(range(len(rows)), key=lambda i: -lengths[i]), device=engine.device)
         weights, scale = pick(engine.weights[role], at[order]), engine.scale_of(at[order])
@@ -159,14 +170,14 @@ class Forward:
     def predictions(self, group: Group, indices: Sequence[int], rows: Sequence[np.ndarray]) -> Tensor:
         """What the method answers for these rows, padded to the longest: [models, n, ...]."""
         engine, method = self.engine, group.method
-        if type(method).predict is Method.predict:
+        if type(method).predict is Method.predict and "private" in method.answers:
             return self.outputs("private", indices, rows)[0]
-        for role in method.answers:
-            self.templates[role].eval()
+        self.teaching(())
         table, mask = padded(rows, engine.device)
         at = torch.tensor(list(indices), device=engine.device)
         scale, features = engine.scale_of(at), method.needs_features
-        roles = (*method.answers, *(below for role, below in method.heads.items() if role in method.answers))
+        answers = [role for role in method.answers if role in method.roles]
+        roles = (*answers, *(below for role, below in method.heads.items() if role in answers))
         weights: dict[str, Any] = {role: pick(engine.weights[role], at) for role in {*roles, *method.anchors}}
         found, size = [], self._at_once(len(rows))
         for start in range(0, table.shape[1], size):
@@ -177,8 +188,8 @@ class Forward:
                 **engine.known(group, indices),
                 "x": x,
                 "y": torch.zeros_like(scale.targets(engine.y[part])),
-                "outputs": {role: o for role, (o, _) in out.items()},
-                "features": {role: f for role, (_, f) in out.items()} if features else {},
+                "outputs": {role: out[role][0] for role in answers},
+                "features": {role: out[role][1] for role in answers} if features else {},
                 "weights": {role: weights[role] for role in method.anchors},
                 "uniform": torch.zeros(*part.shape, method.draws, device=engine.device),
                 "rows": torch.arange(start, start + part.shape[1], device=engine.device).expand(part.shape),

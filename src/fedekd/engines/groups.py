@@ -11,33 +11,53 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedekd import models
+from fedekd.engines.client import SERVER
+from fedekd.engines.kept import Kept
 from fedekd.engines.stacking import pick, stack_trees
 from fedekd.engines.view import make_batch
 from fedekd.methods.base import Batch, Beginning, Method
 from fedekd.trees import with_values
 
 if TYPE_CHECKING:
-    from fedekd.engines.stacked import Stacked
+    from fedekd.engines.stack import Stack
 
 Find = Callable[[Method], Any]  # a step of a method
 
 
-@dataclass
+@dataclass(eq=False)
 class Group:
     method: Method
     indices: list[int]  # into the engine's members
     varying: dict[str, Tensor]  # float parameters that differ: [members of the group]
-    memory: dict[str, Any]  # trees of [members of the group, ...]
     values: Sequence[Mapping[str, float]]  # the same parameters as numbers, by member
+    received: Kept
+    memory: Kept
+    gradients: Kept
 
-    def places(self, indices: Sequence[int]) -> Tensor:
+    def __post_init__(self) -> None:
+        self._place = {i: k for k, i in enumerate(self.indices)}
+
+    def places(self, indices: Sequence[int]) -> list[int]:
         """Rows of the group's tensors."""
-        where = {i: k for k, i in enumerate(self.indices)}
-        device = next(iter(self.varying.values())).device if self.varying else None
-        return torch.tensor([where[i] for i in indices], device=device)
+        return [self._place[i] for i in indices]
+
+    def alike(self, indices: Sequence[int]) -> list[list[int]]:
+        """Members who know the same things by name, so that one function can be mapped over them."""
+        found: dict[Any, list[int]] = {}
+        for i, place in zip(indices, self.places(indices), strict=True):
+            known = tuple(kept.names(place) for kept in (self.received, self.memory, self.gradients))
+            found.setdefault(known, []).append(i)
+        return list(found.values())
+
+    def state(self) -> dict[str, Any]:
+        return {name: getattr(self, name).state() for name in ("received", "memory", "gradients")}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        for name, saved in state.items():
+            getattr(self, name).restore(saved)
 
 
-def make_groups(engine: Stacked) -> list[Group]:
+def make_groups(engine: Stack) -> list[Group]:
     found: dict[tuple[Any, ...], list[int]] = {}
     for i, member in enumerate(engine.members):
         method = engine.jobs[member.job].method
@@ -50,11 +70,16 @@ def make_groups(engine: Stacked) -> list[Group]:
         differ = {n: c for n, c in columns.items() if isinstance(c[0], float) and len(set(c)) > 1}
         values = [{name: column[k] for name, column in differ.items()} for k in range(len(indices))]
         varying = {name: torch.tensor(column, device=engine.device) for name, column in differ.items()}
-        groups.append(Group(methods[0], indices, varying, _begin(engine, methods[0], indices), values))
+        at, own = torch.tensor(indices, device=engine.device), {}
+        for name, step in engine.exchanges.items():
+            if step.target in engine.method.anchors:
+                own[name] = pick(engine.part(step.target, step.part), at)
+        received, memory = Kept(len(indices), own), Kept(len(indices), _begin(engine, methods[0], indices))
+        groups.append(Group(methods[0], indices, varying, values, received, memory, Kept(len(indices))))
     return groups
 
 
-def _begin(engine: Stacked, method: Method, indices: list[int]) -> dict[str, Any]:
+def _begin(engine: Stack, method: Method, indices: list[int]) -> dict[str, Any]:
     widths: dict[str, int] = {}
     if method.needs_features:
         bodies = {role: engine.forward.plain[role] for role in method.roles if role not in method.heads}
@@ -62,6 +87,8 @@ def _begin(engine: Stacked, method: Method, indices: list[int]) -> dict[str, Any
     memories = []
     for i in indices:
         member = engine.members[i]
+        if member.client == SERVER:  # it has no rows of its own to begin with
+            return {}
         weights = {role: pick(tree, i) for role, tree in engine.weights.items()}
         rows = torch.from_numpy(member.train).to(engine.device)
         targets = engine.scale_of(torch.tensor([i], device=engine.device)).targets(engine.y[rows][None])[0]
@@ -76,21 +103,21 @@ def split(groups: list[Group], group: Group) -> list[Group]:
         alike.setdefault(tuple(values.items()), []).append(k)
     found = []
     for values_, places in alike.items():
-        method = with_values(group.method, dict(values_))
-        memory = pick(group.memory, torch.tensor(places, device=next(iter(group.varying.values())).device))
-        found.append(Group(method, [group.indices[k] for k in places], {}, memory, [{} for _ in places]))
+        method, indices = with_values(group.method, dict(values_)), [group.indices[k] for k in places]
+        kept = [one.part(places) for one in (group.received, group.memory, group.gradients)]
+        found.append(Group(method, indices, {}, [{} for _ in places], *kept))
     at = groups.index(group)
     groups[at : at + 1] = found
     return found
 
 
 def mapped(
-    engine: Stacked, group: Group, indices: Sequence[int], call: Callable[[Method, Batch], Any], seen: dict[str, Any],
+    engine: Stack, group: Group, indices: Sequence[int], call: Callable[[Method, Batch], Any], seen: dict[str, Any],
     lr: float | None = None, varying: dict[str, Tensor] | None = None,
 ) -> Any:  # fmt: skip
     """``call(method, batch)`` for each of these members, as one program."""
     if varying is None:
-        varying = pick(group.varying, group.places(indices)) if group.varying else {}
+        varying = pick(group.varying, torch.tensor(group.places(indices))) if group.varying else {}
 
     def one(varying: dict[str, Tensor], seen: dict[str, Any]) -> Any:
         method, x = with_values(group.method, varying), seen.get("x")
@@ -98,4 +125,4 @@ def mapped(
         rate = engine.training.lr if lr is None else lr
         return call(method, make_batch(method, engine.task, rate, seen, forward))
 
-    return vmap(one)(varying, seen)
+    return vmap(one, randomness="different")(varying, seen)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fedekd import parts
-from fedekd.engines.client import SERVER
+from fedekd.engines import rules
 from fedekd.engines.groups import Find, Group, mapped
 from fedekd.engines.job import MOMENTUM
 from fedekd.engines.schedule import Schedule, schedule
@@ -24,7 +24,7 @@ from fedekd.engines.stacking import capturing, pick
 from fedekd.methods.base import Batch, Method, Train
 
 if TYPE_CHECKING:
-    from fedekd.engines.stacked import Stacked
+    from fedekd.engines.stack import Stack
 
 WORTH_CAPTURING = 4  # steps of one size under which a CUDA graph does not pay
 
@@ -44,7 +44,7 @@ class Segment:
 class Piece:
     """Trains one step's roles for some members of a group, which are sorted by falling size."""
 
-    def __init__(self, engine: Stacked, find: Find, step: Train, group: Group, indices: list[int], again: int) -> None:
+    def __init__(self, engine: Stack, find: Find, step: Train, group: Group, indices: list[int], again: int) -> None:
         self.engine, self.find, self.step, self.group, self.indices = engine, find, step, group, indices
         self.again, self.training, self.method = again, engine.training.of(step), group.method
         self.features = group.method.needs_features
@@ -59,7 +59,7 @@ class Piece:
         self.clock = torch.zeros(1, dtype=torch.long, device=device)  # the step, on the device
         self.at = torch.tensor(indices, device=device)
         self.scale = engine.scale_of(self.at)
-        self.varying = pick(group.varying, group.places(indices)) if group.varying else {}
+        self.varying = pick(group.varying, torch.tensor(group.places(indices))) if group.varying else {}
         names = {role: set(parts.names(step.part, engine.forward.plain[role])) for role in step.roles}
         trees = {role: {n: w for n, w in engine.weights[role].items() if n in names[role]} for role in step.roles}
         self.weights, self.final, self.moment, self.square, self.total, self.totals = (
@@ -80,7 +80,7 @@ class Piece:
         whole, bunches = len(self.indices), self.engine.bunches
         bunch = max(1, whole // bunches) if bunches else 1
         sizes = [min(whole, -(-int((self.steps > t).sum()) // bunch) * bunch) for t in range(len(self.rows))]
-        if not sizes or not any(self.weights.values()):
+        if not sizes:
             return []
         edges = [0, *(t for t in range(1, len(sizes)) if sizes[t] != sizes[t - 1]), len(sizes)]
         return [self._segment(a, b, sizes[a]) for a, b in itertools.pairwise(edges)]
@@ -113,7 +113,7 @@ class Piece:
     def _schedule(self, i: int) -> Schedule:
         member, engine = self.engine.members[i], self.engine
         return schedule(
-            engine.jobs[member.job].seed, member.client if self.teachers is None else SERVER,
+            engine.jobs[member.job].seed, member.client,
             self.method.root(self.step.roles[0]), engine.round_number, split=self.step.split, again=self.again,
             n=len(getattr(member, self.step.split)), epochs=self.training.epochs, batch_size=self.training.batch_size,
             draws=self.method.draws,
@@ -182,9 +182,7 @@ class Piece:
         """All steps of the round; the engine gets the new weights at the end."""
         engine = self.engine
         self.load()
-        for role in self.step.roles:
-            engine.forward.templates[role].train()
-            engine.forward.plain[role].train()
+        engine.forward.teaching(self.step.roles)
         for segment in self.segments:
             for state in segment.optimizer.state.values():
                 if "step" in state:
@@ -209,18 +207,17 @@ class Piece:
             self._leave_gradients()
         for i, steps in zip(self.indices, self.steps, strict=True):
             member = engine.members[i]
-            if steps and self.teachers is None:
+            if steps:
                 samples = len(getattr(member, self.step.split)) * self.training.epochs
                 engine.advance(engine.round_number, member.name, samples)
 
     def _leave_gradients(self) -> None:
-        engine, count = self.engine, self.inputs["steps"].clamp(min=1)
-        for role, tree in self.totals.items():
-            kept = engine.gradients.setdefault(role, {})
-            for n, total in tree.items():
-                if n not in kept:
-                    kept[n] = torch.zeros_like(engine.weights[role][n])
-                kept[n][self.at] = total / count.view(-1, *[1] * (total.dim() - 1))
+        count, group = self.inputs["steps"].clamp(min=1), self.group
+        means = {
+            role: {n: total / count.view(-1, *[1] * (total.dim() - 1)) for n, total in tree.items()}
+            for role, tree in self.totals.items()
+        }
+        group.gradients.put(means, group.places(self.indices), f"method {group.method.name!r}: gradients")
 
     def _advance(self, segment: Segment) -> None:
         segment.optimizer.zero_grad()
@@ -258,12 +255,13 @@ class Piece:
             for role, whole in known["taught"].items()
         }
         out = engine.forward.through(self.step.roles, weights, x, taught, self.features)
+        named = (*self.step.roles, *self.step.frozen)
         seen = {
             **{name: pick(known[name], mine) for name in ("received", "memory", "gradients", "counts", "steps")},
             "x": x,
             "y": y,
-            "outputs": {role: o for role, (o, _) in out.items()},
-            "features": {role: f for role, (_, f) in out.items()} if self.features else {},
+            "outputs": {role: out[role][0] for role in named},
+            "features": {role: out[role][1] for role in named} if self.features else {},
             "weights": {role: weights[role] for role in self.method.anchors},
             "uniform": uniform,
             "rows": positions.long(),
@@ -280,8 +278,7 @@ class Piece:
 
     def _one(self, method: Method, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """One model's loss; mapped over the stack."""
-        result = self.find(method).loss(batch)
-        return result if isinstance(result, tuple) else (result, {})
+        return rules.loss_of(method, self.find(method), batch)
 
 
 def _shapes(tree: Any) -> Any:

@@ -24,7 +24,18 @@ def signature(job: Job) -> tuple[Any, ...]:
     rounds = tuple(tuple(shape(s) for s in method.steps(r)) for r in range(job.training.rounds))
     before = tuple(shape(s) for s in method.personalise())
     facts = (method.roles, tuple(method.like.items()), tuple(method.heads.items()), method.anchors, method.draws)
-    return id(job.federation.dataset), job.training, job.private, job.proxy, rounds, before, facts, method.answers
+    public = len(job.federation.public)
+    return (
+        id(job.federation.dataset),
+        public,
+        job.training,
+        job.private,
+        job.proxy,
+        rounds,
+        before,
+        facts,
+        method.answers,
+    )
 
 
 def shape(step: Step | None) -> tuple[Any, ...]:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 
-def padded(rows: Sequence[np.ndarray], device: torch.device) -> tuple[Tensor, Tensor]:
+def padded(rows: Sequence[np.ndarray], device: torch.device, longest: int | None = None) -> tuple[Tensor, Tensor]:
     """Ragged row lists as a table [models, longest] and the mask of its real entries."""
-    table = np.zeros((len(rows), max(1, max(len(r) for r in rows))), np.int64)
+    table = np.zeros((len(rows), max(1, *map(len, rows)) if longest is None else longest), np.int64)
     mask = np.zeros(table.shape, bool)
     for i, r in enumerate(rows):
         table[i, : len(r)], mask[i, : len(r)] = r, True
@@ -31,30 +31,6 @@ def stack_trees(trees: Sequence[Any], device: torch.device) -> Any:
 def pick(tree: Any, at: Any) -> Any:
     """Rows ``at`` of every tensor of a tree."""
     return {key: pick(v, at) for key, v in tree.items()} if isinstance(tree, dict) else tree[at]
-
-
-def put(old: dict[str, Any], new: dict[str, Any], at: Tensor, rows: int) -> dict[str, Any]:
-    """A tree of [rows, ...] with the rows ``at`` of some of its tensors replaced; what is new to it is zero elsewhere.
-
-    The old tree is left as it was.
-    """
-    found = dict(old)
-    for key, value in new.items():
-        if isinstance(value, dict):
-            found[key] = put(old.get(key, {}), value, at, rows)
-            continue
-        whole = old.get(key)
-        same = whole is not None and whole.shape[1:] == value.shape[1:] and whole.dtype == value.dtype
-        found[key] = whole.clone() if whole is not None and same else value.new_zeros(rows, *value.shape[1:])
-        found[key][at] = value
-    return found
-
-
-def rows_of(tree: dict[str, Tensor], indices: Sequence[int]) -> dict[str, Tensor]:
-    """Rows of every tensor; views where they lie together."""
-    together = list(indices) == list(range(indices[0], indices[0] + len(indices)))
-    at: Any = slice(indices[0], indices[0] + len(indices)) if together else list(indices)
-    return {name: t[at] for name, t in tree.items()}
 
 
 def graph_pool(device: torch.device) -> tuple[Any, torch.cuda.CUDAGraph]:

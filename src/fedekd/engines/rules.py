@@ -1,0 +1,102 @@
+"""What a method's functions may give back, in the same words for every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedekd.engines.schedule import numbered
+from fedekd.errors import FedekdError
+from fedekd.methods.base import Batch, Copy, Method, Remember, Train
+
+
+def broken(method: Method, where: str, why: str) -> FedekdError:
+    return FedekdError(f"method {method.name!r}, {where}: {why}")
+
+
+def kind(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return "nothing" if value is None else f"{type(value).__name__}"
+
+
+def loss_of(method: Method, step: Train, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    """A step's loss and its per-sample diagnostics."""
+    where, result = f"the loss of {' and '.join(step.roles)}", step.loss(batch)
+    loss, extra = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+    if not isinstance(loss, Tensor) or not isinstance(extra, Mapping):
+        raise broken(method, where, f"it gives {kind(result)}; return a scalar tensor, and at most a dict beside it")
+    if loss.dim():
+        raise broken(method, where, f"it has the shape {tuple(loss.shape)}; take its mean with batch.mean")
+    trust = extra.get("trust")
+    if trust is not None and (not isinstance(trust, Tensor) or trust.shape != batch.y.shape[:1]):
+        raise broken(method, where, f'its "trust" is {kind(trust)}; give one number for each sample')
+    return loss, {} if trust is None else {"trust": trust}
+
+
+def to_train(method: Method, step: Train, trees: Mapping[str, Mapping[str, Tensor]]) -> None:
+    if not any(trees.values()):
+        part = " in the part that the step names" if step.part else ""
+        raise broken(method, f"a Train step of {' and '.join(step.roles)}", f"there is nothing to train{part}")
+
+
+def remembered(method: Method, step: Remember, batch: Batch) -> dict[str, Any]:
+    """What a client keeps: its own, whatever becomes of the tensors that it was made from."""
+    found = step.compute(batch)
+    if not isinstance(found, Mapping) or not _of_tensors(found):
+        raise broken(method, "a Remember step", f"it gives {kind(found)}; return a dict of tensors")
+    return {key: owned(value) for key, value in found.items()}
+
+
+def made(method: Method, name: str, found: Any) -> dict[str, Tensor]:
+    """What ``send`` has made."""
+    if not isinstance(found, Mapping) or not all(isinstance(t, Tensor) for t in found.values()):
+        raise broken(method, f"what it sends as {name!r}", f"it is {kind(found)}; return a dict of tensors")
+    return {n: t.detach() for n, t in found.items()}
+
+
+def fits(method: Method, role: str, found: Any, shapes: Mapping[str, torch.Size]) -> None:
+    """Only what a model has can be put into it."""
+    if not isinstance(found, Mapping):
+        raise FedekdError(
+            f"method {method.name!r}: {kind(found)} cannot go into the {role} model; give a dict of tensors"
+        )
+    for name, tensor in found.items():
+        if shapes.get(name) != tensor.shape:
+            raise FedekdError(f"method {method.name!r}: the {role} model has no {name} of shape {tuple(tensor.shape)}")
+
+
+def copied(method: Method, step: Copy, found: Any, wanted: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """What a copy brings, of the weights and buffers that its target wants."""
+    if isinstance(step.source, str) and (missing := [n for n in wanted if n not in found]):
+        raise FedekdError(
+            f"method {method.name!r}: the {step.source} model has no {missing[0]} to copy into {step.target}"
+        )
+    own = {n: t for n, t in found.items() if n in wanted} if isinstance(found, Mapping) else found
+    fits(method, step.target, own, wanted)
+    return own
+
+
+def personal(method: Method) -> list[tuple[Train | Remember | Copy, int]]:
+    """What is done before answering, numbered as the steps of a round are."""
+    steps = method.personalise()
+    allowed = isinstance(steps, (tuple, list)) and all(isinstance(step, (Train, Remember, Copy)) for step in steps)
+    if not allowed:
+        wrong = next((s for s in steps if not isinstance(s, (Train, Remember, Copy))), steps) if isinstance(
+            steps, (tuple, list)
+        ) else steps  # fmt: skip
+        raise broken(method, "personalise()", f"it gives {kind(wrong)}; return a tuple of Train, Remember and Copy")
+    return numbered(steps)  # type: ignore[return-value]
+
+
+def owned(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: owned(v) for key, v in value.items()}
+    return value.detach().clone()
+
+
+def _of_tensors(tree: Mapping[str, Any]) -> bool:
+    return all(_of_tensors(v) if isinstance(v, Mapping) else isinstance(v, Tensor) for v in tree.values())

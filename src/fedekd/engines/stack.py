@@ -1,0 +1,263 @@
+"""Stacked models: every client of many jobs trains in one tensor program.
+
+Weights are held as [members, ...]; a forward pass is the module mapped over that axis (``torch.func.vmap``), and the
+sum of the models' losses is differentiated once, which gives each model its own gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedekd import parts, rng
+from fedekd.engines import rules
+from fedekd.engines.forward import Forward
+from fedekd.engines.groups import Find, Group, make_groups, mapped, split
+from fedekd.engines.job import Advance, Job, Scale, TrustLog, pick_device
+from fedekd.engines.piece import Piece
+from fedekd.engines.stacking import graph_pool, not_finite, padded, pick
+from fedekd.engines.view import label_counts
+from fedekd.errors import FedekdError
+from fedekd.exchange import exchanges
+from fedekd.methods.base import Copy, Exchange, Method, Remember, Step, Train
+
+BUNCHES = 12  # stack sizes that a piece goes through on a GPU
+PIECE = 96  # models trained at once: more gain little speed, and clients of like size waste less padding
+
+
+@dataclass(frozen=True)
+class Member:
+    """One model of the stack: a client of a job, or a job's server."""
+
+    job: int
+    client: int
+    name: str
+    train: np.ndarray
+    val: np.ndarray
+    test: np.ndarray
+    public: np.ndarray
+
+
+class Stack:
+    """The members of some jobs, their models and what they know, and the steps that they do by themselves."""
+
+    def __init__(
+        self, jobs: Sequence[Job], members: Sequence[Member], advance: Advance | None = None, *,
+        piece: int = PIECE, fused: bool = True, graphs: bool = True,
+    ) -> None:  # fmt: skip
+        """``fused`` and ``graphs`` switch the GPU's own kernels and CUDA graphs off, to measure what they give."""
+        self.jobs, self.members, first = list(jobs), list(members), jobs[0]
+        self.task, self.training, self.method = first.task, first.training, first.method
+        self.device = pick_device(first.training.device)
+        self.advance = advance or (lambda round, client, samples: None)
+        self.limit, self.fused = piece, fused
+        self.graphs = graphs and self.device.type == "cuda"
+        self.bunches = BUNCHES if self.graphs else None
+        self.pool: Any = None
+        if self.graphs:
+            self.pool, self.pool_keeper = graph_pool(self.device)
+        dataset = first.federation.dataset
+        self.x, self.y = (torch.from_numpy(np.ascontiguousarray(a)).to(self.device) for a in (dataset.x, dataset.y))
+        self.scales = Scale.stack([Scale.of(job.federation, self.device) for job in jobs])
+        self.job_of = torch.tensor([m.job for m in self.members], device=self.device)
+        targets = [torch.from_numpy(dataset.y[m.train]) for m in self.members]
+        counts = [label_counts(self.task.name, y, dataset.outputs) for y in targets]
+        self.counts = torch.stack(counts).to(self.device)
+        self.exchanges = exchanges(self.method, self.training.rounds)
+        self.forward = Forward(self, fused)
+        self.weights = self.forward.initial()
+        self.groups = make_groups(self)
+        self.steps = torch.zeros(len(self.members), dtype=torch.long, device=self.device)
+        self.pieces: dict[tuple[Any, ...], tuple[Any, Piece]] = {}
+        self.trust_log = TrustLog(len(self.members), self.device)
+        self.round_number = 0
+
+    def part(self, role: str | None, part: Any) -> dict[str, Tensor]:
+        """The stacked weights of a role, or of a part of it."""
+        assert role is not None
+        tree = self.weights[role]
+        return {n: tree[n] for n in parts.names(part, self.forward.plain[role]) if n in tree}  # tied: one name
+
+    def members_of(self, job: int) -> list[int]:
+        return [i for i, m in enumerate(self.members) if m.job == job]
+
+    def scale_of(self, indices: Tensor) -> Scale:
+        """Each member's scale, to be applied to [models, B, ...]."""
+        return self.scales.of_rows(self.job_of[indices])
+
+    def find(self, where: tuple[Any, ...]) -> Find:
+        """How to get a step from a method: by its place in a round, or among what is done before answering."""
+        round = self.round_number
+
+        def found(method: Method) -> Any:
+            steps: Sequence[Step] = method.personalise() if where[0] == "personalise" else method.steps(round)
+            step = steps[where[1]]
+            return step.refine if where[0] == "refine" and isinstance(step, Exchange) else step
+
+        return found
+
+    def by_group(self, here: Iterable[int], work: Callable[[Group, list[int]], None]) -> None:
+        """Call ``work`` for members whose functions are one mapped function: one group, in which all know the same.
+
+        A parameter that differs within a group is a tensor there. Where a method cannot do with one, as in an `if`, its
+        group is split by value and the parameter is a number again.
+        """
+        left, waiting = set(here), list(self.groups)
+        while waiting:
+            group = waiting.pop(0)
+            for indices in group.alike([i for i in group.indices if i in left]):
+                try:
+                    work(group, indices)
+                except (RuntimeError, TypeError, ValueError) as error:
+                    if not group.varying or isinstance(error, torch.OutOfMemoryError):
+                        raise
+                    waiting = split(self.groups, group) + waiting
+                    break
+                left -= set(indices)
+
+    def perform(self, where: tuple[Any, ...], step: Train | Remember | Copy, here: Sequence[int], again: int) -> None:
+        if isinstance(step, Train):
+            self.train(where, step, here, again)
+        elif isinstance(step, Remember):
+            self._remember(where, step, here)
+        else:
+            self._copy(where, step, here)
+
+    # --- training ----------------------------------------------------------------------------------------
+
+    def train(self, where: tuple[Any, ...], step: Train, here: Iterable[int], again: int, teachers: Any = None) -> None:
+        """Largest clients first, in pieces of like size; one that does not fit is cut in two."""
+        rules.to_train(self.method, step, {role: self.part(role, step.part) for role in step.roles})
+
+        def work(group: Group, indices: list[int]) -> None:
+            left = sorted(indices, key=lambda i: -len(getattr(self.members[i], step.split)))
+            while left:
+                now, before = left[: self.limit], self.trust_log.copy()
+                try:
+                    self._piece(where, step, group, now, again, teachers).train()
+                except torch.OutOfMemoryError:
+                    self._shrink(len(now))
+                    self.trust_log.restore(before)
+                    continue
+                left = left[self.limit :]
+
+        with self._seeded(step.roles[0], again):
+            self.by_group(here, work)
+        self._check_finite(step.roles)
+
+    @contextmanager
+    def _seeded(self, role: str, again: int) -> Iterator[None]:
+        """torch's own generators, which dropout draws from: they are the caller's again afterwards."""
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            seed = rng.integer(self.jobs[0].seed, "dropout of a stack", role, self.round_number, again)
+            torch.default_generator.manual_seed(seed)
+            if self.device.type == "cuda":
+                torch.cuda.manual_seed(seed)
+            yield
+
+    def _check_finite(self, roles: Iterable[str]) -> None:
+        """For all models at once: asking one by one makes the host wait for the device as often."""
+        bad = [i for role in roles for w in self.weights[role].values() for i in not_finite(w)]
+        if bad:
+            member = self.members[bad[0]]
+            raise FedekdError(
+                f"{self.jobs[member.job].method.name}: client {member.name} diverged in round "
+                f"{self.round_number + 1} (seed {self.jobs[member.job].seed}); lower --lr"
+            )
+
+    def _piece(
+        self, where: tuple[Any, ...], step: Train, group: Group, indices: list[int], again: int, teachers: Any
+    ) -> Piece:
+        """The piece of an earlier round, if its step is the same, with its buffers and graphs."""
+        key, own = (where, *indices), self.find(where)(group.method)
+        known = self.pieces.get(key)
+        if known is None or known[0] != own or known[1].group is not group or not known[1].fits():
+            if self.training.participation < 1:
+                self.pieces.clear()  # other members each round: earlier pieces would only take memory
+            known = self.pieces[key] = own, Piece(self, self.find(where), step, group, indices, again)
+        known[1].teachers = teachers
+        return known[1]
+
+    def _shrink(self, models: int) -> None:
+        if models == 1:
+            raise FedekdError("one model's batch does not fit on the device; lower --batch-size") from None
+        self.limit = (models + 1) // 2
+        self.pieces.clear()
+        if self.graphs:
+            self.pool, self.pool_keeper = graph_pool(self.device)
+        torch.cuda.empty_cache()
+
+    # --- the other steps ---------------------------------------------------------------------------------
+
+    def _remember(self, where: tuple[Any, ...], step: Remember, here: Sequence[int]) -> None:
+        find = self.find(where)
+
+        def work(group: Group, indices: list[int]) -> None:
+            found = self.over_split(
+                group, indices, step, lambda method, batch: rules.remembered(method, find(method), batch)
+            )
+            group.memory.put(found, group.places(indices), f"method {group.method.name!r}: memory")
+
+        self.by_group(here, work)
+
+    def _copy(self, where: tuple[Any, ...], step: Copy, here: Sequence[int]) -> None:
+        find, target = self.find(where), self.part(step.target, step.part)
+        wanted = {n: w.shape[1:] for n, w in target.items()}
+
+        def work(group: Group, indices: list[int]) -> None:
+            at = torch.tensor(indices, device=self.device)
+            if isinstance(step.source, str):
+                found = rules.copied(group.method, step, pick(self.weights[step.source], indices[0]), wanted)
+                made = {n: self.weights[step.source][n][at] for n in found}
+            else:
+                made = self.over_split(
+                    group, indices, None,
+                    lambda method, batch: rules.copied(method, step, find(method).source(batch), wanted),
+                )  # fmt: skip
+            for n, w in made.items():
+                target[n][at] = w
+
+        self.by_group(here, work)
+
+    @torch.no_grad()
+    def over_split(
+        self, group: Group, indices: list[int], step: Remember | Exchange | None, call: Callable[[Method, Any], Any]
+    ) -> Any:
+        """``call(method, batch)`` for what these members see of a whole split, or of no rows at all.
+
+        A split is padded to the longest of all members, whoever is here: what is kept of it has one shape.
+        """
+        name, roles = (step.split, step.roles) if step else (None, ())
+        rows = [getattr(self.members[i], name) if name else np.empty(0, int) for i in indices]
+        longest = max(len(getattr(m, name)) for m in self.members) if name else 0
+        table, mask = padded(rows, self.device, longest)
+        uniform = torch.zeros((*table.shape, self.method.draws))
+        for row, (i, r) in enumerate(zip(indices, rows, strict=True)):
+            key = (self.jobs[self.members[i].job].seed, "remember", self.members[i].client, self.round_number)
+            uniform[row, : len(r)] = torch.from_numpy(rng.stream(*key).random((len(r), self.method.draws))).float()
+        needs = group.method.needs_features
+        out = {role: self.forward.outputs(role, indices, rows, needs, longest) for role in roles}
+        at = torch.tensor(indices, device=self.device)
+        seen = {
+            **self.known(group, indices),
+            "y": self.scale_of(at).targets(self.y[table]),
+            "outputs": {role: o for role, (o, _) in out.items()},
+            "features": {role: f for role, (_, f) in out.items()} if needs else {},
+            "weights": {role: pick(self.weights[role], at) for role in self.method.anchors},
+            "uniform": uniform.to(self.device),
+            "rows": torch.arange(table.shape[1], device=self.device).expand(table.shape),
+            "mask": mask,
+        }
+        return mapped(self, group, indices, call, seen)
+
+    def known(self, group: Group, indices: Sequence[int]) -> dict[str, Any]:
+        """What these members know beside their rows and models."""
+        at, places = torch.tensor(indices, device=self.device), group.places(indices)
+        kept = {name: getattr(group, name).of(places) for name in ("received", "memory", "gradients")}
+        return {**kept, "counts": self.counts[at], "steps": self.steps[at]}
