@@ -122,7 +122,7 @@ def test_only_what_is_declared_passes(request, name, task):
 @pytest.mark.parametrize("name", ["fedper", "fedrep", "fedbn", "fedrod", "ditto", "apfl", "fedproto", "fedgh"])
 def test_what_is_personal_never_passes(images, name):
     """The head, the norms or the whole model that a method keeps at the client: no tensor of it is in any upload."""
-    engine = engine_of(images, methods.get(name), normed)
+    engine = engine_of(images, methods.get(name), normed, batch_size=8)
     passed = watched(engine)
     kept = {
         "fedper": ("private", parts.Head()), "fedrep": ("private", parts.Head()), "fedbn": ("private", parts.Norms()),
