@@ -2,33 +2,36 @@
 
 It finds in one line what would end in a traceback later, in some engines only, or not at all: a step that names an
 unknown role, a loss that is no scalar or has no gradient, control flow on a tensor, a model of the wrong width. It also
-tells how many bytes every exchange costs.
+tells how many bytes every exchange costs. It looks at nobody's rows and leaves torch's random state alone.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
+from fedekd import models
 from fedekd.data import Federation, Split
-from fedekd.engines.client import Client, Rows, ServerClient, as_tensors, trainable
+from fedekd.engines import grammar, rules
+from fedekd.engines.client import SERVER, Client, Rows, ServerClient
+from fedekd.engines.fitting import buffered, built, check_model, line, takes_one
 from fedekd.engines.job import Job
 from fedekd.engines.serial import server_facts
 from fedekd.engines.stackable import shape
 from fedekd.errors import FedekdError
 from fedekd.exchange import Aggregator, answer_of, exchanges, same_shapes, size
-from fedekd.methods.base import SPLITS, Batch, Copy, Exchange, Method, Remember, Step, Train
+from fedekd.methods.base import Batch, Copy, Exchange, Method, Remember, Step, Train
 
-CLIENTS, TRAINED, HELD = 2, 4, 3  # blank clients, and their rows for training and for each other split
-
+CLIENTS, TRAINED, HELD = 2, 2, 2  # blank clients, and their rows for training and for each other split
 
 _KNOWN: dict[Any, list[list[Cost]]] = {}
 
@@ -47,39 +50,18 @@ def rehearse(job: Job) -> list[list[Cost]]:
 
     Runs that differ in data or seed alone are rehearsed once.
     """
-    dataset, public = job.federation.dataset, len(job.federation.public)
-    about = (dataset.x.shape[1:], dataset.outputs, dataset.task, public, job.federation.public_labelled)
-    key = (type(job.method), job.method, job.private, job.proxy, job.training.rounds, about)
+    federation, training = job.federation, job.training
+    dataset, public = federation.dataset, (len(federation.public), federation.public_labelled)
+    clients = len(federation.clients) if _own_models(job) else min(CLIENTS, len(federation.clients))
+    about = (dataset.x.shape[1:], dataset.outputs, dataset.task, public, clients, _lone(job), training.rounds)
+    key = (type(job.method), job.method, job.private, job.proxy, about, training.participation < 1)
     try:
-        if key not in _KNOWN:
-            _KNOWN[key] = _rehearse(job)
-        return _KNOWN[key]
+        hash(key)
     except TypeError:  # a method or a model of the user's that cannot be a key
         return _rehearse(job)
-
-
-def _rehearse(job: Job) -> list[list[Cost]]:
-    method = job.method
-    method.check(job.task.name)
-    rounds = [_steps(method, round) for round in range(job.training.rounds)]
-    for steps in rounds:
-        _check_names(method, steps)
-    _check_public(job)
-    seen: dict[Any, list[Cost]] = {}
-    few = _Rehearsal(job, 2)
-    more = _Rehearsal(job, 3) if method.public else None
-    for round, steps in enumerate(rounds):
-        key = tuple(shape(step) for step in steps)
-        if key not in seen:
-            seen[key] = few.round(round, steps)
-            if more:  # what is sent of public rows grows with them
-                times = len(job.federation.public) - 2
-                pairs = zip(seen[key], more.round(round, steps), strict=True)
-                seen[key] = [
-                    Cost(a.name, a.up + times * (b.up - a.up), a.down + times * (b.down - a.down)) for a, b in pairs
-                ]
-    few.answer()
-    return [seen[tuple(shape(step) for step in steps)] for steps in rounds]
+    if key not in _KNOWN:
+        _KNOWN[key] = _rehearse(job)
+    return _KNOWN[key]
 
 
 def traffic(job: Job) -> int:
@@ -88,85 +70,88 @@ def traffic(job: Job) -> int:
     return round(each * len(job.federation.clients) * job.training.participation)
 
 
-# --- what can be seen without running anything ---------------------------------------------------------------
+def _rehearse(job: Job) -> list[list[Cost]]:
+    method = job.method
+    method.check(job.task.name)
+    grammar.check_roles(method)
+    rounds = []
+    for round in range(job.training.rounds):
+        with _explained(method, f"steps({round})"):
+            rounds.append(grammar.steps_of(method, round))
+        grammar.check_steps(job, rounds[-1])
+    grammar.check_exchanges(method, rounds)
+    grammar.check_public(job)
+    with torch.random.fork_rng(devices=[]):
+        return _played(job, rounds)
 
 
-def _steps(method: Method, round: int) -> Sequence[Step]:
-    with _explained(method, f"steps({round})"):
-        steps = method.steps(round)
-    kinds = (Train, Remember, Copy, Exchange)
-    if not isinstance(steps, (tuple, list)) or not all(isinstance(step, kinds) for step in steps):
-        raise FedekdError(
-            f"method {method.name!r}: steps({round}) gave {_kind(steps)}; "
-            "return a tuple of Train, Remember, Copy and Exchange"
-        )
-    return steps
+def _played(job: Job, rounds: Sequence[Sequence[Step]]) -> list[list[Cost]]:
+    public = len(job.federation.public)
+    few = _Rehearsal(job, min(2, public))
+    more = _Rehearsal(job, 3) if public else None
+    seen: dict[Any, list[Cost]] = {}
+    keys = [(min(r, 1), tuple((shape(s), *grammar.codes(s)) for s in steps)) for r, steps in enumerate(rounds)]
+    for round, (key, steps) in enumerate(zip(keys, rounds, strict=True)):
+        if key in seen:  # a second round is played in any case: it meets what the first one left
+            continue
+        seen[key] = few.round(round, steps)
+        if more:  # what is sent of public rows grows with them
+            pairs, times = zip(seen[key], more.round(round, steps), strict=True), public - 2
+            seen[key] = [
+                Cost(a.name, a.up + times * (b.up - a.up), a.down + times * (b.down - a.down)) if public > 2 else a
+                for a, b in pairs
+            ]
+    few.answer()
+    return [seen[key] for key in keys]
 
 
-def _check_names(method: Method, steps: Sequence[Step]) -> None:
-    known = set(method.roles)
-    for what in ("like", "heads"):
-        for role, other in getattr(method, what).items():
-            if role not in known or other not in known:
-                raise FedekdError(
-                    f"method {method.name!r}: `{what}` names {role!r} and {other!r}; put both into `roles`"
-                )
-    for step in steps:
-        named: list[str | None] = []
-        if isinstance(step, Train):
-            named = [*step.roles, *step.frozen]
-            if not step.roles or set(step.roles) & set(step.frozen):
-                raise FedekdError(f"method {method.name!r}: a Train step needs roles that it does not freeze as well")
-        elif isinstance(step, Remember):
-            named = list(step.roles)
-        elif isinstance(step, Copy):
-            named = [step.target, *([step.source] if isinstance(step.source, str) else [])]
-        else:
-            named = [*step.roles, step.target]
-        for role in named:
-            if role is not None and role not in known:
-                raise FedekdError(
-                    f"method {method.name!r}: a {type(step).__name__} step names the role {role!r}, which is not among "
-                    f"its roles {', '.join(sorted(known)) or 'none'}"
-                )
-        split = getattr(step, "split", None)
-        if split is not None and split not in SPLITS:
-            raise FedekdError(
-                f"method {method.name!r}: a step asks for the split {split!r}; there are {', '.join(SPLITS)}"
-            )
+def _own_models(job: Job) -> bool:
+    return any(models.takes_client(make) for make in (job.private, job.proxy))
 
 
-def _check_public(job: Job) -> None:
-    needs, federation = job.method.public, job.federation
-    if needs and not len(federation.public):
-        raise FedekdError(
-            f"method {job.method.name!r} needs public rows, which server and clients all hold: give a share to set "
-            "aside, such as --public 0.1, or a file"
-        )
-    if needs == "labels" and not federation.public_labelled:
-        raise FedekdError(f"method {job.method.name!r} needs public rows with labels, and these have none")
-
-
-# --- what takes a small batch --------------------------------------------------------------------------------
+def _lone(job: Job) -> str | None:
+    """A client whose last batch of training rows has one row."""
+    named = zip(job.federation.names, job.federation.clients, strict=True)
+    return next((name for name, own in named if len(own.train) % job.training.batch_size == 1), None)
 
 
 class _Rehearsal:
     def __init__(self, job: Job, public: int) -> None:
-        self.job = replace(job, federation=_blank(job.federation, public), training=_on_cpu(job))
-        self.method = job.method
-        data = Rows.of(self.job)
-        self.clients = [_Blank(self.job, k, rows=data) for k in range(CLIENTS)]
-        for client in self.clients:
-            client.check_models()
+        self.job = replace(job, federation=_blank(job, public), training=_on_cpu(job))
+        self.method, self.real = job.method, job
+        self.data = Rows.of(self.job)
+        self.clients = [self._client(k) for k in range(CLIENTS)]
         start = {}
+        self._check_models()
         for name, step in exchanges(self.method, job.training.rounds).items():
-            if step.send is None:
-                names = job.federation.names[:CLIENTS]
-                same_shapes([client.message(name) for client in self.clients], name, names)
-            if step.target is not None:
-                start[name] = self.clients[0].weights(step.target, step.part)
-        self.server = Aggregator(start, **server_facts(self.job, data))
-        self.data = data
+            with _explained(self.method, f"what it exchanges as {name!r}"):
+                if step.target is not None:
+                    start[name] = self.clients[0].weights(step.target, step.part)
+        self.server = Aggregator(start, **server_facts(self.job, self.data))
+
+    def _client(self, position: int) -> _Blank:
+        client = _Blank(self.job, position, position % len(self.real.federation.clients), self.data)
+        client.first = position == 0
+        return client
+
+    def _check_models(self) -> None:
+        """Of all clients, where each may have its own."""
+        dataset, federation = self.job.federation.dataset, self.real.federation
+        sent = {name for name, step in exchanges(self.method, self.job.training.rounds).items() if step.send is None}
+        for role in [role for role in self.method.roles if role not in self.method.heads]:
+            every = [self.clients[0].models[role]]
+            if models.takes_client(self.job.factory(self.method.root(role))):
+                every += [built(self.real, self.method.root(role), k) for k in range(1, len(federation.clients))]
+            for module in every:
+                check_model(role, module, dataset.x.shape[1:], dataset.outputs)
+            if role in sent:
+                same_shapes([module.state_dict() for module in every], role, federation.names[: len(every)])
+            lone = _lone(self.real)
+            if lone and not takes_one(every[0], dataset.x.shape[1:]):
+                raise FedekdError(
+                    f"the {role} model cannot train on a batch of one row (batch norm?), and client {lone} has one "
+                    f"with --batch-size {self.real.training.batch_size}; choose another"
+                )
 
     def round(self, round: int, steps: Sequence[Step]) -> list[Cost]:
         costs = []
@@ -191,162 +176,161 @@ class _Rehearsal:
             )
         with _explained(self.method, f"how it combines {step.name!r}"):
             answer = self.server.combine(step, messages, [1.0] * len(messages), range(len(messages)), round)
+            if step.each:
+                _check_each(answer, len(messages))
             if step.refine:
-                server = _BlankServer(self.job, self.data)
-                server.refined(step, messages, answer, round)
+                answer = _BlankServer(self.job, self.data).refined(step, messages, answer, round)
             one = answer_of(answer, 0, step.each)
             for place, client in enumerate(self.clients):
                 client.receive(step, answer_of(answer, place, step.each))
         return Cost(step.name, size(messages[0]), size(one))
 
     def answer(self) -> None:
-        """What is done before answering, and the answer."""
+        """What is done before answering, and the answer; also that of a client that was never there."""
         client, method = self.clients[0], self.method
         with _explained(method, "personalise()"):
-            steps = method.personalise()
-        _check_names(method, steps)
-        with client.personalised(), _explained(method, "predict"):
-            rows, outputs = client.rows["test"], client.job.federation.dataset.outputs
-            found = client.predictions(rows)
-            wanted = (len(rows), outputs) if client.task.name == "classification" else (len(rows),)
-            if not isinstance(found, Tensor) or found.shape != wanted:
-                raise FedekdError(f"it gives {_kind(found)} for {len(rows)} rows; it must give {wanted}")
+            steps = [step for step, _ in rules.personal(method)]
+        grammar.check_steps(self.real, steps)
+        with client.personalised():
+            client.check_answer("predict")
+        if self.real.training.participation < 1:
+            stranger = self._client(0)
+            try:
+                with stranger.personalised():
+                    stranger.check_answer("predict")
+            except FedekdError as error:
+                raise FedekdError(
+                    f"{error}; below full participation, a client that was never there must answer too"
+                ) from None
 
 
 class _Blank(Client):
     """A client whose training is one small batch that moves nothing."""
 
-    def check_models(self) -> None:
-        for role, module in self.models.items():
-            if role in self.method.heads:
-                continue
-            check_model(role, module, self.data.x.shape[1:], self.job.federation.dataset.outputs)
+    first = True
+
+    def _build(self, role: str) -> nn.Module:
+        if role in self.method.heads:
+            with _explained(self.method, f"the head {role!r}"):
+                return super()._build(role)
+        return built(self.job, self.method.root(role), self.number % SERVER)
+
+    def _begin(self) -> dict[str, Any]:
+        with _explained(self.method, "begin()"):
+            return super()._begin()
 
     def train(self, step: Train, round: int, again: int = 0) -> None:
-        rows = self.rows[step.split]
-        trained = {role: self._part(role, step) for role in step.roles}
-        taught = {role: self.outputs(role, rows) for role in step.frozen}
-        with self._training(step, trained), _explained(self.method, f"the loss of {' and '.join(step.roles)}"):
-            x, here = self.data.scale.inputs(self.data.x[rows]), torch.arange(len(rows))
-            out = self._through(step.roles, x, taught)
-            uniform = torch.rand(len(rows), self.method.draws, generator=torch.Generator().manual_seed(0))
-            batch = self._batch(rows, here, out, self._anchored(), uniform, self.job.training.of(step).lr, x)
-            self._check_loss(step, step.loss(batch), trained)
-            if self.method.stacks:
-                self._map(step.loss, batch)
+        rows, method = self.rows[step.split], self.method
+        with _explained(method, f"a Train step of {' and '.join(step.roles)}"):
+            trained = {role: self._part(role, step) for role in step.roles}
+            rules.to_train(method, step, trained)
         if step.gradients:
-            self.gradients = {r: {n: torch.zeros_like(w) for n, w in tree.items()} for r, tree in trained.items()}
-
-    def _check_loss(self, step: Train, result: Any, trained: Mapping[str, Mapping[str, Tensor]]) -> None:
-        loss = result[0] if isinstance(result, tuple) and result else result
-        if not isinstance(loss, Tensor):
-            raise FedekdError(f"it gives {_kind(loss)}, not a tensor")
-        if loss.dim():
-            raise FedekdError(f"it has the shape {tuple(loss.shape)}; take its mean with batch.mean")
-        weights = [w for tree in trained.values() for w in tree.values()]
-        if not weights:
+            zeros = {r: {n: torch.zeros_like(w) for n, w in tree.items()} for r, tree in trained.items()}
+            self.gradients = {**self.gradients, **zeros}
+        self.steps = 1
+        if not self.first:  # one training tells as much as two
             return
+        where = f"the loss of {' and '.join(step.roles)}"
+        with self._training(step, trained), _explained(method, where):
+            taught = {role: self.outputs(role, rows) for role in self._still(step)}
+            for role in step.roles:
+                self.models[role].train()
+            x, here = self.data.scale.inputs(self.data.x[rows]), torch.arange(len(rows))
+            out = self._named(step, self._through(step.roles, x, taught))
+            uniform = torch.rand(len(rows), method.draws, generator=torch.Generator().manual_seed(0))
+            batch = self._batch(rows, here, out, self._anchored(), uniform, self.job.training.of(step).lr, x)
+            loss, _ = rules.loss_of(method, step, batch)
+            self._check_gradient(loss, [w for tree in trained.values() for w in tree.values()])
+            self._map(lambda batch: rules.loss_of(method, step, batch), batch)
+
+    def _check_gradient(self, loss: Tensor, weights: Sequence[Tensor]) -> None:
         if not loss.requires_grad:
             raise FedekdError("it has no gradient: it does not depend on what is trained, or was detached")
         loss.backward()
         moved = any(w.grad is not None for w in weights)
-        for w in weights:
+        for w in itertools.chain.from_iterable(module.parameters() for module in self.models.values()):
             w.grad = None
         if not moved:
-            raise FedekdError("it has no gradient with respect to what is trained")
+            raise FedekdError("it has no gradient with respect to what is trained: read the outputs of a trained role")
 
     def remember(self, step: Remember, round: int) -> None:
         with torch.no_grad(), _explained(self.method, "a Remember step"):
             batch = self._whole(step.split, step.roles, round)
-            found = step.compute(batch)
-            if not isinstance(found, dict):
-                raise FedekdError(f"it gives {_kind(found)}; return a dict of tensors")
-            if self.method.stacks:
-                self._map(step.compute, batch)
-            self.memory = {**self.memory, **as_tensors(found, self.device)}
+            self.memory = {**self.memory, **rules.remembered(self.method, step, batch)}
+            self._map(lambda batch: rules.remembered(self.method, step, batch), batch)
 
     def copy(self, step: Copy, round: int) -> None:
-        with _explained(self.method, f"the copy into {step.target!r}"):
+        with torch.no_grad(), _explained(self.method, f"the copy into {step.target!r}"):
             super().copy(step, round)
+            if callable(step.source):
+                self._map(step.source, self._whole(None, (), round))
 
     def upload(self, step: Exchange, round: int) -> dict[str, Tensor]:
-        if step.send is None:
-            return super().upload(step, round)
-        with torch.no_grad():
-            batch = self._whole(step.split, step.roles, round)
-            found = step.send(batch)
-            if not isinstance(found, Mapping) or not all(isinstance(t, Tensor) for t in found.values()):
-                raise FedekdError(f"it is {_kind(found)}; return a dict of tensors")
-            if self.method.stacks:
-                self._map(lambda batch: dict(step.send(batch)) if step.send else {}, batch)
-            return {n: t.detach() for n, t in found.items()}
+        found = super().upload(step, round)
+        send = step.send
+        if send is not None:
+            with torch.no_grad():
+                self._map(lambda batch: dict(send(batch)), self._whole(step.split, step.roles, round))
+        return found
+
+    @torch.no_grad()
+    def check_answer(self, where: str) -> None:
+        rows, outputs = self.rows["test"], self.job.federation.dataset.outputs
+        wanted = (len(rows), outputs) if self.task.name == "classification" else (len(rows),)
+        for module in self.models.values():
+            module.eval()
+        with _explained(self.method, where):
+            x, here = self.data.scale.inputs(self.data.x[rows]), torch.arange(len(rows))
+            out = self._through([role for role in self.method.answers if role in self.models], x, {})
+            uniform, lr = torch.zeros(len(rows), self.method.draws), self.job.training.lr
+            batch = self._batch(rows, here, out, self._anchored(), uniform, lr, x, blind=True)
+            found = self.method.predict(batch)
+            if not isinstance(found, Tensor) or found.shape != wanted:
+                raise FedekdError(f"it gives {rules.kind(found)} for {len(rows)} rows; its shape must be {wanted}")
+            self._map(self.method.predict, batch)
 
     def _map(self, function: Callable[[Batch], Any], batch: Batch) -> None:
-        """A stack of one: whether the function may be mapped over clients."""
+        """A stack of one: whether the function may be mapped over clients, as it is where models can be stacked."""
+        if not self.method.stacks or not self.models or any(buffered(module) for module in self.models.values()):
+            return
         skipped = ("task", "lr", "forward")
-        seen = {n: v for n, v in vars(batch).items() if v is not None and n not in skipped}
-        seen = {n: _plain(v) for n, v in seen.items()}
+        seen = {n: _plain(v) for n, v in vars(batch).items() if v is not None and n not in skipped}
         stack = pytree.tree_map(lambda t: t.detach()[None] if isinstance(t, Tensor) else t, seen)
-
-        def one(seen: dict[str, Any]) -> Any:
-            result = function(self._seen({"x": None, **seen}, batch.lr))
-            return result[0] if isinstance(result, tuple) else result
-
-        vmap(one)(stack)
+        vmap(lambda seen: function(self._seen({"x": None, **seen}, batch.lr)), randomness="different")(stack)
 
 
 class _BlankServer(ServerClient, _Blank):
     """The server's training on public rows, as a blank client does it."""
 
 
-def check_model(role: str, module: torch.nn.Module, wanted: Sequence[int], outputs: int) -> None:
-    """Two blank rows through a model: whether it takes them must not depend on anyone's rows."""
-    if not trainable(module):
-        raise FedekdError(f"the {role} model has no weights to train")
-    shape, device = tuple(wanted), next(module.parameters()).device
-    training = module.training
-    try:
-        with torch.no_grad():
-            given = module.eval()(torch.zeros(2, *shape, device=device))
-    except Exception as error:  # a user's model may raise anything
-        raise FedekdError(f"the {role} model does not take rows of shape {shape}: {_line(error)}") from None
-    finally:
-        module.train(training)
-    if not isinstance(given, Tensor):
-        raise FedekdError(f"the {role} model gives {_kind(given)}, not a tensor")
-    if given.shape != (2, outputs) and not (outputs == 1 and given.shape == (2,)):
-        raise FedekdError(f"the {role} model gives {tuple(given.shape)} for two rows; it must give (2, {outputs})")
+# --- words ----------------------------------------------------------------------------------------------------
 
 
-class _explained:
+@contextmanager
+def _explained(method: Method, where: str) -> Iterator[None]:
     """Turns whatever a method's function raises into one line that says where."""
-
-    def __init__(self, method: Method, where: str) -> None:
-        self.method, self.where = method, where
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None or not isinstance(error, Exception):
-            return
-        if isinstance(error, FedekdError) and str(error).startswith("method "):
-            return
-        why = _line(error)
-        if "vmap" in why or "data-dependent" in why or "functorch" in str(error):
+    try:
+        yield
+    except FedekdError as error:
+        if str(error).startswith(("method ", "the private model", "the proxy model")):
+            raise
+        raise rules.broken(method, where, line(error)) from None
+    except Exception as error:  # a user's function may raise anything
+        text = str(error)
+        why = line(error)
+        if "data-dependent" in text or ".item()" in text or "vmap: It looks like" in text:
             why = (
                 "it cannot be mapped over clients: no `if`, .item() or float() on a tensor; use torch.where, or set "
                 "`stacks = False`"
             )
-        raise FedekdError(f"method {self.method.name!r}, {self.where}: {why}") from None
+        raise rules.broken(method, where, why) from None
 
 
-def _line(error: Exception) -> str:
-    text = (str(error).strip().splitlines() or [""])[0]
-    return text if isinstance(error, FedekdError) else f"{type(error).__name__}: {text}"[:200]
-
-
-def _kind(value: Any) -> str:
-    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{type(value).__name__}"
+def _check_each(answer: Any, uploads: int) -> None:
+    trees = answer.values() if isinstance(answer, Mapping) else answer
+    rows = {len(t) for t in trees} if isinstance(answer, Mapping) else {len(trees)}
+    if rows != {uploads}:
+        raise FedekdError(f"it answers each with {sorted(rows)} rows for {uploads} uploads; give one for each upload")
 
 
 def _plain(value: Any) -> Any:
@@ -354,23 +338,29 @@ def _plain(value: Any) -> Any:
     return {key: _plain(v) for key, v in value.items()} if isinstance(value, Mapping) else value
 
 
+# --- blank rows -----------------------------------------------------------------------------------------------
+
+
 def _on_cpu(job: Job) -> Any:
     return replace(job.training, device="cpu", precision="fp32", batch_size=TRAINED, participation=1.0)
 
 
-def _blank(federation: Federation, public: int) -> Federation:
-    """Two clients with a few made-up rows: nothing of anyone's data is looked at."""
+def _blank(job: Job, public: int) -> Federation:
+    """Two clients with a few made-up rows: nothing of anyone's data is looked at, not even their scale."""
+    federation = job.federation
     dataset = federation.dataset
-    rows, splits, start = CLIENTS * (TRAINED + 1 + 2 * HELD) + public, [], 0
+    splits, start = list[Split](), 0
     for k in range(CLIENTS):
-        cuts = np.cumsum([start, TRAINED + k, HELD, HELD])  # one more row at the second: no shape may depend on it
+        cuts = np.cumsum([start, TRAINED + k, HELD + k, HELD + k])  # more at the second: no shape may depend on it
         splits.append(Split(*(np.arange(a, b) for a, b in itertools.pairwise(cuts))))
         start = int(cuts[-1])
+    rows = start + public
     draw = np.random.default_rng(0)
     x = draw.normal(size=(rows, *dataset.x.shape[1:])).astype(np.float32)
     y = draw.integers(0, dataset.outputs, rows) if dataset.task == "classification" else draw.normal(size=rows)
     blank = replace(dataset, x=x, y=y.astype(dataset.y.dtype), sites=None, site_names=(), part=True)
     return replace(
-        federation, dataset=blank, clients=tuple(splits), names=(*federation.names, "")[:CLIENTS],
-        public=np.arange(rows - public, rows),
+        federation, dataset=blank, clients=tuple(splits), names=(*federation.names, "another")[:CLIENTS],
+        public=np.arange(rows - public, rows), shift=np.zeros_like(federation.shift),
+        gain=np.ones_like(federation.gain), target_mean=0.0, target_std=1.0,
     )  # fmt: skip
