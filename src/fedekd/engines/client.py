@@ -16,8 +16,8 @@ from torch.func import functional_call
 from fedekd import models, parts, rng
 from fedekd.data import Split
 from fedekd.engines.job import Job, Scale, TrustLog, make_optimizer, pick_device, precision
-from fedekd.engines.schedule import schedule
-from fedekd.engines.view import label_counts, make_batch
+from fedekd.engines.schedule import numbered, schedule
+from fedekd.engines.view import held_to_answer, label_counts, make_batch
 from fedekd.errors import FedekdError
 from fedekd.exchange import Message, exchanges
 from fedekd.methods.base import Batch, Beginning, Copy, Exchange, Remember, Train
@@ -72,7 +72,8 @@ class Client:
         self.round = 0
         """How many rounds the federation has done, for the batches of ``personalise``."""
         self.trust = TrustLog(1, self.device)
-        self._personal = False
+        self.personal = False
+        """Whether it is as it answers, after ``personalise``."""
 
     def _rows(self, split: Split) -> dict[str, Tensor]:
         every = {name: getattr(split, name) for name in ("train", "val", "test")}
@@ -284,13 +285,8 @@ class Client:
             if not self.method.needs_features:
                 output = self.task.read(module(x))
                 return output, output
-            caught: list[Tensor] = []
-            hook = models.last_linear(module).register_forward_pre_hook(lambda _, args: caught.append(args[0]))
-            try:
-                output = self.task.read(module(x))
-            finally:
-                hook.remove()
-            return output, caught[-1].float()
+            raw, features = models.with_features(module, x)
+            return self.task.read(raw), features
 
     def _through(
         self, roles: Iterable[str], x: Tensor, known: Mapping[str, tuple[Tensor, Tensor]]
@@ -325,18 +321,19 @@ class Client:
     @contextmanager
     def personalised(self) -> Iterator[None]:
         """The client as it answers: after the method's ``personalise``, which is undone in the end."""
-        steps = () if self._personal else self.method.personalise()
+        steps = () if self.personal else self.method.personalise()
         if not steps:
             yield
             return
         before, trust = copy.deepcopy(self.state()), self.trust.copy()
-        self._personal = True
+        self.personal = True
         try:
-            for step in steps:
-                self.perform(step, self.round)
+            for step, again in numbered(steps):
+                assert not isinstance(step, Exchange)
+                self.perform(step, self.round, again)
             yield
         finally:
-            self._personal = False
+            self.personal = False
             self.restore(before)
             self.trust.restore(trust)
 
@@ -344,9 +341,8 @@ class Client:
     def predictions(self, rows: Tensor) -> Tensor:
         """The method's outputs on these rows, with the models as they are."""
         found, scale = [], self.data.scale
-        for role in self.method.answers:
-            if role in self.models:
-                self.models[role].eval()
+        for role in held_to_answer(self.method):
+            self.models[role].eval()
         weights = self._anchored()
         for here in torch.arange(len(rows), device=self.device).split(EVALUATION_BATCH):
             x = scale.inputs(self.data.x[rows[here]])

@@ -105,6 +105,7 @@ class Stacked:
         self.pieces: dict[tuple[Any, ...], tuple[Any, Piece]] = {}
         self.trust_log = TrustLog(len(self.members), self.device)
         self.round_number = 0
+        self.personal = False
         self.trust: list[list[dict[str, Any]]] = [[] for _ in jobs]
 
     def _aggregator(self, j: int) -> Aggregator:
@@ -377,19 +378,21 @@ class Stacked:
     @contextmanager
     def personalised(self) -> Iterator[None]:
         """The clients as they answer: after the method's ``personalise``, which is undone in the end."""
-        steps = self.method.personalise()
+        steps = () if self.personal else self.method.personalise()
         if not steps:
             yield
             return
         names = ("weights", "received", "gradients", "steps")
         before = {name: _cloned(getattr(self, name)) for name in names}
         groups, trust = [(group, group.memory) for group in self.groups], self.trust_log.copy()
+        self.personal = True
         try:
             for index, (step, again) in enumerate(numbered(steps)):
                 assert not isinstance(step, Exchange)
                 self._perform(("personalise", index), step, range(len(self.members)), again)
             yield
         finally:
+            self.personal = False
             for name, value in before.items():
                 setattr(self, name, value)
             self.groups = [group for group, _ in groups]
@@ -414,7 +417,7 @@ class Stacked:
         return [[values[i] for i in self._members_of(j)] for j in range(len(self.jobs))]
 
     def clients_of(self, job: int) -> list[Client]:
-        """A job's clients with their models as they are now, one by one."""
+        """A job's clients with their models as they are now, one by one; inside ``personalised`` as they answer."""
         one, clients = self.jobs[job], []
         scale = Scale.of(one.federation, self.device)
         rows = Rows(self.x, scale.targets(self.y), scale)
@@ -424,7 +427,7 @@ class Stacked:
                 client.models[role].load_state_dict(pick(tree, i), strict=False)  # tied: one name
             client.received = pick(self.received, i)
             client.gradients = pick(self.gradients, i)
-            client.steps, client.round = int(self.steps[i]), self.round_number
+            client.steps, client.round, client.personal = int(self.steps[i]), self.round_number, self.personal
             group = next(group for group in self.groups if i in group.indices)
             client.memory = pick(group.memory, group.indices.index(i))
             clients.append(client)
