@@ -55,9 +55,9 @@ def answers_plainly(method: Method) -> bool:
 
 def held_to_answer(method: Method) -> tuple[str, ...]:
     """The roles that ``predict`` may read or apply, those below heads among them."""
-    below = [method.heads[role] for role in method.answers if role in method.heads]
-    wanted = ("private",) if answers_plainly(method) else (*below, *method.answers, *method.anchors)
-    return tuple(role for role in dict.fromkeys(wanted) if role in method.roles)
+    read = ("private",) if answers_plainly(method) else (*method.answers, *method.anchors)
+    below = [method.heads[role] for role in read if role in method.heads]
+    return tuple(role for role in dict.fromkeys((*below, *read)) if role in method.roles)
 
 
 def label_counts(task: str, targets: Tensor, outputs: int) -> Tensor:
