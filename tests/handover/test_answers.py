@@ -138,6 +138,7 @@ def test_so_does_that_of_a_regression(progress: Trained, tmp_path: Path, method:
     assert np.sqrt((error**2).mean()) == pytest.approx(progress.client(1, method)["value"], rel=1e-5)
 
 
+@pytest.mark.parametrize("engine", ["stacked"], indirect=True, scope="module")
 @pytest.mark.parametrize("method", ["fedrod", "knnper", "fedavg-tuned", *OWN])
 def test_onnx_gives_the_same_answers(scans: Trained, tmp_path: Path, method: str) -> None:
     need_onnx()
@@ -145,6 +146,7 @@ def test_onnx_gives_the_same_answers(scans: Trained, tmp_path: Path, method: str
     np.testing.assert_allclose(*found, atol=1e-5)
 
 
+@pytest.mark.parametrize("engine", ["stacked"], indirect=True, scope="module")
 @pytest.mark.parametrize("method", ["knnper", *OWN])
 def test_and_those_of_a_regression(progress: Trained, tmp_path: Path, method: str) -> None:
     need_onnx()

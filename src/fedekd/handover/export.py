@@ -6,7 +6,7 @@ import json
 import logging
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fedekd import results
 from fedekd.errors import FedekdError, unknown
@@ -99,14 +99,38 @@ def _onnx(facts: Facts, about: dict[str, str], code: Code) -> bytes:
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
                 model, (rows,), input_names=["rows"], output_names=[output], dynamo=True, verbose=False,
-                dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),
+                dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), custom_translation_table=_translations(),
             )  # fmt: skip
     except ImportError as error:
         raise FedekdError(f"an .onnx file needs {error.name or error}; pip install 'fedekd[onnx]'") from None
     except torch.onnx.errors.OnnxExporterError as error:
-        why = str(error.__cause__ or error).strip().splitlines()[0]
+        why = (
+            str(error.__cause__ or error)
+            .strip()
+            .splitlines()[0]
+            .removesuffix(" See the stack trace for more information.")
+        )
         what = facts.model if facts.answers is None else f"the answers of {facts.method}"
         raise FedekdError(f"torch cannot draw {what} as an ONNX graph: {why}") from None
     assert program is not None
     program.model.metadata_props.update(about)
     return program.model_proto.SerializeToString()
+
+
+def _translations() -> dict[Any, Any]:
+    """What torch itself cannot draw: distances between rows, in double because their sum of squares cancels."""
+    import torch
+    from onnxscript import FLOAT, opset18
+
+    op = cast("Any", opset18)
+
+    def distances(a: FLOAT, b: FLOAT, p: float = 2.0, compute_mode: int | None = None) -> FLOAT:
+        if p != 2:
+            raise NotImplementedError(f"distances of order {p}")
+        a, b = (op.Cast(rows, to=11) for rows in (a, b))
+        squares = [op.ReduceSum(op.Mul(rows, rows), op.Constant(value_ints=[-1]), keepdims=1) for rows in (a, b)]
+        inner = op.MatMul(a, op.Transpose(b, perm=[1, 0]))
+        found = op.Sub(op.Add(squares[0], op.Transpose(squares[1], perm=[1, 0])), op.Add(inner, inner))
+        return op.Cast(op.Sqrt(op.Relu(found)), to=1)
+
+    return {torch.ops.aten._cdist_forward.default: distances}

@@ -80,13 +80,13 @@ class Ready(nn.Module):
         kind = torch.int64 if self.classifies else torch.float32
         seen = {
             "x": x,
-            "y": torch.zeros(len(x), dtype=kind),
+            "y": torch.zeros(x.shape[0], dtype=kind),
             "outputs": outputs,
             "features": features,
             "weights": {role: trainable(modules[role]) for role in self.method.anchors if role in modules},
             **nested({name: getattr(self, f"known_{place}") for place, name in enumerate(self.known)}),
-            "uniform": torch.zeros(len(x), self.method.draws),
-            "rows": torch.arange(len(x)),
+            "uniform": torch.zeros(x.shape[0], self.method.draws),
+            "rows": torch.arange(x.shape[0]),
             "counts": self.counts,
             "steps": torch.tensor(self.answers.steps if self.answers else 0),
         }
