@@ -410,3 +410,30 @@ def test_what_a_file_cannot_hold_is_told_and_costs_no_run(
     assert len(notes) == 1
     assert "the run is kept, but not all it leaves" in notes[0]
     assert words in notes[0]
+
+
+def test_a_site_keeps_its_answers_too(images: Any, tmp_path: Path) -> None:
+    """The end of a federation at a site, without the federation."""
+    from types import SimpleNamespace
+
+    from fedekd.engines.job import Job, Training
+    from fedekd.engines.serial import Serial
+    from fedekd.flower.site_report import finish
+
+    site = SimpleNamespace(name="0", share=())
+    training = Training(rounds=2, epochs=1, batch_size=16, lr=0.01)
+    clients = []
+    for name in ("knnper", "local"):
+        engine = Serial(Job(images, methods.get(name), 0, training, tiny_private, tiny_proxy))
+        for _ in range(2):
+            engine.round()
+        clients.append(engine.clients[0])
+    finish(site, tmp_path, "knnper", *clients)  # type: ignore[arg-type]
+    report = json.loads((tmp_path / "report.json").read_text())
+    rows = images.clients[0].test
+    np.savez(tmp_path / "rows.npz", x=images.dataset.x[rows])
+    for one in kept_models(tmp_path):
+        right = predict(one.path, tmp_path / "rows.npz", **TINY).values.argmax(1) == images.dataset.y[rows]
+        value = report["local" if one.method == "local" else "value"]
+        assert right.mean() == pytest.approx(value, abs=1e-12)
+        assert one.keeps_rows == (one.method == "knnper")
