@@ -24,6 +24,8 @@ from fedekd.data import federate
 from fedekd.engines.job import Training
 from fedekd.engines.serial import Serial
 from fedekd.errors import FedekdError
+from fedekd.handover.facts import read_facts
+from fedekd.handover.predict import predict
 from fedekd.observers import Nobody
 from fedekd.plan import choose_methods, left_out, plan, run_key
 from fedekd.runs import execute
@@ -362,9 +364,24 @@ class Majority(methods.Method):
 
 
 @pytest.mark.parametrize("engine", ["serial", "stacked"])
-def test_a_method_without_a_private_model_leaves_a_record(digits, tmp_path, engine):
+def test_a_method_without_a_private_model_leaves_what_it_answers_with(digits, tmp_path, engine):
     result = small(digits, tmp_path, methods=[Majority()], engine=engine)
-    assert result.records[1]["bytes_up"] > 0
+    record = result.records[1]
+    assert record["bytes_up"] > 0
+    kept = sorted((tmp_path / "models" / record["key"]).iterdir())
+    assert len(kept) == len(record["clients"])
+    np.savez(tmp_path / "rows.npz", x=digits.x)
+    code = {"proxy": "tiny:tiny_proxy", "method": f"{__name__}:Majority"}
+    for path in kept:
+        assert (predict(path, tmp_path / "rows.npz", **code).values.argmax(1) == majority_of(path)).all()
+
+
+def majority_of(path):
+    return int(np.argmax(read_facts(path).answers.counts))
+
+
+def test_a_method_without_a_model_leaves_none(diabetes, tmp_path):
+    result = small(diabetes, tmp_path, methods=["constant"])
     assert not (tmp_path / "models" / result.records[1]["key"]).exists()
 
 

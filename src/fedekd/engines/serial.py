@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -91,6 +92,14 @@ class Serial:
         if not step.each:
             self.latest[step.name] = answer
             self.missed[step.name] = set(range(len(self.clients))) - set(here)
+
+    @contextmanager
+    def personalised(self) -> Iterator[None]:
+        """All clients as they answer; what is measured and kept inside is of one and the same personalisation."""
+        with ExitStack() as stack:
+            for client in self.clients:
+                stack.enter_context(client.personalised())
+            yield
 
     def evaluate(self, split: str = "test") -> list[list[float]]:
         """The task's metric per job and client."""

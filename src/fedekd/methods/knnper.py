@@ -37,7 +37,8 @@ class KNNPer(FedAvg):
 
     def store(self, batch: Batch) -> dict[str, Any]:
         real = batch.rows >= 0 if batch.mask is None else batch.mask.bool()
-        return {"features": batch.features["private"].flatten(1), "targets": batch.y, "real": real}
+        features, targets = batch.features["private"].flatten(1), batch.y  # padding is somebody's row: not to be kept
+        return {"features": features * real.unsqueeze(-1), "targets": targets * real, "real": real}
 
     def predict(self, batch: Batch) -> Tensor:
         import torch
