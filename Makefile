@@ -15,8 +15,8 @@ test: lint
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests benchmarks examples tools docs/hooks.py
-	$(BIN)/ruff format --check src tests benchmarks examples tools docs/hooks.py
+	$(BIN)/ruff check src tests benchmarks examples tools docs/*.py
+	$(BIN)/ruff format --check src tests benchmarks examples tools docs/*.py
 	$(BIN)/mypy
 
 mutants: $(STAMP)
