@@ -173,9 +173,9 @@ def page(records: list[dict[str, Any]]) -> str:
         f"Made by `python docs/make_methods.py` from `results/field`: {len(records)} runs of "
         f"`fedekd study field --device {p['device']} --precision {p['precision']}` on one H200. Six clients, seeds "
         f"{seeds[0]} to {seeds[-1]}, {p['rounds']} rounds of {p['epochs']} epochs, Adam {p['lr']:g}; a tenth of "
-        "the rows is public for every method, Local included. Δ is a client's accuracy with the method minus its accuracy "
-        "alone, in points; ± is half of a 95 % interval over the seeds. Methods run with their defaults, except where "
-        "a label names other values: nothing was tuned.",
+        "the rows is public for every method, Local included. Δ is a client's accuracy with the method minus its "
+        "accuracy alone, in points; ± is half of a 95 % interval over the seeds. Methods run with their "
+        "defaults, except where a label names other values: nothing was tuned.",
         "",
         "## What the records say",
         "",
@@ -183,9 +183,9 @@ def page(records: list[dict[str, Any]]) -> str:
         "",
         "Keep three things in mind. Ten epochs at this rate leave Local itself unfinished, so a method that "
         "trains more (FedRep's ten head epochs a round, FedMD's pre-training) is ahead partly for that. Δ against "
-        "plain Local also credits a method with what a site could have alone, such as the regularising effect of a teacher. "
-        "And two methods are not in the table: `fedbn`, which is FedAvg where a network has no normalisation layers, as the "
-        "built-in ones have none, and `pfedhr`, which cannot be stacked and would take most of an hour here.",
+        "plain Local also credits a method with what a site could have alone, such as the regularising effect of a "
+        "teacher. And two methods are not in the table: `fedbn`, which is FedAvg where a network has no normalisation "
+        "layers, as the built-in ones have none, and `pfedhr`, which cannot be stacked.",
         "",
         "## Avg Δ in every cell",
         "",
