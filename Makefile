@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 STAMP := $(VENV)/.installed
 INSTALL := $(BIN)/pip install --disable-pip-version-check --quiet --editable
 
-.PHONY: demo test lint docs bench clean
+.PHONY: demo test lint mutants docs bench clean
 
 demo: $(READY)
 	$(BIN)/fedekd run --out demo-results
@@ -15,9 +15,12 @@ test: lint
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests benchmarks examples docs/hooks.py
-	$(BIN)/ruff format --check src tests benchmarks examples docs/hooks.py
+	$(BIN)/ruff check src tests benchmarks examples tools docs/*.py
+	$(BIN)/ruff format --check src tests benchmarks examples tools docs/*.py
 	$(BIN)/mypy
+
+mutants: $(STAMP)
+	$(BIN)/python tools/mutants.py --count 500
 
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

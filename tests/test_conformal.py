@@ -69,6 +69,12 @@ def test_sets_by_hand():
     assert chosen(1.31, 1, 0.2) == [{0, 1, 2}, {0, 2}]
 
 
+def test_a_label_that_scores_exactly_the_threshold_is_in_the_set():
+    probs = torch.tensor([[0.5, 0.25, 0.25]])  # scores 0, 1/2 and 3/4
+    sizes = [conformal.sets(probs, torch.zeros(1), q, 5, 0.0).sum().item() for q in (0.49, 0.5, 0.74, 0.75)]
+    assert sizes == [1, 2, 2, 3]
+
+
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 10**6), st.integers(2, 8), st.floats(0.01, 2.5), st.sampled_from([0.0, 0.1, 0.5, 1.0]))
 def test_sets_follow_the_literal_procedure(seed, classes, q, lam):
@@ -137,8 +143,17 @@ def test_temperature_minimises_the_likelihood():
     assert all(nll(best) < nll(best * step) for step in (0.5, 0.98, 1.02, 2.0))
 
 
+@pytest.mark.parametrize(("z", "right", "of"), [(1.0, 3, 4), (0.1, 2, 3), (6.0, 9, 10), (0.01, 501, 1000)])
+def test_temperature_of_two_classes_in_closed_form(z, right, of):
+    """Equal margins z, right in a share s of the samples: the likelihood is best where sigmoid(z / T) = s."""
+    logits, labels = torch.tensor([[z, 0.0]]).repeat(of, 1), (torch.arange(of) >= right).long()
+    expected = z / math.log(right / (of - right))
+    assert conformal.fit_temperature(logits, labels).item() == pytest.approx(expected, rel=1e-6)
+
+
 def test_temperature_is_bounded():
     low, high = conformal.TEMPERATURES
+    assert (low, high) == (0.05, 20.0)
     logits = torch.tensor([[3.0, 0.0], [0.0, 3.0]])
     assert conformal.fit_temperature(logits, torch.tensor([0, 1])).item() == pytest.approx(low)
     assert conformal.fit_temperature(logits, torch.tensor([1, 0])).item() == pytest.approx(high)
@@ -255,6 +270,17 @@ def test_set_agreement_by_hand():
     torch.testing.assert_close(conformal.set_agreement(f, g), torch.tensor([1 / 3, 1.0, 0.25, 0.0]))
 
 
+def test_the_same_single_label_is_full_agreement():
+    one = torch.tensor([[True, False, False]])
+    assert conformal.set_agreement(one, one).item() == 1
+
+
+def test_sets_without_a_label_agree_in_nothing():
+    """A set of ours always holds one; a user's own may not."""
+    none, some = torch.tensor([[False, False]]), torch.tensor([[True, False]])
+    assert [conformal.set_agreement(*pair).item() for pair in ((none, none), (none, some), (some, none))] == [0, 0, 0]
+
+
 def test_ranking_loss_by_hand():
     logits = torch.tensor([[1.0, 3.0, 2.0], [1.0, 3.0, 2.0], [1.0, 3.0, 2.0]], requires_grad=True)
     members = torch.tensor([[True, False, False], [True, True, False], [True, True, True]])
@@ -263,6 +289,10 @@ def test_ranking_loss_by_hand():
     torch.testing.assert_close(loss, torch.tensor([1.5, 0.5, 0.0]))
     loss.sum().backward()
     assert logits.grad.tolist() == [[-1, 0.5, 0.5], [-0.5, 0, 0.5], [0, 0, 0]]
+
+
+def test_ranking_loss_of_a_single_pair_is_its_gap():
+    assert conformal.ranking_loss(torch.tensor([[1.0, 3.0]]), torch.tensor([[True, False]])).item() == 2
 
 
 def test_ranking_loss_is_zero_once_the_set_leads():

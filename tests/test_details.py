@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from fedekd import details
 from fedekd.data import load_dataset
 from fedekd.errors import FedekdError
 from fedekd.handover import files
+from fedekd.methods import Train
+from fedekd.methods.fedekd import FedeKD
 from fedekd.observers import Nobody
 from fedekd.runs import execute
 from fedekd.settings import make_settings
@@ -118,6 +121,32 @@ def test_reliability_covers_the_test_samples_in_order(finished):
     right = sum(c["value"] * c["n_test"] for c in records["fedekd"]["clients"]) / sum(found["count"])
     assert private == pytest.approx(right)
     assert details.read(out)[records["local"]["key"]]["reliability"] is None
+
+
+@dataclass(frozen=True)
+class Swayed(FedeKD):
+    """FedeKD that tunes its private model before it answers, and asks the proxy too"""
+
+    name = "swayed"
+    answers = ("private", "proxy")
+
+    def personalise(self):
+        return (Train(("private",), self.alone),)
+
+    def predict(self, batch):
+        return batch.outputs["private"] - 3 * batch.outputs["proxy"]
+
+
+@pytest.mark.parametrize("engine", ["serial", "stacked"])
+def test_reliability_is_that_of_the_answers(tmp_path, engine):
+    result = execute(settings(tmp_path, engine=engine, methods=[Swayed()]))
+    record = result.records[-1]
+    found = details.read(tmp_path)[record["key"]]
+    right = sum(c["value"] * c["n_test"] for c in record["clients"]) / sum(found["reliability"]["count"])
+    assert np.average(found["reliability"]["private"], weights=found["reliability"]["count"]) == pytest.approx(right)
+    assert 1 - np.mean(np.concatenate(found["errors"])) == pytest.approx(right)
+    names = [one["private"] for one in found["distrusted"]]
+    assert set(names) <= set(found["classes"])
 
 
 def test_both_engines_leave_the_same(tmp_path):

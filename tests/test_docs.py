@@ -23,7 +23,7 @@ import pytest
 from fedekd import cli, methods
 
 HOME = Path(__file__).resolve().parents[1]
-PAGES = [HOME / "README.md", *sorted((HOME / "docs").glob("*.md"))]
+PAGES = [HOME / "README.md", HOME / "CONTRIBUTING.md", *sorted((HOME / "docs").glob("*.md"))]
 NOT_RUN: dict[str, int] = {"README.md": 3, "deployment.md": 6}
 FENCE = re.compile(
     r"^(?:<!-- not run: (?P<why>.+?) -->\n+)?```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<code>.*?)^```$",

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedekd import methods
+from fedekd import methods, parts
 from fedekd.engines.job import Job, Training
 from fedekd.engines.serial import Serial
 from fedekd.engines.stacked import Stacked
@@ -25,6 +25,11 @@ KNOWN = methods.known()
 SENDS = {
     "local": set(), "constant": set(), "fedavg": {"private"}, "fedprox": {"private"}, "feddyn": {"private"},
     "fedekd": {"proxy"}, "fml": {"proxy"}, "fedtype": {"proxy"}, "fedtype-prox": {"proxy"},
+    "fedavg-tuned": {"private"}, "fedper": {"private"}, "fedrep": {"private"}, "fedbn": {"private"},
+    "fedrod": {"private"}, "knnper": {"private"}, "ditto": {"global"}, "apfl": {"global"}, "pfedme": {"private"},
+    "perfedavg": {"private"}, "scaffold": {"private", "control"}, "moon": {"private"}, "fedavgm": {"private"},
+    "fedadam": {"private"}, "fedmd": {"logits"}, "fedproto": {"prototypes"}, "fedgh": {"prototypes"},
+    "feddf": {"private"}, "fccl": {"logits"}, "pfedhr": {"private"},
 }  # fmt: skip
 PROXIED = [name for name, method in KNOWN.items() if "proxy" in method.roles]
 
@@ -41,7 +46,22 @@ def proxy(shape, outputs):
     return dense(shape, outputs, 5)
 
 
+def normed(shape, outputs):
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(math.prod(shape), 7), nn.BatchNorm1d(7), nn.ReLU(), nn.Linear(7, outputs)
+    )
+
+
+def rows_for(federation, method):
+    """The last client's rows for everybody, where a method needs public ones."""
+    if not method.public or len(federation.public):
+        return federation
+    *rest, last = federation.clients
+    return replace(federation, clients=tuple(rest), names=federation.names[:-1], public=last.train)
+
+
 def engine_of(federation, method, private=private, **training):
+    federation = rows_for(federation, method)
     return Serial(Job(federation, method, 0, replace(TRAINING, **training), private, proxy))
 
 
@@ -84,15 +104,45 @@ def fits(name, task):
 @pytest.mark.parametrize(
     ("name", "task"), [(n, t) for n in KNOWN for t in ("classification", "regression") if fits(n, t)]
 )
-def test_only_the_declared_roles_pass(request, name, task):
+def test_only_what_is_declared_passes(request, name, task):
     federation = request.getfixturevalue("images" if task == "classification" else "tables")
     engine = engine_of(federation, methods.get(name))
     passed = watched(engine)
-    engine.round()
-    declared = {step.name for step in methods.get(name).steps(0) if isinstance(step, Exchange)}
-    assert {role for role, *_ in passed} == declared == engine.door.names
-    assert declared == SENDS.get(name, SENDS[name.partition("-")[0]])
-    assert [(client, role) for role, client, *_ in passed] == [(c, r) for r in declared for c in federation.names]
+    wanted = []
+    for round in range(TRAINING.rounds):
+        engine.round()
+        wanted += [step.name for step in methods.get(name).steps(round) if isinstance(step, Exchange)]
+    declared = SENDS.get(name, SENDS[name.partition("-")[0]])
+    assert {sent for sent, *_ in passed} == declared == engine.door.names
+    assert [(sent, client) for sent, client, *_ in passed] == [
+        (n, c) for n in wanted for c in engine.job.federation.names
+    ]
+
+
+@pytest.mark.parametrize("name", ["fedper", "fedrep", "fedbn", "fedrod", "ditto", "apfl", "fedproto", "fedgh"])
+def test_what_is_personal_never_passes(images, name):
+    """The head, the norms or the whole model that a method keeps at the client: no tensor of it is in any upload."""
+    engine = engine_of(images, methods.get(name), normed, batch_size=8)
+    passed = watched(engine)
+    kept = {
+        "fedper": ("private", parts.Head()), "fedrep": ("private", parts.Head()), "fedbn": ("private", parts.Norms()),
+        "fedrod": ("personal", None), "ditto": ("private", None), "apfl": ("personal", None),
+        "fedproto": ("private", None), "fedgh": ("private", None),
+    }[name]  # fmt: skip
+    states = []
+    for _ in range(TRAINING.rounds):
+        for client in engine.clients:
+            state = client.models[kept[0]].state_dict()
+            states.append({n: state[n].clone() for n in parts.names(kept[1], client.models[kept[0]])})
+        engine.round()
+    assert passed
+    later = states[len(engine.clients) :]
+    trained = [t for state in later for t in state.values() if t.is_floating_point()]
+    trained = [t for t in trained if not any(torch.equal(t, old) for old in states[0].values())]  # common to all
+    assert trained
+    for *_, copy in passed:
+        for tensor in copy.values():
+            assert not any(tensor.shape == t.shape and t.numel() > 1 and torch.equal(tensor, t) for t in trained)
 
 
 @pytest.mark.parametrize("name", PROXIED)
@@ -133,6 +183,7 @@ def client_0_when(federation, name, y, closed):
 @pytest.mark.parametrize("name", [n for n, m in KNOWN.items() if "classification" in m.tasks and "-" not in n])
 def test_the_door_is_the_only_way_between_clients(images, name):
     """With blank messages, what the other clients hold cannot matter to the first one; with real ones it does."""
+    images = rows_for(images, methods.get(name))
     other = images.dataset.y.copy()
     for client in images.clients[1:]:
         rows = np.concatenate([client.train, client.val, client.test])
@@ -217,7 +268,7 @@ def test_uploads_of_other_shapes_are_refused(odd):
     assert "proxy" in one_line(error)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "feddyn"])
+@pytest.mark.parametrize("name", [n for n in SENDS if SENDS[n] & {"private", "global"} and KNOWN[n].stacks])
 def test_clients_with_other_private_models_cannot_average_them(images, name):
     def own(shape, outputs, client):
         return dense(shape, outputs, 4 + client)

@@ -72,6 +72,11 @@ def test_energy_kl_by_hand():
     assert gate.energy_kl(P, P).item() == 0
 
 
+def test_the_energy_of_a_certain_contradiction_is_what_the_small_constant_leaves():
+    certain = torch.tensor([[1e4, 0.0]], dtype=torch.float64)  # both entropies are exactly 0, the divergence is 1e4
+    assert gate.energy_kl(certain, certain.flip(-1)).item() == pytest.approx(1e4 / 1e-8)
+
+
 def test_energy_kl_is_symmetric_and_weighs_confidence():
     f, g = logits(6, 5).double(), logits(6, 5, seed=1).double()
     torch.testing.assert_close(gate.energy_kl(f, g), gate.energy_kl(g, f))
@@ -91,6 +96,33 @@ def test_energies_of_the_proxy_by_hand():
     torch.testing.assert_close(gate.energy_lse(z), torch.tensor(lse))
     p = z.softmax(-1)
     torch.testing.assert_close(gate.energy_entropy(z), -(p * p.log()).sum(-1))
+
+
+def test_two_classes_have_a_margin():
+    assert gate.energy_margin(torch.tensor([[0.5, 2.0], [3.0, 3.0]])).tolist() == [-1.5, 0.0]
+
+
+@pytest.mark.parametrize("name", ["kl", "entropy", "margin", "lse", "distance_kl"])
+def test_axes_before_the_batch_are_carried_along(name):
+    f, g = logits(2, 3, 5), logits(2, 3, 5, seed=1)
+    torch.testing.assert_close(
+        FUNCTIONS[name](f, g), torch.stack([FUNCTIONS[name](*fg) for fg in zip(f, g, strict=True)])
+    )
+
+
+def test_weights_and_means_of_several_batches_at_once_are_those_of_each():
+    energy, mask = logits(3, 7).double().exp(), torch.arange(7) < torch.tensor([7, 4, 1])[:, None]
+    uniform = torch.rand(3, 7, generator=torch.Generator().manual_seed(0))
+    functions = (
+        lambda e, u, m: gate.trust(e, 2.0, m),
+        lambda e, u, m: gate.permute(e, u, m),
+        lambda e, u, m: gate.constant(e, 0.5, m),
+        lambda e, u, m: gate.masked_mean(e, m),
+        lambda e, u, m: gate.gated_distillation(e, u, m),
+    )
+    for function in functions:
+        each = [function(*one) for one in zip(energy, uniform, mask, strict=True)]
+        torch.testing.assert_close(function(energy, uniform, mask), torch.stack(each))
 
 
 def test_energy_feature_by_hand():
@@ -242,6 +274,13 @@ def test_batch_sums_have_no_order(n):
         assert torch.equal(gate._exact_sum(unit[order]), total)
 
 
+def test_a_full_batch_near_its_range_is_summed_without_an_error():
+    """8192 values of nearly 1 need 53 bits on the grid, all that float64 has: a finer grid would round."""
+    assert gate._QUANTUM == 2**-40
+    steps = 2**40 - 2 * torch.arange(8192, dtype=torch.float64) - 1
+    assert gate._exact_sum(steps * 2**-40).item() == sum(int(n) for n in steps) / 2**40
+
+
 @pytest.mark.parametrize("fill", [NAN, INF, 0.0])
 def test_a_batch_without_valid_samples_is_all_zero(fill):
     values, mask = torch.full((3,), fill, requires_grad=True), torch.zeros(3, dtype=torch.bool)
@@ -305,6 +344,11 @@ def test_masked_mean_by_hand():
     assert gate.masked_mean(values, mask).item() == 2.5
     assert gate.masked_mean(values, mask.float()).item() == 2.5
     assert gate.masked_mean(values[::2]).item() == 2.5
+
+
+def test_the_mean_of_one_sample_is_that_sample():
+    assert gate.masked_mean(torch.tensor([3.0])).item() == 3
+    assert gate.masked_mean(torch.tensor([3.0, NAN]), torch.tensor([True, False])).item() == 3
 
 
 def test_padded_nan_reaches_no_gradient():

@@ -34,6 +34,8 @@ else:
 '''
 
 TRAIN = """
+from dataclasses import replace
+
 import numpy as np
 from fedekd import methods
 from fedekd.data import Dataset, federate
@@ -47,6 +49,7 @@ for task, y, outputs in (("classification", (x[:, 0] > 0).astype(int), 2), ("reg
     dataset = Dataset("own", task, x, y, outputs, scale=None)
     for partition in ("iid", "dirichlet") if task == "classification" else ("iid",):
         federation = federate(dataset, clients=2, alpha=5.0, partition=partition)
+        federation = replace(federation, public=np.arange(9))
         names = [n for n, m in methods.known().items() if task in m.tasks and m.roles and "-" not in n]
         for name in names:
             job = Job(federation, methods.get(name), 0, Training(1, 1, 32, 1e-3))
@@ -81,6 +84,7 @@ HEAVY = "{'torch', 'sklearn', 'scipy', 'pandas', 'rich', 'pooch', 'h5py', 'PIL',
         "import fedekd",
         "from fedekd import methods; assert 'fedekd' in methods.known()",
         "from fedekd import methods; methods.get('fedekd', beta='2').check('classification')",
+        "from fedekd import methods; assert methods.groups(); [m.steps(1) for m in methods.known().values()]",
         "from fedekd import gate, conformal",
         "from fedekd.data import catalogue; assert catalogue()",
         "import fedekd.settings, fedekd.store, fedekd.results, fedekd.metrics, fedekd.errors",

@@ -20,11 +20,14 @@ from torch import nn
 
 import fedekd
 from fedekd import methods
+from fedekd.data import federate
 from fedekd.engines.job import Training
 from fedekd.engines.serial import Serial
 from fedekd.errors import FedekdError
+from fedekd.handover.facts import read_facts
+from fedekd.handover.predict import predict
 from fedekd.observers import Nobody
-from fedekd.plan import choose_methods, plan, run_key
+from fedekd.plan import choose_methods, left_out, plan, run_key
 from fedekd.runs import execute
 from fedekd.settings import make_settings
 from tiny import tiny_private, tiny_proxy
@@ -64,7 +67,7 @@ def test_a_record_has_every_promised_key(digits, tmp_path):
 
 
 def test_regression_looks_to_the_upper_tail(diabetes, tmp_path):
-    result = small(diabetes, tmp_path, methods="all")
+    result = small(diabetes, tmp_path, methods="paper")
     assert {r["method"] for r in result.records} == {
         "local",
         "fedekd",
@@ -99,7 +102,7 @@ def test_finished_runs_are_not_repeated_and_new_settings_are_new_runs(digits, tm
 
 
 def test_the_same_seed_gives_the_same_bits(digits, tmp_path):
-    a, b = (small(digits, tmp_path / name, methods="all") for name in "ab")
+    a, b = (small(digits, tmp_path / name, methods="paper") for name in "ab")
     assert list(map(numbers, a.records)) == list(map(numbers, b.records))
 
 
@@ -220,10 +223,52 @@ def test_unknown_parameters_and_tasks_are_refused(digits, diabetes, tmp_path):
 
 
 def test_groups_hold_what_fits_the_task():
-    names = [c.name for c in choose_methods(make_settings({"methods": "all,controls,energies"}), "classification")]
+    names = [c.name for c in choose_methods(make_settings({"methods": "paper,controls,energies"}), "classification")]
     assert names[0] == "local"
     assert {"fedtype", "fedtype-prox", "fedekd-half", "fedekd-lse"} <= set(names)
     assert "constant" not in names
+
+
+@pytest.fixture
+def public_methods(monkeypatch):
+    """A small registry with two methods that need public rows, the second with their labels."""
+    monkeypatch.setattr(methods, "_REGISTRY", {name: methods.get(name) for name in ("local", "fedavg")})
+    for name, needs in (("needy", "rows"), ("needier", "labels")):
+        kind = type(name.title(), (type(methods.get("local")),), {"__doc__": "Needs public rows", "public": needs})
+        methods.register(name, family="distillation")(dataclass(frozen=True)(kind))
+
+
+class Listening(Nobody):
+    def __init__(self):
+        self.notes = []
+
+    def note(self, line):
+        self.notes.append(line)
+
+
+@pytest.mark.usefixtures("public_methods")
+def test_a_group_leaves_out_what_lacks_public_rows_and_says_so(digits, tmp_path):
+    def asked(**given):
+        watching = Listening()
+        settings = make_settings({**SMALL, "dataset": "digits", "out": str(tmp_path), "rounds": 1, **given})
+        names = {record["method"] for record in execute(settings, watching, digits).records}
+        return names & {"needy", "needier"}, [line for line in watching.notes if "public" in line]
+
+    assert asked(methods="all") == (set(), ["needier, needy need public rows (--public 0.1): left out"])
+    assert asked(methods="fedavg") == (set(), [])
+    assert asked(methods="needy,needier", public=0.2) == ({"needy", "needier"}, [])
+    with pytest.raises(FedekdError, match="method 'needy' needs public rows"):
+        asked(methods="distillation,needy")
+
+
+@pytest.mark.usefixtures("public_methods")
+def test_labels_of_public_rows_are_another_need(digits):
+    settings = make_settings({"methods": "distillation,fedavg"})
+    bare = federate(digits, clients=3, partition="iid", public=0.1)
+    unlabelled = replace(bare, public_labelled=False)
+    assert {c.name for c in choose_methods(settings, "classification", "rows")} & {"needy", "needier"} == {"needy"}
+    assert left_out(settings, unlabelled) == "needier needs public rows with labels: left out"
+    assert left_out(settings, bare) == ""
 
 
 def test_batch_norm_buffers_travel(digits, tmp_path):
@@ -319,9 +364,24 @@ class Majority(methods.Method):
 
 
 @pytest.mark.parametrize("engine", ["serial", "stacked"])
-def test_a_method_without_a_private_model_leaves_a_record(digits, tmp_path, engine):
+def test_a_method_without_a_private_model_leaves_what_it_answers_with(digits, tmp_path, engine):
     result = small(digits, tmp_path, methods=[Majority()], engine=engine)
-    assert result.records[1]["bytes_up"] > 0
+    record = result.records[1]
+    assert record["bytes_up"] > 0
+    kept = sorted((tmp_path / "models" / record["key"]).iterdir())
+    assert len(kept) == len(record["clients"])
+    np.savez(tmp_path / "rows.npz", x=digits.x)
+    code = {"proxy": "tiny:tiny_proxy", "method": f"{__name__}:Majority"}
+    for path in kept:
+        assert (predict(path, tmp_path / "rows.npz", **code).values.argmax(1) == majority_of(path)).all()
+
+
+def majority_of(path):
+    return int(np.argmax(read_facts(path).answers.counts))
+
+
+def test_a_method_without_a_model_leaves_none(diabetes, tmp_path):
+    result = small(diabetes, tmp_path, methods=["constant"])
     assert not (tmp_path / "models" / result.records[1]["key"]).exists()
 
 

@@ -86,6 +86,7 @@ def test_the_error_is_in_the_users_units():
         7 * 2.5**0.5
     )
     assert torch.equal(Regression(50.0).loss(output, target), Regression().loss(output, target))  # training is not
+    assert make_task("regression") == Regression(1.0)
 
 
 def test_a_standardised_target_has_its_error_in_the_users_units(tables):
@@ -122,6 +123,15 @@ def test_an_unknown_task_is_answered_with_the_nearest():
     with pytest.raises(FedekdError, match="unknown task 'regresion'; did you mean 'regression'") as error:
         make_task("regresion")
     assert "\n" not in str(error.value)
+
+
+def test_the_errors_of_stacked_clients_are_those_of_each():
+    output, target = torch.randn(2, 5, 3), torch.randint(0, 3, (2, 5))
+    sort = make_task("classification")
+    assert torch.equal(
+        sort.errors(output, target), torch.stack([sort.errors(*one) for one in zip(output, target, strict=True)])
+    )
+    assert sort.score(output, target) == pytest.approx(sort.score(output.flatten(0, 1), target.flatten()))
 
 
 def test_the_errors_of_the_samples_make_up_the_score():

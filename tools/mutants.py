@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import argparse
 import ast
-import contextlib
 import copy
+import gc
 import importlib
 import importlib.machinery
 import importlib.util
@@ -47,17 +47,17 @@ TESTS = {
     "tasks.py": ("test_tasks.py",),
     "conformal.py": ("test_conformal.py",),
     "methods/__init__.py": ("methods/test_registry.py",),
+    "methods/fedavg.py": ("methods/test_local.py", "methods/test_fedprox.py", "methods/test_registry.py"),
     "methods/base.py": ("methods/test_base.py", "methods/test_registry.py", "methods/test_fedtype.py"),
 }
 OF_EVERY_METHOD = ("methods/test_registry.py", "methods/test_equalities.py")
 
 # Imported once, before any child: what the package and its tests need, but nothing of the package.
 WARM = (
-    "torch", "torch.func", "torch._dynamo", "numpy", "scipy.stats", "scipy.special", "sklearn.datasets",
-    "sklearn.linear_model", "pandas", "safetensors.torch", "threadpoolctl", "PIL.Image", "rich.console", "pytest",
-    "hypothesis", "hypothesis.strategies",
+    "torch", "torch.func", "torch.testing", "torch._dynamo", "numpy", "scipy.stats", "sklearn.datasets",
+    "sklearn.linear_model", "sklearn.cluster", "pandas", "threadpoolctl",
 )  # fmt: skip
-AT_LEAST, PATIENCE = 10.0, 5.0  # a child may take this many seconds, or this many times what the tests take unchanged
+PATIENCE = 5.0  # a child may take this many times what the tests take unchanged, or --patience where that is more
 
 OPERATORS: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
     ast.Add: (ast.Sub,),
@@ -182,7 +182,9 @@ def _others(node: ast.AST, path: list[ast.AST], field: str) -> Iterator[ast.AST]
     elif isinstance(node, ast.Constant):
         yield from (ast.Constant(value) for value in _other_values(node.value, path))
     elif isinstance(node, ast.UnaryOp):
-        yield node.operand  # -x, not x and ~x become x
+        axis = isinstance(parent, (ast.Call, ast.keyword, ast.Subscript, ast.Tuple)) and ast.unparse(node) == "-1"
+        if not axis:  # the last axis of a matrix is axis 1; -2 is tried in any case
+            yield node.operand  # -x, not x and ~x become x
     elif isinstance(node, ast.Name) and field == "func" and node.id in BUILTIN:
         yield ast.Name(BUILTIN[node.id], ast.Load())
     elif isinstance(node, ast.Attribute) and node.attr in SWAPPED and ast.unparse(node.value) not in ("batch", "self"):
@@ -277,16 +279,18 @@ def module_name(file: str) -> str:
     return ".".join(Path(file).with_suffix("").parts[1:]).removesuffix(".__init__")
 
 
-def warm_up() -> None:
-    for name in WARM:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+def warm_up(tests: Sequence[Path]) -> None:
+    """Import what the tests will need; every child has it from here."""
+    text = "\n".join(path.read_text() for path in tests)
+    names = WARM if "torch" in text else ()
+    for name in ("pytest", "hypothesis", *names):
+        importlib.import_module(name)
+    if "torch" in names:
+        importlib.import_module("torch").set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # pytest collects garbage twice: without this every child would go through all of torch
     if present := [name for name in sys.modules if name.split(".")[0] == "fedekd"]:
         raise RuntimeError(f"{present[0]} is loaded already: no child could load another")
-    with contextlib.suppress(ImportError):
-        import torch
-
-        torch.set_num_threads(1)
 
 
 def outcome(root: Path, tests: Sequence[str], mutant: Mutant | None, patience: float, scratch: Path) -> str:
@@ -363,7 +367,7 @@ def report(tried: Sequence[Tried]) -> str:
     return "\n".join([*lines, "", f"{len(tried)} mutants: {said}: {percent(tried):.1f} %"])
 
 
-def try_all(root: Path, mutants: Sequence[Mutant], limit: float, tried: list[Tried]) -> None:
+def try_all(root: Path, mutants: Sequence[Mutant], limit: float, least: float, tried: list[Tried]) -> None:
     """Fill ``tried`` as results come, so that whoever interrupts has them."""
     started, patience = time.monotonic(), {}
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
@@ -373,7 +377,7 @@ def try_all(root: Path, mutants: Sequence[Mutant], limit: float, tried: list[Tri
             if outcome(root, tests, None, 600, scratch) != "survived":
                 said = (scratch / "output.txt").read_text(errors="replace")
                 raise SystemExit(f"{said}\n{' '.join(tests)} fail as they are; mend them first")
-            patience[tests] = max(AT_LEAST, PATIENCE * (time.monotonic() - before))
+            patience[tests] = max(least, PATIENCE * (time.monotonic() - before))
         for number, mutant in enumerate(mutants, 1):
             before = time.monotonic()
             if before - started > limit:
@@ -383,6 +387,8 @@ def try_all(root: Path, mutants: Sequence[Mutant], limit: float, tried: list[Tri
             tried.append(
                 Tried(mutant, outcome(root, tests, mutant, patience[tests], scratch), time.monotonic() - before)
             )
+            if tried[-1].outcome == "survived":
+                print(f"\rsurvived: {mutant}", file=sys.stderr, flush=True)
             if sys.stderr.isatty():
                 print(f"\r{number} of {len(mutants)}: {percent(tried):.1f} % killed ", end="", file=sys.stderr)
     if sys.stderr.isatty():
@@ -401,6 +407,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--at-least", type=float, default=90.0, metavar="PERCENT", help="else the exit status is 1 (90)"
     )
+    parser.add_argument("--patience", type=float, default=30.0, metavar="SECONDS", help="a child may take so long (30)")
     parser.add_argument("--root", type=Path, default=ROOT, help="another project of the same layout")
     options = parser.parse_args(arguments)
     root = options.root.resolve()
@@ -408,9 +415,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     every = {file: found for file, found in every.items() if found}
     tried: list[Tried] = []
     stopped = False
-    warm_up()
+    picked = chosen(every, options.count, options.seed)
+    used = {root / test for mutant in picked for test in tests_of(mutant.file, root)}
+    warm_up([*used, *root.glob("tests/conftest.py")])
+    for stop in (signal.SIGINT, signal.SIGTERM):  # the first also where a shell in the background ignores it
+        signal.signal(stop, signal.default_int_handler)
     try:
-        try_all(root, chosen(every, options.count, options.seed), options.time, tried)
+        try_all(root, picked, options.time, options.patience, tried)
     except KeyboardInterrupt:
         stopped = True
         print("\ninterrupted", file=sys.stderr)

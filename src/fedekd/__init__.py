@@ -33,3 +33,5 @@ class _OnFirstUse(ModuleType):
 
 gate: Any = _OnFirstUse("fedekd.gate")
 conformal: Any = _OnFirstUse("fedekd.conformal")
+prototypes: Any = _OnFirstUse("fedekd.prototypes")
+reassembly: Any = _OnFirstUse("fedekd.reassembly")

@@ -31,7 +31,7 @@ COMMANDS = (run, study, watch, table, report, figures, export, predict, methods,
 ABOUT = "Federated learning that shows every site whether joining the federation helped or harmed it."
 EXAMPLES = """examples:
   fedekd run                                    FedeKD against Local and FedAvg on digits
-  fedekd run --methods all --alpha 0.5 --seeds 0-9
+  fedekd run --methods paper --alpha 0.5 --seeds 0-9
   fedekd run --dataset patients.csv --target outcome --clients-from hospital
   fedekd run --methods fedekd,fedprox --set fedprox.mu=0.1 --beta 2
   fedekd watch fedekd-results                   in another terminal, while it runs

@@ -17,6 +17,7 @@ from fedekd import rng
 from fedekd.data import Federation
 from fedekd.engines.client import Client
 from fedekd.engines.rehearsal import rehearse
+from fedekd.engines.view import answers_plainly
 from fedekd.errors import FedekdError
 from fedekd.exchange import size
 from fedekd.store import write_whole
@@ -56,13 +57,13 @@ def describe(
     job = clients[0].job
     federation, dataset = job.federation, job.federation.dataset
     counts, edges = partition(federation)
-    seen = [examine(client) for client in clients]
+    seen, errors = zip(*(_observed(client) for client in clients), strict=True)
     return {
         "key": key,
         "task": dataset.task,
         "classes": list(dataset.labels or map(str, range(dataset.outputs))) if dataset.task == "classification" else [],
         "curve": curve,
-        "errors": [client.errors().tolist() for client in clients],
+        "errors": list(errors),
         "trust": [{"round": entry["round"], "clients": entry["clients"]} for entry in trust],
         "exchange": exchange,
         "private_bytes": size(clients[0].message("private")) if "private" in clients[0].models else 0,
@@ -72,6 +73,12 @@ def describe(
         "distrusted": doubted(clients, [s["train"] for s in seen if s]),
         "reliability": reliability(job.task.name, [s["test"] for s in seen if s]),
     }
+
+
+def _observed(client: Client) -> tuple[dict[str, dict[str, np.ndarray]] | None, list[float]]:
+    """What the gate makes of the samples, and the errors on the test samples, of the client as it answers."""
+    with client.personalised():
+        return examine(client), client.errors().tolist()
 
 
 def partition(federation: Federation) -> tuple[list[dict[str, Any]], list[float] | None]:
@@ -92,8 +99,12 @@ def partition(federation: Federation) -> tuple[list[dict[str, Any]], list[float]
 
 
 def examine(client: Client) -> dict[str, dict[str, np.ndarray]] | None:
-    """By split, what the gate makes of each sample now that training is over; None for a method without a gate."""
-    found = {split: _look(client, split) for split in ("train", "test")}
+    """By split, what the gate makes of each sample now that training is over; None for a method without a gate.
+
+    "private" there is the client's answer, which for most methods is its private model's output.
+    """
+    with client.personalised():
+        found = {split: _look(client, split) for split in ("train", "test")}
     return None if None in found.values() else found  # type: ignore[return-value]
 
 
@@ -113,7 +124,8 @@ def _look(client: Client, split: str) -> dict[str, np.ndarray] | None:
             return None
         parts.append(seen)
     columns = {name: _array(torch.cat([part[name] for part in parts])) for name in ("energy", "trust")}
-    answers = {"target": client.data.y[rows], **{role: o for role, (o, _) in out.items()}}
+    own = out["private"][0] if answers_plainly(client.method) else client.predictions(rows)
+    answers = {"target": client.data.y[rows], "private": own, "proxy": out["proxy"][0]}
     if client.task.name == "regression":  # in the user's units
         answers = {name: a * client.data.scale.std + client.data.scale.mean for name, a in answers.items()}
     return {**columns, "row": _array(rows), **{name: _array(a) for name, a in answers.items()}}

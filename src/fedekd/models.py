@@ -140,6 +140,17 @@ def zero_head(module: nn.Module, outputs: int) -> nn.Linear:
     return head
 
 
+def with_features(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """A model's raw output, and its features."""
+    caught: list[Tensor] = []
+    hook = last_linear(module).register_forward_pre_hook(lambda _, args: caught.append(args[0]))
+    try:
+        raw = module(x)
+    finally:
+        hook.remove()
+    return raw, caught[-1].float()
+
+
 def last_linear(module: nn.Module) -> nn.Linear:
     """The layer whose input counts as the model's features."""
     linears = [m for m in module.modules() if isinstance(m, nn.Linear)]

@@ -11,17 +11,12 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torch import nn
-
 from fedekd.errors import FedekdError
 
 if TYPE_CHECKING:
-    from fedekd.methods.base import Part
+    from torch import nn
 
-NORMS = (
-    nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm,
-    nn.LocalResponseNorm,
-)  # fmt: skip
+    from fedekd.methods.base import Part
 
 
 @dataclass(frozen=True)
@@ -35,14 +30,25 @@ class Head:
         last = [names for names in own if names][-self.layers :] if self.layers else []
         return _known(module, [name for names in last for name in names])
 
+    def __str__(self) -> str:
+        return "its last layer" if self.layers == 1 else f"its last {self.layers} layers"
+
 
 @dataclass(frozen=True)
 class Norms:
     """Normalisation layers of any kind, wherever they stand: scale, shift and running statistics."""
 
     def __call__(self, module: nn.Module) -> list[str]:
-        found = [_own(path, layer) for path, layer in module.named_modules() if isinstance(layer, NORMS)]
+        from torch.nn import GroupNorm, LayerNorm, LocalResponseNorm, RMSNorm
+        from torch.nn.modules.batchnorm import _BatchNorm
+        from torch.nn.modules.instancenorm import _InstanceNorm
+
+        kinds = (_BatchNorm, _InstanceNorm, GroupNorm, LayerNorm, RMSNorm, LocalResponseNorm)
+        found = [_own(path, layer) for path, layer in module.named_modules() if isinstance(layer, kinds)]
         return _known(module, [name for names in found for name in names])
+
+    def __str__(self) -> str:
+        return "its norm layers"
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,9 @@ class Named:
     def __call__(self, module: nn.Module) -> list[str]:
         return [name for name in module.state_dict() if re.search(self.pattern, name)]
 
+    def __str__(self) -> str:
+        return f"what {self.pattern!r} names"
+
 
 @dataclass(frozen=True)
 class AllBut:
@@ -64,6 +73,9 @@ class AllBut:
     def __call__(self, module: nn.Module) -> list[str]:
         left_out = set(names(self.part, module))
         return [name for name in module.state_dict() if name not in left_out]
+
+    def __str__(self) -> str:
+        return f"all but {self.part}"
 
 
 def names(part: Part | None, module: nn.Module) -> list[str]:

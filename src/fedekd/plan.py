@@ -22,6 +22,9 @@ from fedekd.errors import unknown
 from fedekd.methods.base import Method
 from fedekd.settings import NEWER, SHORTCUTS, Settings, model_name
 
+SUFFICES = {"": ("",), "rows": ("", "rows"), "labels": ("", "rows", "labels")}
+"""By what there is of public rows: which needs of a method it meets."""
+
 
 @dataclass(frozen=True)
 class Chosen:
@@ -67,7 +70,7 @@ def plan(settings: Settings, dataset: Dataset | None = None) -> list[Run]:
 
 def runs_on(federation: Federation, settings: Settings, seed: int, checksum: str) -> list[Run]:
     """The runs on one federation, whose data have that fingerprint: Local first."""
-    chosen = choose_methods(settings, federation.dataset.task)
+    chosen = choose_methods(settings, federation.dataset.task, public_rows(federation))
     jobs = [make_job(settings, federation, one.method, seed) for one in chosen]
     for job in jobs:
         rehearse(job)
@@ -85,15 +88,20 @@ def load(settings: Settings) -> Dataset:
     )
 
 
-def choose_methods(settings: Settings, task: str) -> list[Chosen]:
-    """The methods asked for, Local first: every delta is measured against it."""
+def choose_methods(settings: Settings, task: str, public: str = "") -> list[Chosen]:
+    """The methods asked for, Local first: every delta is measured against it.
+
+    Of a group, those that fit the task and what there is of public rows: "", "rows" or "labels".
+    """
     chosen: dict[str, Chosen] = {}
     asked: Iterable[Any] = ("local", *settings.methods)
+    groups = methods.groups()
     for item in asked:
-        if isinstance(item, str) and item in methods.GROUPS:
-            for name in methods.GROUPS[item]:
-                if task in methods.get(name).tasks:
-                    chosen.setdefault(name, _choose(name, methods.get(name), settings))
+        if isinstance(item, str) and item in groups:
+            for name in groups[item]:
+                method = methods.get(name)
+                if task in method.tasks and method.public in SUFFICES[public]:
+                    chosen.setdefault(name, _choose(name, method, settings))
         elif isinstance(item, str):
             chosen.setdefault(item, _choose(item, methods.get(item), settings))
         elif isinstance(item, Method):
@@ -107,6 +115,25 @@ def choose_methods(settings: Settings, task: str) -> list[Chosen]:
     for one in chosen.values():
         one.method.check(task)
     return list(chosen.values())
+
+
+def left_out(settings: Settings, federation: Federation) -> str:
+    """A line about the methods of the groups asked for that lack public rows here; nothing where none does."""
+    task, public, groups = federation.dataset.task, public_rows(federation), methods.groups()
+    asked = (name for item in settings.methods if isinstance(item, str) for name in groups.get(item, ()))
+    found = {name: methods.get(name) for name in asked if name not in settings.methods}
+    lacking = [n for n, m in found.items() if task in m.tasks and m.public not in SUFFICES[public]]
+    if not lacking:
+        return ""
+    what = "public rows with labels" if public else "public rows (--public 0.1)"
+    return f"{', '.join(lacking)} {'need' if len(lacking) > 1 else 'needs'} {what}: left out"
+
+
+def public_rows(federation: Federation) -> str:
+    """What a federation has of public rows, in the words of ``Method.public``."""
+    if not len(federation.public):
+        return ""
+    return "labels" if federation.public_labelled else "rows"
 
 
 def _choose(name: str, method: Method, settings: Settings) -> Chosen:

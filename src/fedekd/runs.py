@@ -22,7 +22,7 @@ from fedekd.engines.stacked import Stacked
 from fedekd.errors import FedekdError
 from fedekd.handover import files
 from fedekd.observers import Nobody, Observer
-from fedekd.plan import Run, plan
+from fedekd.plan import Run, left_out, plan
 from fedekd.results import Result
 from fedekd.settings import Settings, make_settings
 from fedekd.store import Record, Store
@@ -82,6 +82,8 @@ def execute(settings: Settings, observer: Observer | None = None, dataset: Datas
     observer = observer or Nobody()
     runs = plan(settings, dataset)
     store = Store(settings.out)
+    if lacking := left_out(settings, runs[0].job.federation):
+        observer.note(lacking)
     if settings.precision == "bf16" and not has_bf16(runs[0].job.training.device):
         observer.note("this CPU has no bf16 instructions: bf16 is emulated here, and slower than fp32")
     records = perform(runs, store, observer, settings.engine, Keep.of(settings))
@@ -143,30 +145,33 @@ def run_group(
         return
     label = runs[0].label if len(runs) == 1 else f"{runs[0].label} and {len(runs) - 1} more"
     observer.begin(label, runs[0].job.seed, sum(r.job.work() for r in runs), rounds, worker.round_number)
-    values = worker.evaluate() if worker.round_number == rounds else []
     began = saved_at = time.perf_counter()
     while worker.round_number < rounds:
         before = [(door.bytes_up, door.bytes_down) for door in worker.doors]
         worker.round()
         for history, door, (up, down) in zip(story.exchange, worker.doors, before, strict=True):
             history.append({"up": door.bytes_up - up, "down": door.bytes_down - down})
-        if keep.details or worker.round_number == rounds:
-            values = worker.evaluate()
-            _tell(observer, runs, worker, values, story)
-        if worker.round_number < rounds and (len(runs) == 1 or time.perf_counter() - saved_at > STACK_CHECKPOINTS):
+        if worker.round_number == rounds:
+            break
+        if keep.details:
+            _tell(observer, runs, worker, worker.evaluate(), story)
+        if len(runs) == 1 or time.perf_counter() - saved_at > STACK_CHECKPOINTS:
             saved_at = time.perf_counter()
             so_far = replace(story, seconds=story.seconds + saved_at - began)
             store.save(key, {"format": CHECKPOINT_FORMAT, "engine": worker.state(), "story": vars(so_far)})
-    seconds = story.seconds + time.perf_counter() - began
-    for j, (r, own, door) in enumerate(zip(runs, values, worker.doors, strict=True)):
-        alone = own if r.key == r.local_key else [client["value"] for client in known[r.local_key]["clients"]]
-        record = make_record(r, own, alone, door.bytes_up, door.bytes_down, seconds / len(runs), worker.trust[j])
-        if keep.details:
-            clients = worker.clients_of(j)
-            found = details.describe(r.key, clients, story.curves[j], worker.trust[j], story.exchange[j])
-            _leave(store, observer, record, found, clients if r.job.seed in keep.seeds else ())
-        store.add(record)
-        yield record
+    with worker.personalised():  # once, for the record, the details and the models
+        values = worker.evaluate()
+        _tell(observer, runs, worker, values, story)
+        seconds = story.seconds + time.perf_counter() - began
+        for j, (r, own, door) in enumerate(zip(runs, values, worker.doors, strict=True)):
+            alone = own if r.key == r.local_key else [client["value"] for client in known[r.local_key]["clients"]]
+            record = make_record(r, own, alone, door.bytes_up, door.bytes_down, seconds / len(runs), worker.trust[j])
+            if keep.details:
+                clients = worker.clients_of(j)
+                found = details.describe(r.key, clients, story.curves[j], worker.trust[j], story.exchange[j])
+                _leave(store, observer, record, found, clients if r.job.seed in keep.seeds else ())
+            store.add(record)
+            yield record
     store.discard(key)
 
 
@@ -195,7 +200,7 @@ def _leave(store: Store, observer: Observer, record: Record, found: details.Deta
     try:
         details.write(store.folder, record["key"], found)
         for position, client in enumerate(clients):
-            if "private" in client.models:
+            if client.models:
                 files.write(store.folder, record, position, client)
     except FedekdError as error:
         observer.note(f"{record['label']}: the run is kept, but not all it leaves: {error}")

@@ -42,7 +42,9 @@ class Settings:
     """Everything that ``fedekd run`` can be told. None means the dataset's preset, or nothing given."""
 
     dataset: str = _help("a dataset's name, or a .npz, .csv or folder of your own", "digits")
-    methods: tuple[str, ...] = _help("names, or all; local is always run", ("fedekd", "fedavg"))
+    methods: tuple[str, ...] = _help(
+        "names, or groups of them such as paper or all; local is always run", ("fedekd", "fedavg")
+    )
     alpha: float = _help("Dirichlet concentration; smaller is more heterogeneous", 0.1)
     clients: int = _help("number of simulated clients", 6)
     seeds: tuple[int, ...] = _help("such as 0, 0-9 or 0,3,5", (0,))
@@ -175,7 +177,7 @@ def _check(settings: Settings) -> None:
     if not settings.out:
         raise FedekdError("out must name a folder")
     if not settings.methods:
-        raise FedekdError("no methods given; try --methods fedekd,fedavg or all")
+        raise FedekdError("no methods given; try --methods fedekd,fedavg or paper")
     if not isinstance(settings.parameters, Mapping):
         raise FedekdError(f"parameters must be tables such as [parameters.fedekd], got {settings.parameters!r}")
     for method, parameters in settings.parameters.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 
 from fedekd import methods
 from fedekd.engines import client
+from fedekd.engines.client import SERVER
 from fedekd.engines.job import Job, Training
-from fedekd.engines.schedule import schedule
+from fedekd.engines.schedule import numbered, schedule
 from fedekd.engines.serial import Serial
 from fedekd.methods.base import Train
 
@@ -69,17 +71,22 @@ def test_the_key_is_the_role_that_trains(images, monkeypatch, name):
     asked = []
 
     def watched(seed, client, role, round, **sizes):
-        asked.append((seed, client, role, round))
+        asked.append((seed, client, role, round, sizes["split"], sizes["again"]))
         return schedule(seed, client, role, round, **sizes)
 
     monkeypatch.setattr(client, "schedule", watched)
 
     def linear(shape, outputs):
-        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, outputs))
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 4), torch.nn.Linear(4, outputs))
 
-    method = methods.get(name)
-    engine = Serial(Job(images, method, 4, Training(1, 1, 256, 1e-3), linear, linear))
+    method, federation = methods.get(name), replace(images, public=images.clients[0].val)
+    engine = Serial(Job(federation, method, 4, Training(1, 1, 256, 1e-3), linear, linear))
     engine.round()
-    trains = [step.roles[0] for step in method.steps(0) if isinstance(step, Train)]
-    assert asked == [(4, client, role, 0) for role in trains for client in range(len(images.clients))]
-    assert [role for _, client, role, _ in asked if client == 0 and role == "private"] == ["private"]
+    trains = [(step, again) for step, again in numbered(method.steps(0)) if isinstance(step, Train)]
+    own = [one for one in asked if one[1] != SERVER]
+    assert own == [
+        (4, client, method.root(step.roles[0]), 0, step.split, again)
+        for step, again in trains
+        for client in range(len(images.clients))
+    ]
+    assert (4, 0, "private", 0, "train", 0) in own

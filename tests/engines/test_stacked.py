@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -33,6 +35,10 @@ def outputs_of(serial: Serial) -> torch.Tensor:
     return torch.cat([c.outputs("private", c.rows["test"])[0].flatten() for c in serial.clients])
 
 
+ROUGH = {"fccl": 1e-2}
+"""Where a change of the weights by 1e-8 changes outputs by more than 1e-3: FCCL's loss does not see their scale."""
+
+
 def compare(jobs, bunches=None, **options):
     stacked = Stacked(jobs, **options)
     stacked.bunches = bunches
@@ -47,7 +53,7 @@ def compare(jobs, bunches=None, **options):
         here = [i for i, m in enumerate(stacked.members) if m.job == j]
         out = stacked.forward.outputs("private", here, [stacked.members[i].test for i in here])[0]
         ours = torch.cat([out[k, : len(stacked.members[i].test)].flatten() for k, i in enumerate(here)])
-        assert torch.allclose(ours, outputs_of(serial), atol=1e-3)
+        assert torch.allclose(ours, outputs_of(serial), atol=ROUGH.get(one.method.name, 1e-3))
         assert stacked.doors[j].bytes_up == serial.door.bytes_up
         assert stacked.doors[j].bytes_down == serial.door.bytes_down
         assert len(stacked.trust[j]) == len(serial.trust[0])
@@ -56,17 +62,27 @@ def compare(jobs, bunches=None, **options):
             assert sum(ours_["histogram"]) == sum(theirs["histogram"])
 
 
-TRAINED = [name for name, method in methods.known().items() if method.roles]
+TRAINED = [name for name, method in methods.known().items() if method.roles and method.stacks]
+
+
+def with_public(federation):
+    """The rows of one client for everybody, and the others for themselves."""
+    first, *rest = federation.clients
+    return replace(federation, clients=tuple(rest), names=federation.names[1:], public=first.train)
+
+
+def rows_for(name, federation):
+    return with_public(federation) if methods.get(name).public else federation
 
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_classification(images, name):
-    compare([job(images, methods.get(name))])
+    compare([job(rows_for(name, images), methods.get(name))])
 
 
 @pytest.mark.parametrize("name", [n for n in TRAINED if "regression" in methods.get(n).tasks and "-" not in n])
 def test_regression(tables, name):
-    compare([job(tables, methods.get(name))])
+    compare([job(rows_for(name, tables), methods.get(name))])
 
 
 def test_seeds_alphas_and_variants_share_a_stack(digits):

@@ -150,6 +150,20 @@ def test_the_slope_is_the_mean_over_one_pass(tables):
         assert float(client.memory["alpha"]) == pytest.approx(0.3 - 3e-3 * slope, abs=1e-6)
 
 
+def test_looking_for_the_slope_is_one_pass_that_moves_nothing(images):
+    """The run has two epochs, and a rate that would move it."""
+    engine = trained(images, methods.get("apfl-adaptive"))
+    *mix, look, _ = engine.method.steps(2)[:4]
+    for client in engine.clients:
+        for step in mix:
+            client.perform(step, 2)
+    before = states(engine)
+    for client in engine.clients:
+        client.perform(look, 2)
+        assert client.steps == -(-len(client.rows["train"]) // 16)
+    assert same(states(engine), before)
+
+
 def test_without_adapting_alpha_is_no_part_of_the_state(images):
     assert engine_of(images, methods.get("apfl")).clients[0].memory == {}
 

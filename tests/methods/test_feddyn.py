@@ -9,6 +9,7 @@ import torch
 import quadratics
 from fedekd import methods
 from fedekd.data import Federation
+from fedekd.methods.base import Beginning
 from fedekd.tasks import Regression
 from hand_batch import hand_batch
 from quadratics import CLIENTS, RATE
@@ -36,6 +37,12 @@ def test_the_loss_by_hand():
     remembered = method.corrected(batch)["gradient"]
     assert remembered["u"].item() == pytest.approx(3 - 0.5 * (1 - 4))
     assert remembered["v"].item() == pytest.approx(-1 - 0.5 * (2 - 1))
+
+
+def test_the_linear_term_begins_at_nothing_for_any_weights():
+    weights = {"private": {"w": torch.tensor([[0.0, -2.0]]), "b": torch.zeros(2)}}
+    begun = methods.get("feddyn").begin(Beginning(weights=weights, features={}, seed=0))["gradient"]
+    assert {name: tensor.tolist() for name, tensor in begun.items()} == {"w": [[0, 0]], "b": [0, 0]}
 
 
 def test_rounds_follow_the_algorithm(federation):

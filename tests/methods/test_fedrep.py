@@ -65,7 +65,7 @@ def test_a_client_answers_with_its_head_fitted_to_the_average_and_goes_on_from_t
             assert moved(client, before) == HEAD
     for client in silent.clients:
         client.perform(FEDREP.steps(2)[0], 2)
-        client._personal = True  # it holds already what it would answer with
+        client.personal = True  # it holds already what it would answer with
     assert answer_alike(asked, silent)
 
 

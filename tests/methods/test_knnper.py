@@ -93,6 +93,10 @@ def test_what_is_stored_is_forgotten_once_answered(images):
 # By hand
 
 
+def test_the_numbers_are_the_papers_by_default():
+    assert knnper() == knnper(k=10, lam=0.5, scale=1.0)
+
+
 def test_neighbours_weigh_by_the_kernel():
     """Two features, so that D = 2: exp(-d^2 / (D s)), and no further than the k nearest."""
     memory = stored(torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]]), torch.tensor([0, 1, 2]))
@@ -164,7 +168,8 @@ def test_the_mask_of_a_padded_split_is_stored_with_it(some):
     for given, real in ((None, [True] * 6), (mask, [True] * 4 + [False] * 2)):
         found = method.store(type(make(method, features, {}, outputs))(**{**seen, "mask": given}))
         assert found["real"].tolist() == real
-        assert torch.equal(found["features"], features)
+        expected = features * torch.tensor(real).unsqueeze(-1)  # padding is somebody's row, which a file must not hold
+        assert torch.equal(found["features"], expected)
 
 
 def test_lam_may_differ_between_the_clients_of_a_stack(some):

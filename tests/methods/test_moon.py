@@ -44,7 +44,7 @@ def test_the_loss_by_hand(mu, temperature):
     for near, far in ((0.8, -0.6), (0.0, 1.0)):
         a, b = math.exp(near / temperature), math.exp(far / temperature)
         terms.append(-math.log(a / (a + b)))
-    assert float(method.loss(batch)) == pytest.approx(math.log(3) + mu * sum(terms) / 2, rel=1e-6)
+    assert method.loss(batch).item() == pytest.approx(math.log(3) + mu * sum(terms) / 2, rel=1e-6)
     assert methods.get("moon") == methods.get("moon", mu=1.0, temperature=0.5)
 
 

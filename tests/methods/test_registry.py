@@ -90,6 +90,37 @@ def test_steps_speak_of_the_methods_own_roles(name):
         assert step.split in splits, "nothing is chosen on a test split"
 
 
+DEFAULTS = {
+    "local": {},
+    "constant": {},
+    "fedavg": {},
+    "fedprox": {"mu": 0.01},
+    "feddyn": {"a": 0.01},
+    "fml": {"supervision": 0.5, "proxy_supervision": 0.5},
+    "fedtype": {"level": 0.9, "lam_private": 1.0, "lam_proxy": 0.5, "gradient": True},
+    "fedtype-prox": {"level": 0.9, "lam_private": 1.0, "lam_proxy": 0.5, "gradient": True, "mu": 0.01},
+    "fedekd": {"beta": 1.0, "lambda_kd": 1.0, "energy": "auto", "gate": "energy", "weight": 1.0, "warmup": 0},
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_the_defaults_are_the_papers(name):
+    """Results are kept under a method's name: another default would be another method under the same name."""
+    method = methods.get(name)
+    assert {f.name: getattr(method, f.name) for f in fields(method)} == DEFAULTS[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "draws", "anchors"),
+    [
+        ("local", 0, ()), ("fedavg", 0, ()), ("fedprox", 0, ("private",)), ("feddyn", 0, ("private",)), ("fml", 0, ()),
+        ("fedekd", 1, ()), ("fedtype", 2, ()), ("fedtype-prox", 2, ("proxy",)),
+    ],
+)  # fmt: skip
+def test_what_the_losses_read_is_declared(name, draws, anchors):
+    assert (methods.get(name).draws, methods.get(name).anchors) == (draws, anchors)
+
+
 def test_names_are_unique_in_the_source():
     folder = Path(methods.__file__).parent
     names = [n for path in folder.glob("*.py") for n in re.findall(r'^@register\(\s*"([^"]+)"', path.read_text(), re.M)]
@@ -114,6 +145,65 @@ def test_a_name_that_is_taken_is_refused():
         @dataclass(frozen=True)
         class Another(Method):
             """Would be the zero of every delta"""
+
+
+# Groups
+
+
+def test_the_groups_of_the_paper_hold_what_they_always_held():
+    groups = {group: set(names) for group, names in methods.groups().items()}
+    assert groups["paper"] == {
+        "fedekd", "fedavg", "fedprox", "feddyn", "fedtype", "fedtype-prox", "fml", "local", "constant"
+    }  # fmt: skip
+    assert groups["energies"] == {"fedekd", *(f"fedekd-{energy}" for energy in ("entropy", "margin", "lse", "feature"))}
+    assert groups["controls"] == {
+        "fedekd-ungated", "fedekd-half", "fedekd-permuted", "fedtype-nograd", "constant"
+    }  # fmt: skip
+
+
+def test_a_family_is_of_methods_and_all_are_all_of_them():
+    groups = methods.groups()
+    base = {name: method for name, method in KNOWN.items() if name == method.name}
+    assert {name: method.family for name, method in base.items()} == {
+        name: family for family in methods.FAMILIES for name in groups[family]
+    }
+    assert sorted(groups["all"]) == sorted(base)
+    assert groups["all"][0] == "fedekd"
+    assert len(set(groups["all"])) == len(groups["all"])
+    assert all(method.cite for name, method in base.items() if name not in ("local", "constant"))
+
+
+def test_groups_come_from_what_is_registered():
+    @methods.register("mine", family="optimisation", cite="Me, 2026", sharp={"gate": "off"}, far={"reach": 2.0})
+    @dataclass(frozen=True)
+    class Mine(type(methods.get("fedekd"))):
+        """Another gate, and nothing of its parent's place"""
+
+        reach: float = 1.0
+
+    @methods.register("yours")
+    @dataclass(frozen=True)
+    class Yours(Mine):
+        """Of no family, and so in no group but the energies it can take"""
+
+    groups = {group: [name for name in names if name not in KNOWN] for group, names in methods.groups().items()}
+    assert groups.pop("optimisation") == groups.pop("all") == ["mine"]
+    assert groups.pop("controls") == ["mine-sharp"]
+    assert groups.pop("energies") == ["mine", "yours"]
+    assert not any(groups.values())
+    assert (Yours.cite, Mine.cite) == ("", "Me, 2026")
+
+
+def test_a_family_that_does_not_exist_costs_one_line():
+    with pytest.raises(FedekdError, match="unknown family of method 'mine' 'papers'; did you mean 'paper'") as error:
+
+        @methods.register("mine", family="papers")
+        @dataclass(frozen=True)
+        class Mine(Method):
+            """Never known"""
+
+    one_line(error)
+    assert "mine" not in methods.known()
 
 
 # Parameters
@@ -167,8 +257,8 @@ def test_values_that_cannot_be_converted_cost_one_line(name, parameter, given, k
     [
         ("fedekt", {}, "unknown method 'fedekt'; did you mean 'fedekd'?"),
         ("FedAvg", {}, "did you mean 'fedavg'?"),
-        ("", {}, "unknown method ''; known: constant, fedavg"),
-        ("qqqqqq", {}, "known: constant, fedavg"),
+        ("", {}, "unknown method ''; known: apfl, apfl-adaptive"),
+        ("qqqqqq", {}, "known: apfl, apfl-adaptive"),
         ("fedekd", {"bata": 1}, "unknown parameter of method 'fedekd' 'bata'; did you mean 'beta'?"),
         ("fedekd", {"lambda-kd": 1}, "did you mean 'lambda_kd'?"),
         ("fedprox", {"beta": 1}, "unknown parameter of method 'fedprox' 'beta'; known: mu"),
@@ -196,14 +286,21 @@ def test_unknown_names_are_answered_with_the_nearest(name, parameters, said):
         ("fedprox", {"mu": -1}, "fedprox.mu must be >= 0"),
         ("feddyn", {"a": 0}, "feddyn.a must be > 0"),
         ("constant", {}, "method 'constant' is defined for regression, not for classification"),
-        ("fedtype", {"level": 1.5}, "fedtype.level"),
-        ("fml", {"supervision": 2}, "fml.supervision"),
+        ("fedtype", {"level": 1.1}, "fedtype.level must be >= 0 and <= 1"),
+        ("fml", {"supervision": 1.1}, "fml.supervision must be >= 0 and <= 1"),
+        ("fml", {"proxy_supervision": 1.1}, "fml.proxy_supervision must be >= 0 and <= 1"),
     ],
 )
 def test_parameters_out_of_their_range_cost_one_line(name, parameters, said):
     with pytest.raises(FedekdError) as error:
         methods.get(name, **parameters).check("classification")
     assert said in one_line(error)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_shares_may_be_nothing_or_all(value):
+    methods.get("fml", supervision=value, proxy_supervision=value).check("classification")
+    methods.get("fedtype", level=value).check("classification")
 
 
 def test_a_task_that_a_method_does_not_fit():

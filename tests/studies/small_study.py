@@ -37,9 +37,11 @@ class Fragile(FedAvg):
 
 @dataclass(frozen=True)
 class Deadly(FedAvg):
-    """Takes its process down"""
+    """Takes its process down, unless in the dry pass, whose clients have five rows at most"""
     def begin(self, client):
-        os._exit(7)
+        if len(client.targets) > 5:
+            os._exit(7)
+        return super().begin(client)
 
 @dataclass(frozen=True)
 class Slow(FedAvg):

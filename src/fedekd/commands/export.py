@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 from fedekd.commands.parser import command
@@ -16,6 +17,10 @@ def add(commands: Any) -> None:
     export.add_argument("--method", metavar="NAME", help="trained with which method (default: fedekd, or the only one)")
     export.add_argument("--seed", type=int, metavar="N", help="of which seed's run (default: the first)")
     export.add_argument("--private", metavar="NAME", help="own private model, package.module:function, for .onnx")
+    export.add_argument("--proxy", metavar="NAME", help="own proxy model, where answers are made from it, for .onnx")
+    export.add_argument(
+        "--with-rows", action="store_true", help="let out a model that answers from training rows, which it holds"
+    )
 
 
 def export_model(given: argparse.Namespace) -> None:
@@ -24,7 +29,12 @@ def export_model(given: argparse.Namespace) -> None:
     from fedekd.handover.card import card_path, verdict
     from fedekd.handover.export import export
 
-    facts = export(given.folder, given.client, given.to, method=given.method, seed=given.seed, private=given.private)
+    facts = export(
+        given.folder, given.client, given.to, method=given.method, seed=given.seed,
+        private=given.private, proxy=given.proxy, with_rows=given.with_rows,
+    )  # fmt: skip
+    if facts.keeps_rows:
+        print(f"{given.to} holds training rows of client {facts.client}: guard it as you guard those", file=sys.stderr)
     card = card_path(Path(given.to))
     print(f"client {facts.client}, {facts.method}, seed {facts.seed}: {given.to}, its model card {card}")
     print(verdict(facts))

@@ -15,6 +15,10 @@ def add(commands: Any) -> None:
     predict.add_argument("file", metavar="FILE", help="a .csv, an .npz with x, a picture or a folder of pictures")
     predict.add_argument("--out", metavar="FILE", help="a .csv file for the predictions (default: print them)")
     predict.add_argument("--private", metavar="NAME", help="own private model, package.module:function")
+    predict.add_argument("--proxy", metavar="NAME", help="own proxy model, where answers are made from it")
+    predict.add_argument(
+        "--method", metavar="NAME", help="own method, package.module:Class, where it makes the answers"
+    )
 
 
 def predict_rows(given: argparse.Namespace) -> None:
@@ -23,7 +27,7 @@ def predict_rows(given: argparse.Namespace) -> None:
     from fedekd.handover.predict import predict
     from fedekd.store import write_whole
 
-    found = predict(given.model, given.file, private=given.private)
+    found = predict(given.model, given.file, private=given.private, proxy=given.proxy, method=given.method)
     if found.ignored:
         print(f"not used, since the model was not trained on them: {', '.join(found.ignored)}", file=sys.stderr)
     if given.out is None:

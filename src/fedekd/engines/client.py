@@ -72,7 +72,8 @@ class Client:
         self.round = 0
         """How many rounds the federation has done, for the batches of ``personalise``."""
         self.trust = TrustLog(1, self.device)
-        self._personal = False
+        self.personal = False
+        """Whether it is as it answers, after ``personalise``."""
 
     def _rows(self, split: Split) -> dict[str, Tensor]:
         every = {name: getattr(split, name) for name in ("train", "val", "test")}
@@ -294,13 +295,8 @@ class Client:
             if not self.method.needs_features:
                 output = self.task.read(module(x))
                 return output, output
-            caught: list[Tensor] = []
-            hook = models.last_linear(module).register_forward_pre_hook(lambda _, args: caught.append(args[0]))
-            try:
-                output = self.task.read(module(x))
-            finally:
-                hook.remove()
-            return output, caught[-1].float()
+            raw, features = models.with_features(module, x)
+            return self.task.read(raw), features
 
     def _through(
         self, roles: Iterable[str], x: Tensor, known: Mapping[str, tuple[Tensor, Tensor]]
@@ -335,18 +331,18 @@ class Client:
     @contextmanager
     def personalised(self) -> Iterator[None]:
         """The client as it answers: after the method's ``personalise``, which is undone in the end."""
-        steps = [] if self._personal else rules.personal(self.method)
+        steps = [] if self.personal else rules.personal(self.method)
         if not steps:
             yield
             return
         before, trust = copy.deepcopy(self.state()), self.trust.copy()
-        self._personal = True
+        self.personal = True
         try:
             for step, again in steps:
                 self.perform(step, self.round, again)
             yield
         finally:
-            self._personal = False
+            self.personal = False
             self.restore(before)
             self.trust.restore(trust)
 

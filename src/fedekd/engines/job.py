@@ -163,6 +163,13 @@ def _distribution(row: Tensor) -> dict[str, Any] | None:
     }
 
 
+def need_public(job: Job) -> None:
+    """A method that reads public rows cannot run without any."""
+    if job.method.public and not len(job.federation.public):
+        with_ = " with their labels" if job.method.public == "labels" else ""
+        raise FedekdError(f"method {job.method.name!r} needs public rows{with_}, and this federation has none")
+
+
 def pick_device(name: str) -> torch.device:
     """``auto`` is the GPU where there is one; a device that is not here is an error, not a fallback."""
     if name == "auto":

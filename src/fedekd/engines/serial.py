@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 
 from fedekd import models
 from fedekd.engines.client import Client, Rows, ServerClient, moved
-from fedekd.engines.job import Advance, Job, trust_of_round
+from fedekd.engines.job import Advance, Job, need_public, trust_of_round
 from fedekd.engines.schedule import numbered, participants
 from fedekd.exchange import Aggregator, Door, answer_of, averaging_weights, exchanges, same_shapes
 from fedekd.methods.base import Exchange, Train
@@ -25,6 +26,7 @@ class Serial:
         self.job, self.method = job, job.method
         self.advance = advance or (lambda round, client, samples: None)
         self.method.check(job.task.name)
+        need_public(job)
         self.data = Rows.of(job)
         self.clients = [Client(job, k, rows=self.data) for k in range(len(job.federation.clients))]
         self.exchanges = exchanges(self.method, job.training.rounds)
@@ -90,6 +92,14 @@ class Serial:
         if not step.each:
             self.latest[step.name] = answer
             self.missed[step.name] = set(range(len(self.clients))) - set(here)
+
+    @contextmanager
+    def personalised(self) -> Iterator[None]:
+        """All clients as they answer; what is measured and kept inside is of one and the same personalisation."""
+        with ExitStack() as stack:
+            for client in self.clients:
+                stack.enter_context(client.personalised())
+            yield
 
     def evaluate(self, split: str = "test") -> list[list[float]]:
         """The task's metric per job and client."""

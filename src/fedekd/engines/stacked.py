@@ -48,6 +48,7 @@ class Stacked(Stack):
         self.court: Stack | None = None  # the servers, where they train models themselves
         self.latest: dict[str, list[Any]] = {}  # by exchange and job: the last answer to all, for whoever was absent
         self.missed: dict[str, list[int]] = {}  # by exchange: the members that do not have it
+        self.personal = False
         self.trust: list[list[dict[str, Any]]] = [[] for _ in jobs]
 
     def _aggregator(self, j: int) -> Aggregator:
@@ -197,18 +198,20 @@ class Stacked(Stack):
     @contextmanager
     def personalised(self) -> Iterator[None]:
         """The clients as they answer: after the method's ``personalise``, which is undone in the end."""
-        steps = rules.personal(self.method)
+        steps = [] if self.personal else rules.personal(self.method)
         if not steps:
             yield
             return
         weights = {role: {n: w.clone() for n, w in tree.items()} for role, tree in self.weights.items()}
         count, trust = self.steps.clone(), self.trust_log.copy()
         known = [(group, group.memory.copy(), group.gradients.copy()) for group in self.groups]
+        self.personal = True
         try:
             for index, (step, again) in enumerate(steps):
                 self.perform(("personalise", index), step, range(len(self.members)), again)
             yield
         finally:
+            self.personal = False
             self.weights, self.steps = weights, count
             self.groups = [group for group, *_ in known]
             for group, memory, gradients in known:
@@ -235,7 +238,7 @@ class Stacked(Stack):
         return [[values[i] for i in self.members_of(j)] for j in range(len(self.jobs))]
 
     def clients_of(self, job: int) -> list[Client]:
-        """A job's clients with their models as they are now, one by one."""
+        """A job's clients with their models as they are now, one by one; inside ``personalised`` as they answer."""
         one, clients = self.jobs[job], []
         scale = Scale.of(one.federation, self.device)
         rows = Rows(self.x, scale.targets(self.y), scale)
@@ -247,7 +250,7 @@ class Stacked(Stack):
             (place,) = group.places([i])
             client.received, client.memory = group.received.one(place), group.memory.one(place)
             client.gradients = group.gradients.one(place)
-            client.steps, client.round = int(self.steps[i]), self.round_number
+            client.steps, client.round, client.personal = int(self.steps[i]), self.round_number, self.personal
             clients.append(client)
         return clients
 

@@ -48,6 +48,18 @@ def make_batch(
     return Batch(task=task, lr=lr, forward=forward, **{"mask": None, "x": None, **seen, **explained})
 
 
+def answers_plainly(method: Method) -> bool:
+    """Whether the answer is what the private model gives, and nothing else."""
+    return type(method).predict is Method.predict
+
+
+def held_to_answer(method: Method) -> tuple[str, ...]:
+    """The roles that ``predict`` may read or apply, those below heads among them."""
+    read = ("private",) if answers_plainly(method) else (*method.answers, *method.anchors)
+    below = [method.heads[role] for role in read if role in method.heads]
+    return tuple(role for role in dict.fromkeys((*below, *read)) if role in method.roles)
+
+
 def label_counts(task: str, targets: Tensor, outputs: int) -> Tensor:
     """Training rows by class; for a regression, all of them."""
     if task == "classification":

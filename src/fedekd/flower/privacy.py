@@ -190,7 +190,7 @@ class PrivateClient(Client):
     # --- training -----------------------------------------------------------------------------------------
 
     def train(self, step: Train, round: int, again: int = 0) -> None:
-        if not self.shared & set(step.roles) or self._personal:
+        if not self.shared & set(step.roles) or self.personal:
             with self._unseen(f"training {' and '.join(step.roles)} in round {round + 1}"):
                 super().train(step, round, again)
             return
@@ -221,7 +221,7 @@ class PrivateClient(Client):
     def _even_counts(self) -> Iterator[None]:
         """As many rows of every class, unless it is for the client's own answers."""
         true = self.counts
-        if not self._personal:
+        if not self.personal:
             self.counts = torch.full_like(true, max(1, len(self.rows["train"]) // len(true)))
         try:
             yield

@@ -22,6 +22,11 @@ def finish(site: Site, folder: Path, method: str, client: Client, local: Client)
 
     Returns what is shared. The client is to be as it answers: see ``Client.personalised``.
     """
+    with client.personalised(), local.personalised():  # measured and kept after one and the same training
+        return _finish(site, folder, method, client, local)
+
+
+def _finish(site: Site, folder: Path, method: str, client: Client, local: Client) -> dict[str, Word]:
     value, alone, metric = client.score(), local.score(), client.task.metric
     counts = {f"n_{split}": len(client.rows[split]) for split in ("train", "val", "test")}
     own: dict[str, Any] = {"local": alone, "value": value, "delta": value - alone, **counts}
@@ -31,7 +36,7 @@ def finish(site: Site, folder: Path, method: str, client: Client, local: Client)
     whole = {"name": site.name, "method": method, "metric": metric, **own, **sure, "privacy": privacy}
     write_text(folder / "report.json", json.dumps(whole, indent=1) + "\n")
     result = {"metric": metric, "clients": [{"id": site.name, **own}]}
-    if "private" in client.models:
+    if client.models:
         files.write(folder, {"key": folder.name, "label": method, **result}, 0, client)
     if method != "local":  # what a site that was harmed goes back to
         result["clients"] = [{"id": site.name, **own, "value": alone, "delta": 0.0}]

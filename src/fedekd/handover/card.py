@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def make_card(facts: Facts, record: dict[str, Any], file: str) -> str:
         "Did joining help?": _comparison(facts, record),
         "Data": _data(facts, record),
         "Inputs": _inputs(facts),
-        "Output": _output(facts),
+        "Output": [*_answers(facts), *_output(facts)],
         "Training": _training(facts, record),
         "Use": [f"`fedekd predict {file} FILE`: a class and its probability for each row, or a number.", *LIMITS],
     }
@@ -105,6 +106,32 @@ def _inputs(facts: Facts) -> list[str]:
     return lines
 
 
+def _answers(facts: Facts) -> list[str]:
+    """What the file answers with."""
+    own = facts.answers
+    if own is None:
+        tuned = (
+            f", after what {facts.method} has a client do before it answers" if facts.about.get("personalised") else ""
+        )
+        return [f"- the answer is the private model's{tuned}"]
+    by = ", ".join(f"{name} {value}" for name, value in own.parameters.items())
+    parts = [f"the {_and(own.roles)} model{'s' * (len(own.roles) > 1)}"] if own.roles else []
+    kinds = {"memory": "remembers", "received": "has received", "gradients": "has gathered as gradients"}
+    for kind, verb in kinds.items():
+        names = dict.fromkeys(name.split("/")[1] for name in own.knows if name.startswith(f"{kind}/"))
+        parts += [f"what the client {verb} ({', '.join(map(_plain, names))})"] if names else []
+    lines = [f"- the answer is made by {_plain(own.method)}{f' ({_plain(by)})' if by else ''} from {_and(parts)}"]
+    if own.keeps_rows:
+        count = facts.about.get("n_train", "?")
+        lines.append(f"- **the file holds the {count} training rows of this client** in the form that the method keeps")
+        lines.append("  (features and targets): guard it as you guard those rows")
+    return lines
+
+
+def _and(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(map(_plain, words[:-1])), *map(_plain, words[-1:]))))
+
+
 def _output(facts: Facts) -> list[str]:
     if not facts.classifies:
         mean, std = facts.target
@@ -119,7 +146,9 @@ def _training(facts: Facts, record: dict[str, Any]) -> list[str]:
     params = record.get("params", {})
     lines = [f"- method: {facts.method}, seed {facts.seed}, run {facts.about.get('key', '?')}"]
     lines += [f"- {', '.join(f'{name} {value}' for name, value in params.items())}"] if params else []
-    return [*lines, f"- architecture: `{facts.model}`", f"- made with fedekd {facts.about.get('fedekd', '?')}"]
+    proxy = facts.answers and facts.answers.proxy
+    architecture = f"- architecture: `{facts.model}`" + (f", proxy `{proxy}`" if proxy else "")
+    return [*lines, architecture, f"- made with fedekd {facts.about.get('fedekd', '?')}"]
 
 
 def _plain(name: str) -> str:

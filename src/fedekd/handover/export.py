@@ -1,4 +1,4 @@
-"""A site's private model as a file for use elsewhere, .safetensors or .onnx, with its model card beside it."""
+"""A site's model as a file for use elsewhere, .safetensors or .onnx, with its model card beside it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import json
 import logging
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fedekd import results
 from fedekd.errors import FedekdError, unknown
 from fedekd.handover.card import card_path, make_card
-from fedekd.handover.facts import Facts, kept_models
+from fedekd.handover.facts import Code, Facts, kept_models
 from fedekd.store import write_whole
 
 KINDS = (".safetensors", ".onnx")
@@ -19,33 +19,42 @@ KINDS = (".safetensors", ".onnx")
 
 def export(
     folder: str | Path, client: str, to: str | Path, *,
-    method: str | None = None, seed: int | None = None, private: str | None = None,
+    method: str | None = None, seed: int | None = None, private: str | None = None, proxy: str | None = None,
+    with_rows: bool = False,
 ) -> Facts:  # fmt: skip
-    """Write a client's model to ``to`` and its card beside it; returns what the card states.
+    """Write what a client answers with to ``to`` and its card beside it; returns what the card states.
 
     Without ``method`` it is FedeKD's, or the only method's besides Local; without ``seed`` the first one's.
-    ``private`` names the factory of a model of one's own, which .onnx needs to draw the graph.
+    ``private`` and ``proxy`` name the factories of models of one's own, which .onnx needs to draw the graph, as does
+    ``method`` as package.module:Class for a method of one's own that answers with more than the private model.
+    Some methods answer from training rows, which leave with the model only ``with_rows``.
     """
     target = Path(to)
     if target.suffix.lower() not in KINDS:
         raise FedekdError(f"cannot export to {str(target)!r}; name a file that ends in {' or '.join(KINDS)}")
     facts = choose(kept_models(Path(folder)), client, method, seed)
+    if facts.keeps_rows and not with_rows:
+        raise FedekdError(
+            f"{facts.method} answers from the training rows of client {facts.client}, so the file would hold them "
+            "(features and targets); add --with-rows to let them out, or choose another --method"
+        )
+    code = Code(private, proxy, method if method and ":" in method else None)
     card = make_card(facts, _record(Path(folder), facts), target.name)
     content = _onnx if target.suffix.lower() == ".onnx" else _safetensors
     about = {name: json.dumps(value) for name, value in {**facts.about, "card": card}.items()}
     readers = 0o600 | facts.path.stat().st_mode & 0o666  # a site keeps its models for its owner alone
-    write_whole(target, content(facts, about, private), "--to", readers)
+    write_whole(target, content(facts, about, code), "--to", readers)
     write_whole(card_path(target), card.encode(), "--to", readers)
     return facts
 
 
 def choose(kept: list[Facts], client: str, method: str | None, seed: int | None) -> Facts:
-    """The one that is asked for; of several runs that fit, the last that was trained."""
+    """The one that is asked for, a method by its name or its class; of several that fit, the last that was trained."""
     methods = list(dict.fromkeys(facts.method for facts in kept))
     if method is None:
         joined = [name for name in methods if name != "local"] or methods
         method = joined[0] if len(joined) == 1 else "fedekd"
-    fitting = [facts for facts in kept if facts.method == method]
+    fitting = [facts for facts in kept if method in (facts.method, facts.answers and facts.answers.code)]
     if not fitting:
         raise unknown("method", method, methods)
     seeds = sorted({facts.seed for facts in fitting})
@@ -68,7 +77,7 @@ def _record(folder: Path, facts: Facts) -> dict[str, Any]:
     return next((record for record in records if record.get("key") == facts.about.get("key")), {})
 
 
-def _safetensors(facts: Facts, about: dict[str, str], private: str | None) -> bytes:
+def _safetensors(facts: Facts, about: dict[str, str], code: Code) -> bytes:
     from safetensors.torch import save
 
     from fedekd.handover.ready import read_weights
@@ -76,12 +85,12 @@ def _safetensors(facts: Facts, about: dict[str, str], private: str | None) -> by
     return save(read_weights(facts), about)
 
 
-def _onnx(facts: Facts, about: dict[str, str], private: str | None) -> bytes:
+def _onnx(facts: Facts, about: dict[str, str], code: Code) -> bytes:
     import torch
 
     from fedekd.handover.ready import make_ready
 
-    model = make_ready(facts, private)
+    model = make_ready(facts, code)
     rows = torch.zeros(2, *facts.shape)
     output = "probabilities" if facts.classifies else "prediction"
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it tells of every package that is not there
@@ -90,13 +99,38 @@ def _onnx(facts: Facts, about: dict[str, str], private: str | None) -> bytes:
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
                 model, (rows,), input_names=["rows"], output_names=[output], dynamo=True, verbose=False,
-                dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),
+                dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), custom_translation_table=_translations(),
             )  # fmt: skip
     except ImportError as error:
         raise FedekdError(f"an .onnx file needs {error.name or error}; pip install 'fedekd[onnx]'") from None
     except torch.onnx.errors.OnnxExporterError as error:
-        why = str(error.__cause__ or error).strip().splitlines()[0]
-        raise FedekdError(f"torch cannot draw {facts.model} as an ONNX graph: {why}") from None
+        why = (
+            str(error.__cause__ or error)
+            .strip()
+            .splitlines()[0]
+            .removesuffix(" See the stack trace for more information.")
+        )
+        what = facts.model if facts.answers is None else f"the answers of {facts.method}"
+        raise FedekdError(f"torch cannot draw {what} as an ONNX graph: {why}") from None
     assert program is not None
     program.model.metadata_props.update(about)
     return program.model_proto.SerializeToString()
+
+
+def _translations() -> dict[Any, Any]:
+    """What torch itself cannot draw: distances between rows, in double because their sum of squares cancels."""
+    import torch
+    from onnxscript import FLOAT, opset18
+
+    op = cast("Any", opset18)
+
+    def distances(a: FLOAT, b: FLOAT, p: float = 2.0, compute_mode: int | None = None) -> FLOAT:
+        if p != 2:
+            raise NotImplementedError(f"distances of order {p}")
+        a, b = (op.Cast(rows, to=11) for rows in (a, b))
+        squares = [op.ReduceSum(op.Mul(rows, rows), op.Constant(value_ints=[-1]), keepdims=1) for rows in (a, b)]
+        inner = op.MatMul(a, op.Transpose(b, perm=[1, 0]))
+        found = op.Sub(op.Add(squares[0], op.Transpose(squares[1], perm=[1, 0])), op.Add(inner, inner))
+        return op.Cast(op.Sqrt(op.Relu(found)), to=1)
+
+    return {torch.ops.aten._cdist_forward.default: distances}

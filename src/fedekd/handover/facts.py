@@ -1,9 +1,9 @@
-"""What the file of a site's private model says of it: all that is needed to use it, in the file's metadata."""
+"""What the file of a site's model says of it: all that is needed to use it, in the file's metadata."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,64 @@ from fedekd.errors import FedekdError
 from fedekd.handover import files
 
 NEEDED = ("client", "method", "model", "shape", "outputs", "task", "gain", "shift", "target_mean", "target_std")
+
+
+@dataclass(frozen=True)
+class Code:
+    """Where the user says that code of their own is; what a file names is never imported on its word alone."""
+
+    private: str | None = None
+    proxy: str | None = None
+    method: str | None = None
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a file says of a method that answers with more than the private model."""
+
+    method: str
+    code: str
+    """Its class, module:Class; never imported on the file's word."""
+    parameters: Mapping[str, Any]
+    roles: tuple[str, ...]
+    knows: tuple[str, ...]
+    """Names of the tensors besides models."""
+    proxy: str | None
+    """The factory of models that are not like the private one, if there are any."""
+    counts: tuple[int, ...]
+    lr: float
+    steps: int
+    keeps_rows: bool
+
+    @classmethod
+    def of(cls, about: Any) -> Answers:
+        if not isinstance(about, dict):
+            raise TypeError(f"answers: {about!r}")
+        lacking = [f.name for f in fields(cls) if f.name not in about]
+        if lacking:
+            raise ValueError(f"its answers do not say their {lacking[0]}")
+        for name, kind in (("parameters", dict), ("keeps_rows", bool)):
+            if not isinstance(about[name], kind):
+                raise TypeError(f"{name}: {about[name]!r}")
+        roles, knows = (_words(about[name]) for name in ("roles", "knows"))
+        return cls(
+            method=str(about["method"]),
+            code=str(about["code"]),
+            parameters=about["parameters"],
+            roles=roles,
+            knows=knows,
+            proxy=None if about["proxy"] is None else str(about["proxy"]),
+            counts=tuple(int(count) for count in about["counts"]),
+            lr=float(about["lr"]),
+            steps=int(about["steps"]),
+            keeps_rows=about["keeps_rows"],
+        )
+
+
+def _words(given: Any) -> tuple[str, ...]:
+    if not isinstance(given, list) or not all(isinstance(word, str) for word in given):
+        raise ValueError(f"{given!r} in the place of names")
+    return tuple(given)
 
 
 @dataclass(frozen=True)
@@ -38,7 +96,7 @@ class Facts:
         """Read everything once, so that a damaged file is found here and not somewhere in the middle of its use."""
         if self.about["task"] not in TASKS or len(self.shape) not in (1, 3) or min(*self.shape, self.outputs) < 1:
             raise ValueError(f"a {self.about['task']} from {self.shape} to {self.outputs}")
-        for name in ("seed", "position", "scale", "target", "labels", "columns"):
+        for name in ("seed", "position", "scale", "target", "labels", "columns", "answers"):
             getattr(self, name)
         for name in ("value", "local", "delta"):
             self.number(name)
@@ -68,6 +126,15 @@ class Facts:
     def model(self) -> str:
         """The factory that built it, module:function."""
         return str(self.about["model"])
+
+    @cached_property
+    def answers(self) -> Answers | None:
+        """None where the answer is the private model's."""
+        return Answers.of(self.about["answers"]) if "answers" in self.about else None
+
+    @property
+    def keeps_rows(self) -> bool:
+        return self.answers is not None and self.answers.keeps_rows
 
     @property
     def classifies(self) -> bool:

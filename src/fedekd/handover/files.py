@@ -1,10 +1,14 @@
-"""The clients' trained private models, in DIR/models/KEY/POSITION.safetensors, each with what it takes to use it."""
+"""What the clients answer with, in DIR/models/KEY/POSITION.safetensors, each with what it takes to use it.
+
+Most methods answer with the private model, and the file holds its weights by their names. Of any other method it holds
+models/ROLE/NAME for every role that `predict` reads, and memory/..., received/... and gradients/... of the client.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +18,11 @@ from fedekd.settings import model_name
 from fedekd.store import Record, write_whole
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fedekd.engines.client import Client
+
+KNOWLEDGE = ("memory", "received", "gradients")
 
 
 @dataclass(frozen=True)
@@ -28,13 +36,60 @@ class Kept:
 def write(folder: Path, record: Record, position: int, client: Client) -> None:
     from safetensors.torch import save
 
-    # safetensors refuses tensors that share memory, as tied weights do
-    tensors = {name: t.detach().cpu().contiguous().clone() for name, t in client.message("private").items()}
-    about = {name: json.dumps(value) for name, value in card(record, position, client).items()}
-    write_whole(folder / "models" / record["key"] / f"{position}.safetensors", save(tensors, about))
+    path = folder / "models" / record["key"] / f"{position}.safetensors"
+    with client.personalised():
+        # safetensors refuses tensors that share memory, as tied weights do
+        tensors = {name: t.detach().cpu().contiguous().clone() for name, t in held(client).items()}
+        about = card(record, position, client, tensors)
+    if "answers" in about:
+        from fedekd.handover.ready import try_out
+
+        try_out(path, about, client.job, tensors)
+    write_whole(path, save(tensors, {name: json.dumps(value) for name, value in about.items()}))
 
 
-def card(record: Record, position: int, client: Client) -> dict[str, Any]:
+def held(client: Client) -> dict[str, Tensor]:
+    """All tensors that the client's answers are made from."""
+    from fedekd.engines.view import answers_plainly, held_to_answer
+
+    if answers_plainly(client.method):
+        return dict(client.message("private"))
+    models = {
+        f"models/{role}/{name}": tensor
+        for role in held_to_answer(client.method)
+        for name, tensor in client.message(role).items()
+    }
+    return models | {name: t for what in KNOWLEDGE for name, t in _leaves(client, what, getattr(client, what))}
+
+
+def _leaves(client: Client, path: str, tree: Any) -> Iterator[tuple[str, Tensor]]:
+    from torch import Tensor
+
+    if isinstance(tree, Tensor):
+        yield path, tree
+    elif isinstance(tree, dict) and all(isinstance(key, str) and key and "/" not in key for key in tree):
+        for key, value in tree.items():
+            yield from _leaves(client, f"{path}/{key}", value)
+    else:
+        raise FedekdError(
+            f"a model file cannot hold {path} of {client.method.name}: it is {type(tree).__name__}, and must be a "
+            "tensor, or a dict of them under names without a slash"
+        )
+
+
+def nested(leaves: dict[str, Tensor]) -> dict[str, Any]:
+    """The trees of KNOWLEDGE whose leaves were written."""
+    trees: dict[str, Any] = {what: {} for what in KNOWLEDGE}
+    for name, tensor in leaves.items():
+        *path, last = name.split("/")
+        tree = trees
+        for key in path:
+            tree = tree.setdefault(key, {})
+        tree[last] = tensor
+    return trees
+
+
+def card(record: Record, position: int, client: Client, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """What a model's file says of it: where it comes from, what it takes and gives, how good it is."""
     job, own = client.job, record["clients"][position]
     federation, dataset = job.federation, job.federation.dataset
@@ -59,8 +114,36 @@ def card(record: Record, position: int, client: Client) -> dict[str, Any]:
         "metric": record["metric"],
         **{name: own[name] for name in ("value", "local", "delta", "n_train", "n_val", "n_test")},
         "key": record["key"],
+        "personalised": bool(client.method.personalise()),
+        **_answers(client, tensors),
         "fedekd": __version__,
     }
+
+
+def _answers(client: Client, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """How an answer is made of a file's tensors, where it is not the private model's alone."""
+    from fedekd.engines.view import answers_plainly, held_to_answer
+
+    method, job = client.method, client.job
+    if answers_plainly(method):
+        return {}
+    roles = held_to_answer(method)
+    about = {
+        "method": method.name,
+        "code": model_name(type(method)),
+        "parameters": asdict(method),
+        "roles": roles,
+        "knows": sorted(name for name in tensors if not name.startswith("models/")),
+        "proxy": model_name(job.proxy) if any(method.root(role) != "private" for role in roles) else None,
+        "counts": client.counts.tolist(),
+        "lr": job.training.lr,
+        "steps": client.steps,
+        "keeps_rows": method.keeps_rows,
+    }
+    try:
+        return {"answers": json.loads(json.dumps(about))}
+    except TypeError as error:
+        raise FedekdError(f"a model file cannot hold the parameters of {method.name}: {error}") from None
 
 
 def read_card(path: Path) -> dict[str, Any]:

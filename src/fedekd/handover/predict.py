@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedekd.errors import FedekdError
-from fedekd.handover.facts import Facts, read_facts
+from fedekd.handover.facts import Code, Facts, read_facts
 from fedekd.handover.unseen import read_unseen
 
 BATCH = 256
@@ -51,25 +51,29 @@ class Predictions:
         return stream.getvalue()
 
 
-def predict(model: str | Path, file: str | Path, *, private: str | None = None) -> Predictions:
+def predict(
+    model: str | Path, file: str | Path, *,
+    private: str | None = None, proxy: str | None = None, method: str | None = None,
+) -> Predictions:  # fmt: skip
     """The model's answers for the rows of a .csv or .npz file, a picture or a folder of pictures.
 
-    ``private`` names the factory of a model of one's own; an .onnx file holds its graph and needs none.
+    ``private`` and ``proxy`` name the factories of models of one's own, ``method`` the class of a method of one's own
+    that answers with more than its private model; an .onnx file holds its graph and needs none.
     """
-    path = Path(model)
-    facts, answer = _from_onnx(path) if path.suffix.lower() == ".onnx" else _from_safetensors(path, private)
+    path, code = Path(model), Code(private, proxy, method)
+    facts, answer = _from_onnx(path) if path.suffix.lower() == ".onnx" else _from_safetensors(path, code)
     unseen = read_unseen(Path(file), facts)
     pieces = [answer(unseen.x[start : start + BATCH]) for start in range(0, len(unseen.x), BATCH)]
     return Predictions(facts, unseen.names, np.concatenate(pieces), unseen.ignored)
 
 
-def _from_safetensors(path: Path, private: str | None) -> tuple[Facts, Answer]:
+def _from_safetensors(path: Path, code: Code) -> tuple[Facts, Answer]:
     facts = read_facts(path)
     import torch
 
     from fedekd.handover.ready import make_ready
 
-    model = make_ready(facts, private)
+    model = make_ready(facts, code)
 
     @torch.no_grad()
     def answer(rows: np.ndarray) -> np.ndarray:

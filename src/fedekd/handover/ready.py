@@ -1,44 +1,122 @@
-"""A kept private model, ready for use: raw rows go in, probabilities or numbers in the user's units come out."""
+"""A kept model, ready for use: raw rows go in, probabilities or numbers in the user's units come out."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from fedekd import models
+from fedekd import methods, models
+from fedekd.engines.client import trainable
+from fedekd.engines.view import held_to_answer, make_batch
 from fedekd.errors import FedekdError
-from fedekd.handover.facts import Facts
+from fedekd.handover.facts import Code, Facts
+from fedekd.handover.files import nested
+from fedekd.methods.base import Method
+from fedekd.settings import model_name
+from fedekd.tasks import make_task
 
-BUILT_IN = "fedekd.models:private"
+if TYPE_CHECKING:
+    from fedekd.engines.job import Job
+    from fedekd.methods.base import Batch
+
+BUILT_IN = {kind: f"fedekd.models:{kind}" for kind in models.BUILT_IN}
+T = TypeVar("T")
+Find = Callable[[str], models.Factory]  # the factory of "private" or "proxy" models
 
 
 class Ready(nn.Module):
+    """The method's ``predict`` over the client's models and what it knows, from raw rows to the user's units."""
+
     gain: Tensor
     shift: Tensor
 
-    def __init__(self, module: nn.Module, facts: Facts) -> None:
+    def __init__(self, facts: Facts, method: Method, modules: Mapping[str, nn.Module], known: Mapping[str, Tensor]):
         super().__init__()
-        self.module, self.classifies = module, facts.classifies
+        self.method, self.classifies, self.answers = method, facts.classifies, facts.answers
+        self.held = nn.ModuleList(modules.values())
+        self.roles = tuple(modules)
+        below = {method.heads[role] for role in method.answers if role in method.heads}
+        self.forwarded = tuple(role for role in modules if role in below or role in method.answers)
         for name, value in zip(("gain", "shift"), facts.scale, strict=True):
             wide = value.reshape((1,) * (len(facts.shape) - value.ndim) + value.shape)
             self.register_buffer(name, torch.from_numpy(np.array(wide, np.float32)))
         self.mean, self.std = facts.target
+        self.task = make_task(str(facts.about["task"]), self.std)
+        self.known = tuple(known)
+        for place, tensor in enumerate(known.values()):
+            self.register_buffer(f"known_{place}", tensor)
+        self.register_buffer("counts", torch.tensor(self.answers.counts if self.answers else [0]))
 
     def forward(self, raw: Tensor) -> Tensor:
-        output = self.module(torch.addcmul(self.shift, raw.float(), self.gain)).float()
-        if self.classifies:
-            return output.softmax(-1)
-        return (output.squeeze(-1) if output.dim() > 1 else output) * self.std + self.mean
+        output = self.method.predict(self._batch(torch.addcmul(self.shift, raw.float(), self.gain)))
+        return output.softmax(-1) if self.classifies else output * self.std + self.mean
+
+    def _batch(self, x: Tensor) -> Batch:
+        """What the method saw of its client's test rows; see ``Client.predictions``."""
+        modules, heads, wanted = (
+            dict(zip(self.roles, self.held, strict=True)),
+            self.method.heads,
+            self.method.needs_features,
+        )
+        outputs: dict[str, Tensor] = {}
+        features: dict[str, Tensor] = {}
+        for role in self.forwarded:
+            if role in heads:
+                features[role] = features[heads[role]]
+                raw = modules[role](features[role])
+            elif wanted:
+                raw, features[role] = models.with_features(modules[role], x)
+            else:
+                raw = modules[role](x)
+            outputs[role] = self.task.read(raw)
+        kind = torch.int64 if self.classifies else torch.float32
+        seen = {
+            "x": x,
+            "y": torch.zeros(x.shape[0], dtype=kind),
+            "outputs": outputs,
+            "features": features,
+            "weights": {role: trainable(modules[role]) for role in self.method.anchors if role in modules},
+            **nested({name: getattr(self, f"known_{place}") for place, name in enumerate(self.known)}),
+            "uniform": torch.zeros(x.shape[0], self.method.draws),
+            "rows": torch.arange(x.shape[0]),
+            "counts": self.counts,
+            "steps": torch.tensor(self.answers.steps if self.answers else 0),
+        }
+
+        def apply(role: str, weights: Mapping[str, Tensor]) -> Tensor:
+            if role not in modules:
+                raise FedekdError(f"{self.method.name} applies the {role} model, which its `answers` do not name")
+            return self.task.read(functional_call(modules[role], dict(weights), (x,)))
+
+        return make_batch(self.method, self.task, self.answers.lr if self.answers else 0.0, seen, apply)
 
 
-def make_ready(facts: Facts, private: str | None = None) -> Ready:
-    """The model in the file of these facts; ``private`` names the factory of a model of the user's own."""
-    return Ready(_build(facts, private), facts).eval()
+def make_ready(facts: Facts, code: Code | None = None) -> Ready:
+    """The model in the file of these facts."""
+    code = code or Code()
+    method = _method(facts, code)
+
+    def find(kind: str) -> models.Factory:
+        named = facts.model if kind == "private" else (facts.answers and facts.answers.proxy) or BUILT_IN[kind]
+        given = getattr(code, kind)
+        if given is None and named != BUILT_IN[kind]:
+            raise FedekdError(f"{facts.path} holds a model of your own; say where its code is: --{kind} {named}")
+        return _looked_for(lambda: models.factory(kind, given))
+
+    return _assembled(facts, method, find, read_weights(facts))
+
+
+def try_out(path: Path, about: Mapping[str, Any], job: Job, tensors: Mapping[str, Tensor]) -> None:
+    """Raise for a method whose answers cannot be made from what is about to be written."""
+    _assembled(Facts.of(path, about), job.method, job.factory, tensors)
 
 
 def read_weights(facts: Facts) -> dict[str, Tensor]:
@@ -48,25 +126,88 @@ def read_weights(facts: Facts) -> dict[str, Tensor]:
         raise FedekdError(f"{facts.path} is not a whole .safetensors file ({error}); export it again") from None
 
 
-def _build(facts: Facts, private: str | None) -> nn.Module:
-    """The bare model. What a file names is never imported on its word alone: it could name any function there is."""
-    named = facts.model
-    if private is None and named != BUILT_IN:
-        raise FedekdError(f"{facts.path} holds a model of your own; say where its code is: --private {named}")
-    make = _factory(private)
-    weights = read_weights(facts)
-    module = models.build("private", make, facts.shape, facts.outputs, facts.seed, facts.position)
+def _assembled(facts: Facts, method: Method, find: Find, tensors: Mapping[str, Tensor]) -> Ready:
+    if facts.answers is None:
+        modules = {"private": _build(facts, method, "private", find, {}, tensors)}
+        return Ready(facts, method, modules, {}).eval()
+    lacking = [name for name in facts.answers.knows if name not in tensors]
+    if lacking:
+        raise FedekdError(f"{facts.path} is damaged: it lacks {lacking[0]}; export it again")
+    modules = {}
+    for role in held_to_answer(method):
+        start = f"models/{role}/"
+        state = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+        if not state and role not in facts.answers.roles:
+            raise FedekdError(f"{facts.path} holds no {role} model, from which {method.name} answers; {_other(facts)}")
+        modules[role] = _build(facts, method, role, find, modules, state)
+    ready = Ready(facts, method, modules, {name: tensors[name] for name in facts.answers.knows}).eval()
+    _check_answers(facts, ready)
+    return ready
+
+
+def _build(
+    facts: Facts, method: Method, role: str, find: Find, modules: Mapping[str, nn.Module], state: Mapping[str, Tensor]
+) -> nn.Module:
+    """The bare model of one role."""
+    root = method.root(role)
+    module: nn.Module
+    if role in method.heads:
+        what, module = f"head {role}", models.zero_head(modules[method.heads[role]], facts.outputs)
+    else:
+        make = find("private" if root == "private" else "proxy")
+        what, module = (
+            model_name(make),
+            models.build(root, make, facts.shape, facts.outputs, facts.seed, facts.position),
+        )
     try:
-        module.load_state_dict(weights)
+        module.load_state_dict(dict(state))
     except RuntimeError as error:
         why = str(error).strip().splitlines()[-1].strip()
-        raise FedekdError(f"the weights in {facts.path} do not fit the model {private or named}: {why}") from None
+        raise FedekdError(f"the weights in {facts.path} do not fit the model {what}: {why}") from None
     return module
 
 
-def _factory(private: str | None) -> models.Factory:
+def _check_answers(facts: Facts, ready: Ready) -> None:
+    """Two blank rows, so that what does not fit together is found before it is used."""
     try:
-        return models.factory("private", private)
+        with torch.no_grad():
+            found = ready(torch.zeros(2, *facts.shape))
+    except FedekdError:
+        raise
+    except Exception as error:  # a user's method may raise anything
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise FedekdError(
+            f"{ready.method.name} cannot answer from what {facts.path} holds ({why}); {_other(facts)}"
+        ) from None
+    wanted = (2, facts.outputs) if facts.classifies else (2,)
+    if found.shape != wanted:
+        raise FedekdError(f"{ready.method.name} gives {tuple(found.shape)} for two rows of {facts.path}, not {wanted}")
+
+
+def _other(facts: Facts) -> str:
+    assert facts.answers is not None
+    return f"export it again, or name the method it was trained with: --method {facts.answers.code}"
+
+
+def _method(facts: Facts, code: Code) -> Method:
+    """The method that answers, with the file's parameters."""
+    if facts.answers is None:
+        return Method()
+    named, given = facts.answers, code.method
+    found = methods.known().get(named.method)
+    if given is not None:
+        found = _looked_for(lambda: methods.get(given))
+    elif found is None or model_name(type(found)) != named.code:
+        raise FedekdError(f"{facts.path} answers by a method of your own; say where its code is: --method {named.code}")
+    changed = {name: value for name, value in named.parameters.items() if getattr(found, name, named) != value}
+    method = methods.with_parameters(found, changed)
+    method.check(str(facts.about["task"]))
+    return method
+
+
+def _looked_for(find: Callable[[], T]) -> T:
+    try:
+        return find()
     except FedekdError as error:
         if not isinstance(error.__context__, ModuleNotFoundError):
             raise

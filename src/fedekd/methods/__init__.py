@@ -12,20 +12,23 @@ from typing import Any, TypeVar
 from fedekd.errors import FedekdError, unknown
 from fedekd.methods.base import Batch, Beginning, Copy, Exchange, Method, Remember, Step, Train, Uploads
 
-# What `--methods NAME` stands for besides a method's own name.
-GROUPS = {
-    "all": ("fedekd", "fedavg", "fedprox", "feddyn", "fedtype", "fedtype-prox", "fml", "local", "constant"),
-    "energies": ("fedekd", "fedekd-entropy", "fedekd-margin", "fedekd-lse", "fedekd-feature"),
-    "controls": ("fedekd-ungated", "fedekd-half", "fedekd-permuted", "fedtype-nograd", "constant"),
+FAMILIES = {
+    "paper": "FedeKD and what it is compared with in its study",
+    "personalised": "one architecture, and something of each client's own",
+    "distillation": "predictions, prototypes or layers travel; models may differ",
+    "optimisation": "against drift, and at the server",
 }
 M = TypeVar("M", bound=type[Method])
 _REGISTRY: dict[str, Method] = {}
 
 
-def register(name: str, **variants: Mapping[str, Any]) -> Callable[[M], M]:
+def register(
+    name: str, *, family: str = "", cite: str = "", also: str = "", **variants: Mapping[str, Any]
+) -> Callable[[M], M]:
     """Class decorator: make a method known by ``name``, and its variants by ``name-variant``.
 
-    ``@register("fedtype", prox={"mu": 0.01})`` knows "fedtype" and "fedtype-prox".
+    ``@register("fedtype", family="paper", prox={"mu": 0.01})`` knows "fedtype" and "fedtype-prox", and puts the first
+    into the group "paper". ``cite`` tells authors, venue and year; ``also`` names another group that it belongs to.
     """
 
     def enter(cls: M) -> M:
@@ -33,7 +36,9 @@ def register(name: str, **variants: Mapping[str, Any]) -> Callable[[M], M]:
             other = type(_REGISTRY.get(taken))
             if taken in _REGISTRY and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
                 raise FedekdError(f"method name {taken!r} is taken by {other.__module__}.{other.__qualname__}")
-        cls.name = name
+        if family not in ("", *FAMILIES):
+            raise unknown(f"family of method {name!r}", family, FAMILIES)
+        cls.name, cls.family, cls.cite, cls.also = name, family, cite, also  # of its own, never of the class it extends
         _REGISTRY[name] = cls()
         for variant, changes in variants.items():
             _REGISTRY[f"{name}-{variant}"] = replace(cls(), **changes)
@@ -52,6 +57,28 @@ def known() -> dict[str, Method]:
     """Every registered method with its default hyper-parameters, by name."""
     _import_all()
     return dict(_REGISTRY)
+
+
+def groups() -> dict[str, tuple[str, ...]]:
+    """What `--methods NAME` stands for besides a method's own name: families, all of them, and kinds of variants.
+
+    A variant belongs to the groups that the fields it changes name in their metadata, {"variants": "controls"}. What a
+    method does by default is one of its energies, but none of its controls.
+    """
+    found: dict[str, list[str]] = {"all": [], **{family: [] for family in FAMILIES}, "energies": [], "controls": []}
+    methods = known()
+    for name in sorted(methods, key=lambda name: (name != "fedekd", name)):
+        method = methods[name]
+        base = methods.get(method.name, method)
+        marked = {f.name: f.metadata["variants"] for f in fields(method) if "variants" in f.metadata}
+        changed = {group for field, group in marked.items() if getattr(method, field) != getattr(base, field)}
+        if name == method.name:
+            changed |= {group for group in (method.family, method.also) if group}
+            changed |= {"energies"} & set(marked.values())
+        for group in changed:
+            found.setdefault(group, []).append(name)
+    found["all"] = [name for family in FAMILIES for name in found[family]]
+    return {group: tuple(names) for group, names in found.items()}
 
 
 def get(name: str, **parameters: Any) -> Method:
@@ -107,7 +134,7 @@ def _imported(path: str) -> Method:
 
 
 __all__ = [
-    "GROUPS",
+    "FAMILIES",
     "Batch",
     "Beginning",
     "Copy",
@@ -118,6 +145,7 @@ __all__ = [
     "Train",
     "Uploads",
     "get",
+    "groups",
     "known",
     "register",
     "with_parameters",

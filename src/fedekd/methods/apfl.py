@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-
 from fedekd.methods import Batch, Beginning, Copy, Exchange, Method, Remember, Step, Train, register
 from fedekd.trees import inner
 
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     from fedekd.methods.base import Tree
 
 
-@register("apfl", adaptive={"adaptive": True})
+@register("apfl", family="personalised", cite="Deng et al., 2020", adaptive={"adaptive": True})
 @dataclass(frozen=True)
 class APFL(Method):
     """A mixture of a personal and a locally trained global model, of which the global one is averaged"""
@@ -31,13 +29,13 @@ class APFL(Method):
     alpha: float = field(default=0.5, metadata={"high": 1})  # the personal model's share
     adaptive: bool = False  # each client's own alpha, which begins there and follows its gradient
 
-    family = "personalised"
-    cite = "Deng et al., 2020"
     roles = ("private", "personal", "global")  # the private model is the mixture
     like: ClassVar[Mapping[str, str]] = {"personal": "private", "global": "private"}
     anchors = ("personal", "global")
 
     def begin(self, client: Beginning) -> dict[str, Any]:
+        import torch
+
         return {"alpha": torch.tensor(self.alpha)} if self.adaptive else {}
 
     def steps(self, round: int) -> tuple[Step, ...]:

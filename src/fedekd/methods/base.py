@@ -194,9 +194,10 @@ class Beginning:
 class Method:
     """Base of all methods. Subclasses are frozen dataclasses with a docstring whose first line describes them."""
 
-    name: ClassVar[str] = ""
+    name: ClassVar[str] = ""  # this and the next three are what it was registered with
     family: ClassVar[str] = ""  # what `--methods` may call it together with others
     cite: ClassVar[str] = ""  # authors, venue and year
+    also: ClassVar[str] = ""  # another group that it belongs to
     tasks: ClassVar[tuple[str, ...]] = ("classification", "regression")
     roles: ClassVar[tuple[str, ...]] = ("private",)
     like: ClassVar[Mapping[str, str]] = {}  # roles of another's architecture, start and batches

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@register("constant")
+@register("constant", family="paper", also="controls")
 @dataclass(frozen=True)
 class Constant(Method):
     """The client's training mean for every sample"""

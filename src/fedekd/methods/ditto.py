@@ -16,15 +16,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@register("ditto")
+@register("ditto", family="personalised", cite="Li et al., ICML 2021")
 @dataclass(frozen=True)
 class Ditto(Method):
     """A personal model with the term (lam/2)||theta - received||^2 towards FedAvg's"""
 
     lam: float = 1.0
 
-    family = "personalised"
-    cite = "Li et al., ICML 2021"
     roles = anchors = ("private", "global")
     like: ClassVar[Mapping[str, str]] = {"global": "private"}
 

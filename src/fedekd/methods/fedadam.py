@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SECOND = ("adam", "yogi")
 
 
-@register("fedadam", yogi={"second": "yogi"})
+@register("fedadam", family="optimisation", cite="Reddi et al., ICLR 2021", yogi={"second": "yogi"})
 @dataclass(frozen=True)
 class FedAdam(FedAvg):
     """FedAvg whose server takes an Adam or Yogi step along the mean change"""
@@ -32,8 +32,6 @@ class FedAdam(FedAvg):
     beta2: float = field(default=0.99, metadata={"high": 1})
     tau: float = field(default=1e-3, metadata={"open": True})
     second: str = "adam"  # how the second moment moves
-    family = "optimisation"
-    cite = "Reddi et al., ICLR 2021"
 
     def check(self, task: str) -> None:
         super().check(task)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@register("fedavg")
+@register("fedavg", family="paper", cite="McMahan et al., AISTATS 2017")
 @dataclass(frozen=True)
 class FedAvg(Method):
     """Average the private models every round"""

@@ -16,16 +16,13 @@ from fedekd.methods.fedavg import FedAvg
 PARTS = {"all": None, "head": parts.Head()}
 
 
-@register("fedavg-tuned")
+@register("fedavg-tuned", family="personalised", cite="McMahan et al., AISTATS 2017")
 @dataclass(frozen=True)
 class FedAvgTuned(FedAvg):
     """FedAvg, and each client tunes a copy of the average on its own rows before it answers"""
 
     epochs: str = "local"  # of tuning: as many as in a round, or a number
     part: str = "all"  # or head: only the last layer is tuned
-
-    family = "personalised"
-    cite = "McMahan et al., AISTATS 2017"
 
     def personalise(self) -> tuple[Train, ...]:
         epochs = None if self.epochs == "local" else int(self.epochs)

@@ -17,15 +17,13 @@ if TYPE_CHECKING:
     from fedekd.methods.base import Tree, Uploads
 
 
-@register("fedavgm")
+@register("fedavgm", family="optimisation", cite="Hsu et al., 2019")
 @dataclass(frozen=True)
 class FedAvgM(FedAvg):
     """FedAvg whose server keeps a momentum of the mean changes"""
 
     beta: float = field(default=0.9, metadata={"high": 1})
     server_lr: float = field(default=1.0, metadata={"open": True})
-    family = "optimisation"
-    cite = "Hsu et al., 2019"
 
     def steps(self, round: int) -> tuple[Step, ...]:
         return Train(("private",), self.loss), Exchange("private", self.server)

@@ -13,13 +13,10 @@ from fedekd.methods.fedavg import FedAvg
 from fedekd.parts import AllBut, Norms
 
 
-@register("fedbn")
+@register("fedbn", family="personalised", cite="Li et al., ICLR 2021")
 @dataclass(frozen=True)
 class FedBN(FedAvg):
     """FedAvg of everything but the normalisation layers"""
-
-    family = "personalised"
-    cite = "Li et al., ICLR 2021"
 
     def steps(self, round: int) -> tuple[Step, ...]:
         return Train(("private",), self.loss), Exchange("private", part=AllBut(Norms()))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fedekd.methods.base import Tree, Uploads
 
 
-@register("feddyn")
+@register("feddyn", family="paper", cite="Acar et al., ICLR 2021")
 @dataclass(frozen=True)
 class FedDyn(Method):
     """Dynamic regularisation: f_k - <g_k, theta> + (a/2)||theta - received||^2"""

@@ -17,23 +17,20 @@ GATES = ("energy", "constant", "permuted")
 
 
 @register(
-    "fedekd",
-    ungated={"gate": "constant", "weight": 1.0},
-    half={"gate": "constant", "weight": 0.5},
+    "fedekd", family="paper", cite="the FedeKD paper, Algorithm 1",
+    ungated={"gate": "constant", "weight": 1.0}, half={"gate": "constant", "weight": 0.5},
     permuted={"gate": "permuted"},
-    entropy={"energy": "entropy"},
-    margin={"energy": "margin"},
-    lse={"energy": "lse"},
-    feature={"energy": "feature"},
-)
+    entropy={"energy": "entropy"}, margin={"energy": "margin"}, lse={"energy": "lse"}, feature={"energy": "feature"},
+)  # fmt: skip
 @dataclass(frozen=True)
 class FedeKD(Method):
     """Energy-gated distillation between a private model and an averaged proxy"""
 
     beta: float = field(default=1.0, metadata={"open": True})  # sharpness of the gate
     lambda_kd: float = 1.0  # weight of the distillation term
-    energy: str = "auto"  # kl, entropy, margin, lse or feature; squared for regression
-    gate: str = "energy"  # or the controls: constant, permuted
+    # kl, entropy, margin, lse or feature; squared for regression
+    energy: str = field(default="auto", metadata={"variants": "energies"})
+    gate: str = field(default="energy", metadata={"variants": "controls"})  # or the controls: constant, permuted
     weight: float = 1.0  # of the constant gate
     warmup: int = 0  # rounds in which the private model first trains alone, then teaches the proxy
 

@@ -12,15 +12,12 @@ from fedekd.methods.fedavg import FedAvg
 from fedekd.parts import AllBut, Head
 
 
-@register("fedper")
+@register("fedper", family="personalised", cite="Arivazhagan et al., 2019")
 @dataclass(frozen=True)
 class FedPer(FedAvg):
     """FedAvg of the body alone: the last layers stay at the client"""
 
     layers: int = 1  # at the end of the model, that are personal
-
-    family = "personalised"
-    cite = "Arivazhagan et al., 2019"
 
     def steps(self, round: int) -> tuple[Step, ...]:
         return Train(("private",), self.loss), Exchange("private", part=AllBut(Head(self.layers)))

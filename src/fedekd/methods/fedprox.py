@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@register("fedprox")
+@register("fedprox", family="paper", cite="Li et al., MLSys 2020")
 @dataclass(frozen=True)
 class FedProx(FedAvg):
     """FedAvg with the proximal term (mu/2)||theta - received||^2"""

@@ -17,15 +17,12 @@ HEAD = Head()
 BODY = AllBut(HEAD)
 
 
-@register("fedrep")
+@register("fedrep", family="personalised", cite="Collins et al., ICML 2021")
 @dataclass(frozen=True)
 class FedRep(FedAvg):
     """A shared body under heads of the clients' own, trained in turn"""
 
     head_epochs: int = 10  # for each round; the body has the run's local epochs
-
-    family = "personalised"
-    cite = "Collins et al., ICML 2021"
 
     def steps(self, round: int) -> tuple[Step, ...]:
         return self.fit_head, Train(("private",), self.loss, part=BODY), Exchange("private", part=BODY)

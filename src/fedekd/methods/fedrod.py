@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
-
 from fedekd.methods import Batch, Exchange, Method, Step, Train, register
 
 if TYPE_CHECKING:
@@ -21,15 +19,13 @@ ABSENT = -1e30
 """Stands for log 0: its exponential is 0 as well, but 0 times it is no NaN."""
 
 
-@register("fedrod")
+@register("fedrod", family="personalised", cite="Chen and Chao, ICLR 2022")
 @dataclass(frozen=True)
 class FedRoD(Method):
     """Balanced softmax for the averaged model, and a personal head that adds to its logits"""
 
     gamma: float = 1.0  # how strongly the loss corrects for the client's class counts
 
-    family = "personalised"
-    cite = "Chen and Chao, ICLR 2022"
     tasks = ("classification",)
     roles = answers = ("private", "personal")
     heads: ClassVar[Mapping[str, str]] = {"personal": "private"}
@@ -47,4 +43,4 @@ class FedRoD(Method):
 
 
 def log_counts(counts: Tensor) -> Tensor:
-    return torch.where(counts > 0, counts.clamp(min=1).log(), ABSENT)
+    return counts.clamp(min=1).log().where(counts > 0, ABSENT)

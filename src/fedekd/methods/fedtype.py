@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@register("fedtype", nograd={"gradient": False})
+@register("fedtype", family="paper", cite="Wang et al., ICML 2024", nograd={"gradient": False})
 @dataclass(frozen=True)
 class FedType(Method):
     """Uncertainty-based asymmetrical reciprocity: conformal sets of private and proxy, proxies averaged"""
@@ -21,7 +21,8 @@ class FedType(Method):
     level: float = field(default=0.9, metadata={"high": 1})  # coverage of the sets
     lam_private: float = 1.0  # size penalty of the private model's sets
     lam_proxy: float = 0.5
-    gradient: bool = True  # False: the ranking loss on detached proxy logits, which leaves plain local training
+    # False: the ranking loss on detached proxy logits, which leaves plain local training
+    gradient: bool = field(default=True, metadata={"variants": "controls"})
 
     tasks = ("classification",)
     roles = ("private", "proxy")
@@ -63,7 +64,7 @@ class FedType(Method):
         return batch.uniform[..., self.roles.index(role)], k_reg, lam
 
 
-@register("fedtype-prox")
+@register("fedtype-prox", family="paper", cite="Wang et al., ICML 2024")
 @dataclass(frozen=True)
 class FedTypeProx(FedType):
     """FedType on FedProx: the proximal term on the proxy's loss"""

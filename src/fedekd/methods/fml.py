@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@register("fml")
+@register("fml", family="paper", cite="Shen et al., 2020")
 @dataclass(frozen=True)
 class FML(Method):
     """Federated mutual learning: half supervised, half from the other model; proxies averaged"""

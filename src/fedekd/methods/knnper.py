@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from fedekd.methods import Batch, Remember, register
 from fedekd.methods.fedavg import FedAvg
 
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@register("knnper")
+@register("knnper", family="personalised", cite="Marfoq et al., ICML 2022")
 @dataclass(frozen=True)
 class KNNPer(FedAvg):
     """FedAvg whose answers are mixed with those of the nearest of the client's training rows"""
@@ -28,8 +26,6 @@ class KNNPer(FedAvg):
     lam: float = field(default=0.5, metadata={"high": 1})  # weight of the neighbours
     scale: float = field(default=1.0, metadata={"open": True})  # of the kernel
 
-    family = "personalised"
-    cite = "Marfoq et al., ICML 2022"
     keeps_rows = True
 
     @property
@@ -40,10 +36,13 @@ class KNNPer(FedAvg):
         return (Remember(self.store, split="train", roles=("private",)),)
 
     def store(self, batch: Batch) -> dict[str, Any]:
-        real = torch.ones_like(batch.y, dtype=torch.bool) if batch.mask is None else batch.mask.bool()
-        return {"features": batch.features["private"].flatten(1), "targets": batch.y, "real": real}
+        real = batch.rows >= 0 if batch.mask is None else batch.mask.bool()
+        features, targets = batch.features["private"].flatten(1), batch.y  # padding is somebody's row: not to be kept
+        return {"features": features * real.unsqueeze(-1), "targets": targets * real, "real": real}
 
     def predict(self, batch: Batch) -> Tensor:
+        import torch
+
         output = batch.outputs["private"]
         targets, weights = self.neighbours(batch)
         if batch.task.name == "regression":
@@ -54,6 +53,8 @@ class KNNPer(FedAvg):
 
     def neighbours(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Targets and weights of the nearest stored rows, [B, k] each."""
+        import torch
+
         here, stored = batch.features["private"].flatten(1), batch.memory["features"]
         distance = torch.cdist(here, stored, compute_mode="donot_use_mm_for_euclid_dist").square()
         distance = torch.where(batch.memory["real"], distance, torch.inf)
@@ -64,5 +65,7 @@ class KNNPer(FedAvg):
 
 def mixed(logits: Tensor, near: Tensor, lam: Tensor) -> Tensor:
     """Logits of (1 - lam) softmax(logits) + lam near; at lam = 0 they are the given ones to the bit."""
+    import torch
+
     gain = near.log() + lam.log() - torch.log_softmax(logits, -1)
     return logits + torch.logaddexp(torch.log1p(-lam), gain)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@register("local")
+@register("local", family="paper")
 @dataclass(frozen=True)
 class Local(Method):
     """Each client trains its private model alone"""

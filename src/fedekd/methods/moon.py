@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from torch.nn.functional import softplus
-
 from fedekd.methods import Batch, Copy, Exchange, Method, Step, Train, register
 
 if TYPE_CHECKING:
@@ -20,15 +18,13 @@ if TYPE_CHECKING:
 SMALLEST = 1e-12  # of a squared norm: what is shorter keeps less than length 1
 
 
-@register("moon")
+@register("moon", family="optimisation", cite="Li et al., CVPR 2021")
 @dataclass(frozen=True)
 class Moon(Method):
     """FedAvg with a contrastive loss between the global and the previous local features"""
 
     mu: float = 1.0
     temperature: float = field(default=0.5, metadata={"open": True})
-    family = "optimisation"
-    cite = "Li et al., CVPR 2021"
     roles = ("private", "global", "previous")
     like = {"global": "private", "previous": "private"}  # noqa: RUF012
 
@@ -52,6 +48,8 @@ class Moon(Method):
 
         far - near is one inner product, and exactly 0 where both models are one.
         """
+        from torch.nn.functional import softplus
+
         own, near, far = (direction(batch.features[role]) for role in self.roles)
         return softplus((own * (far - near)).sum(-1) / self.temperature)
 

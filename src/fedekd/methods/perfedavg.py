@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fedekd.gate import masked_mean
+from fedekd import gate
 from fedekd.methods import Batch, Copy, Exchange, Method, Step, Train, register
 
 if TYPE_CHECKING:
@@ -20,15 +20,13 @@ if TYPE_CHECKING:
     from fedekd.methods.base import Tree
 
 
-@register("perfedavg")
+@register("perfedavg", family="personalised", cite="Fallah et al., NeurIPS 2020")
 @dataclass(frozen=True)
 class PerFedAvg(Method):
     """Meta-learning: average what is good after one local gradient step"""
 
     alpha: float = 0.01
     beta: float = field(default=0.001, metadata={"open": True})
-    family = "personalised"
-    cite = "Fallah et al., NeurIPS 2020"
     anchors = ("private",)
 
     def steps(self, round: int) -> tuple[Step, ...]:
@@ -38,9 +36,9 @@ class PerFedAvg(Method):
         """Its gradient at y is that of the second half at u = y - alpha * (gradient of the first half at y)."""
         first, second = halves(batch)
         y = batch.weights["private"]
-        g = batch.gradient("private", y, lambda out: masked_mean(batch.task.loss(out, batch.y), first))
+        g = batch.gradient("private", y, lambda out: gate.masked_mean(batch.task.loss(out, batch.y), first))
         u = {name: w - self.alpha * g[name] for name, w in y.items()}
-        return masked_mean(batch.task.loss(batch.apply("private", u), batch.y), second)
+        return gate.masked_mean(batch.task.loss(batch.apply("private", u), batch.y), second)
 
     def personalise(self) -> tuple[Train | Copy, ...]:
         """No step is taken while the gradient is gathered, so that it is the whole split's at one point."""

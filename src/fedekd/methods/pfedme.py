@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fedekd.methods.base import Tree, Uploads
 
 
-@register("pfedme")
+@register("pfedme", family="personalised", cite="Dinh et al., NeurIPS 2020")
 @dataclass(frozen=True)
 class PFedMe(Method):
     """Personal models from Moreau envelopes: argmin f_k(theta) + (lam/2)||theta - w||^2"""
@@ -31,8 +31,6 @@ class PFedMe(Method):
     inner_lr: float = field(default=0.01, metadata={"open": True})  # of theta
     inner_steps: int = field(default=5, metadata={"low": 1})
     beta: float = field(default=1.0, metadata={"open": True})  # how far the server goes to the mean
-    family = "personalised"
-    cite = "Dinh et al., NeurIPS 2020"
     anchors = ("private",)
 
     def steps(self, round: int) -> tuple[Step, ...]:

@@ -19,14 +19,12 @@ if TYPE_CHECKING:
     from fedekd.methods.base import Tree, Uploads
 
 
-@register("scaffold")
+@register("scaffold", family="optimisation", cite="Karimireddy et al., ICML 2020")
 @dataclass(frozen=True)
 class Scaffold(Method):
     """Local gradients corrected by control variates: f_k + <c - c_k, theta>"""
 
     server_lr: float = field(default=1.0, metadata={"open": True})
-    family = "optimisation"
-    cite = "Karimireddy et al., ICML 2020"
     anchors = ("private",)
 
     def begin(self, client: Beginning) -> dict[str, Any]:

@@ -11,39 +11,95 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedekd.methods import FAMILIES, Exchange
 from fedekd.report.tables import Column, print_columns
 
 if TYPE_CHECKING:
+    from fedekd.costs import Costs
     from fedekd.data import Entry
     from fedekd.methods import Method
 
+ROUNDS = 3  # which a method's steps are read for: later ones exchange nothing new
 
-def print_methods(
-    console: Console, methods: Mapping[str, Method], groups: Mapping[str, Sequence[str]] | None = None
-) -> None:
-    """Each method with what it does and its parameters; below it its variants with what they change."""
+
+def print_methods(console: Console, methods: Mapping[str, Method], groups: Mapping[str, Sequence[str]]) -> None:
+    """By family, each method with what it does, sends, needs and takes; below it its variants with what they change."""
+    others = sorted(name for name, method in methods.items() if name == method.name and not method.family)
     grid = Table.grid(padding=(0, 2, 0, 0))
-    for name, method in methods.items():
-        if name != method.name:
+    for family, about in {**FAMILIES, "others": ""}.items():
+        members = groups[family] if family in FAMILIES else others
+        if not members:
             continue
-        base = _values(method)
-        grid.add_row(Text(name, "bold"), _description(method))
-        if base:
-            grid.add_row("", _parameters(base))
-        for variant, other in methods.items():
-            if other.name == name and variant != name:
-                changed = {key: value for key, value in _values(other).items() if value != base[key]}
-                grid.add_row(Text(f"  {variant}"), _parameters(changed))
-    for name, members in (groups or {}).items():
-        grid.add_row(Text(name, "bold"), Text(f"short for {', '.join(members)}", "dim"))
+        grid.add_row(Text(family, "bold underline"), Text(about))
+        for name in members:
+            _add_method(grid, name, methods)
+        grid.add_row()
+    grid.add_row(Text("groups", "bold underline"))
+    for group, members in groups.items():
+        if members:
+            grid.add_row(Text(group, "bold"), Text(_sentence(group, members), "dim"))
     console.print(grid)
     console.print()
-    console.print(Text("fedekd run --methods NAME,NAME --set NAME.PARAMETER=VALUE", "dim"))
+    console.print(Text("fedekd run --methods NAME,GROUP --set NAME.PARAMETER=VALUE", "dim"))
 
 
-def _description(method: Method) -> Text:
-    what = (type(method).__doc__ or "").strip().split("\n")[0]
-    return Text(what if len(method.tasks) > 1 else f"{what} ({method.tasks[0]} only)")
+def _add_method(grid: Table, name: str, methods: Mapping[str, Method]) -> None:
+    method = methods[name]
+    base = _values(method)
+    grid.add_row(Text(name, "bold"), Text((type(method).__doc__ or "").strip().split("\n")[0]))
+    grid.add_row("", Text("; ".join(_facts(method)), "dim"))
+    if base:
+        grid.add_row("", _parameters(base))
+    for variant, other in methods.items():
+        if other.name == name and variant != name:
+            changed = {key: value for key, value in _values(other).items() if value != base[key]}
+            grid.add_row(Text(f"  {variant}"), _parameters(changed))
+
+
+def _facts(method: Method) -> list[str]:
+    """Who made it, what leaves a client, and where it runs."""
+    facts = [method.cite] if method.cite else []
+    facts.append(f"sends {', '.join(sent(method)) or 'nothing'}")
+    facts.append("any task" if len(method.tasks) > 1 else f"{method.tasks[0]} only")
+    facts.append("stacked" if method.stacks and method.roles else "runs serially")
+    if method.public:
+        facts.append("needs public rows" + (" with labels" if method.public == "labels" else ""))
+    return facts
+
+
+def sent(method: Method) -> list[str]:
+    """What leaves a client in a round, each thing once."""
+    found: dict[str, None] = {}
+    for step in (step for round in range(ROUNDS) for step in method.steps(round)):
+        if isinstance(step, Exchange):
+            what = step.name if step.send else f"the {step.name} model"
+            part = None if step.send else step.part
+            found[what if part is None else f"{what} ({getattr(part, '__name__', part)})"] = None
+    return list(found)
+
+
+def _sentence(group: str, members: Sequence[str]) -> str:
+    if group == "all":
+        return f"the {len(members)} methods of these families, without their variants"
+    return ", ".join(members)
+
+
+def print_costs(console: Console, costs: Costs) -> None:
+    """Bytes of every exchange, and whom these models or data do not suit."""
+    names, what, up, down = ([] for _ in range(4))  # type: tuple[list[str], list[str], list[str], list[str]]
+    for name, exchanges in costs.later.items():
+        names += [name, *("" for _ in exchanges[1:])]
+        what += [cost.name for cost in exchanges] or ["nothing"]
+        up += [f"{cost.up:,}" for cost in exchanges] or ["0"]
+        down += [f"{cost.down:,}" for cost in exchanges] or ["0"]
+    console.print()
+    console.print(Text(f"bytes that each client sends and receives in a round, on {costs.dataset}", "bold underline"))
+    columns = [Column("sends", what, "left"), Column("up", up), Column("down", down)]
+    print_columns(console, [Column("method", names, "left")], columns)
+    if costs.sooner:
+        console.print(Text(f"less in the first round: {', '.join(costs.sooner)}", "dim"))
+    for reason in costs.refused.values():
+        console.print(Text(reason, "dim"))
 
 
 def _values(method: Method) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fedekd.data import catalogue
 from fedekd.data.registry import recipe
 from fedekd.errors import FedekdError, unknown
-from fedekd.plan import Run
+from fedekd.plan import Run, left_out
 from fedekd.settings import Settings
 from fedekd.studies.carry import Failure, Task
 from fedekd.studies.cells import Cell, Sketch, loaded, make_cells, sketch
@@ -37,7 +37,7 @@ class Survey:
 def survey(study: Study, note: Callable[[str], None]) -> Survey:
     """Load every dataset and partition it, but train nothing."""
     loaded.cache_clear()
-    found, names, seen = Survey([], {}, []), set[str](), set[str]()
+    found, names, seen, said = Survey([], {}, []), set[str](), set[str](), set[str]()
     for cell in make_cells(study.grid):
         try:
             name = loaded(*cell.source)[0].name
@@ -56,6 +56,10 @@ def survey(study: Study, note: Callable[[str], None]) -> Survey:
             found.failed.append(Failure("", "every run", name, cell.first.alpha, cell.seed, str(error)))
             continue
         runs = cell.runs(federation)
+        for line in dict.fromkeys(left_out(settings, federation) for settings in cell.settings):
+            if line and line not in said:
+                said.add(line)
+                note(line)
         names |= {name for r in runs for name in (r.name, r.label)}
         new = {r.key: r.local_key for r in runs if r.key not in seen and _chosen(study, r)}
         seen |= new.keys()

@@ -1,0 +1,211 @@
+"""Write docs/methods.md, which method to choose when, from the committed records of the study of the field.
+
+    python docs/make_methods.py
+
+Every number is computed here from results/field; `fedekd study field` makes the records.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedekd import methods, metrics
+from fedekd.store import read_records
+
+HOME = Path(__file__).resolve().parents[1]
+TITLES = {"organamnist": "OrganAMNIST", "fashionmnist": "FashionMNIST"}
+Cell = tuple[str, float]
+Runs = dict[int, dict[str, Any]]  # by seed
+
+
+def gather(records: list[dict[str, Any]]) -> dict[Cell, dict[str, Runs]]:
+    found: dict[Cell, dict[str, Runs]] = defaultdict(lambda: defaultdict(dict))
+    for r in records:
+        found[r["dataset"], r["alpha"]][r["label"]][r["seed"]] = r
+    return {cell: dict(found[cell]) for cell in sorted(found, key=lambda c: (list(TITLES).index(c[0]), c[1]))}
+
+
+def avg(runs: Runs, key: str = "avg_delta") -> float:
+    return float(np.mean([r[key] for r in runs.values()]))
+
+
+def points(value: float) -> str:
+    return f"{100 * value:+.1f}".replace("-", "−")
+
+
+def interval(differences: list[float]) -> tuple[float, float]:
+    return metrics.paired_interval(differences) or (float("-inf"), float("inf"))
+
+
+def paired(one: Runs, other: Runs, key: str = "avg_delta") -> list[float]:
+    return [one[s][key] - other[s][key] for s in sorted(one.keys() & other.keys())]
+
+
+def harmed(runs: Runs) -> str:
+    deltas = [client["delta"] for r in runs.values() for client in r["clients"]]
+    return f"{sum(d < 0 for d in deltas)}/{len(deltas)}"
+
+
+def rounds_of(runs: Runs) -> int:
+    return int(next(iter(runs.values()))["params"]["rounds"])
+
+
+def sent(runs: Runs) -> float:
+    """Megabytes that a client sends in a round, on average."""
+    r = next(iter(runs.values()))
+    return r["bytes_up"] / len(r["clients"]) / rounds_of(runs) / 1e6
+
+
+def megabytes(value: float) -> str:
+    return f"{value:.2f}" if value >= 0.01 else f"{value:.3f}" if value else "0"
+
+
+def tied(cell: dict[str, Runs]) -> list[str]:
+    """The method with the largest mean Δ, and those whose paired difference to it may be nothing, by 95 %."""
+    ranked = sorted((label for label in cell if label != "local"), key=lambda label: -avg(cell[label]))
+    best = ranked[0]
+    return [best, *(x for x in ranked[1:] if interval(paired(cell[best], cell[x]))[0] <= 0)]
+
+
+def table(heads: list[str], rows: list[list[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def name_of(cell: Cell) -> str:
+    return f"{TITLES[cell[0]]}, α = {cell[1]:g}"
+
+
+def overview(cells: dict[Cell, dict[str, Runs]]) -> str:
+    labels = sorted({label for cell in cells.values() for label in cell} - {"local"})
+    winners = {cell: tied(found) for cell, found in cells.items()}
+    rows = []
+    for label in sorted(labels, key=lambda x: -np.mean([avg(cells[c][x]) for c in cells if x in cells[c]])):
+        here = [c for c in cells if label in cells[c]]
+        values = []
+        for c in cells:
+            if c not in here:
+                values.append("–")
+                continue
+            low, high = interval([r["avg_delta"] for r in cells[c][label].values()])
+            half = f" ± {50 * (high - low):.1f}"
+            text = points(avg(cells[c][label])) + half
+            values.append(f"**{text}**" if label in winners[c] else text)
+        rows.append([f"`{label}`", *values, megabytes(sent(cells[here[0]][label])) if here else "–"])
+    heads = ["", *(name_of(c) for c in cells), "MB up per client and round"]
+    return table(heads, rows)
+
+
+def one_cell(cell: dict[str, Runs]) -> str:
+    rows = []
+    for label in sorted(cell, key=lambda x: -avg(cell[x])):
+        runs = cell[label]
+        worst = points(avg(runs, "worst_delta")) if label != "local" else ""
+        rows.append([
+            f"`{label}`", f"{100 * avg(runs, 'mean'):.1f}", points(avg(runs)) if label != "local" else "", worst,
+            harmed(runs) if label != "local" else "", f"{np.mean([r['seconds'] for r in runs.values()]):.1f}",
+        ])  # fmt: skip
+    return table(["", "accuracy %", "Avg Δ", "Worst Δ", "client-runs with Δ < 0", "seconds a run"], rows)
+
+
+def family_of(label: str) -> str:
+    known = methods.known()
+    name = label.split(" ")[0]
+    return known[name].family or known[known[name].name].family
+
+
+def advice(cells: dict[Cell, dict[str, Runs]]) -> str:
+    """What the records say, in sentences made from them."""
+    lines = []
+    for cell, found in cells.items():
+        best, *others = tied(found)
+        also = f"; not clearly behind it: {', '.join(f'`{x}`' for x in others)}" if others else ""
+        low, high = interval([r["avg_delta"] for r in found[best].values()])
+        sure = "clearly above" if low > 0 else "not clearly above"
+        lines.append(
+            f"- **{name_of(cell)}**: `{best}` has the largest mean Δ, {points(avg(found[best]))} points "
+            f"({points(low)} to {points(high)}), {sure} training alone{also}."
+        )
+    proxy = next(iter(cells.values()))["fedekd"]
+    small = [
+        x
+        for x in next(iter(cells.values()))
+        if x != "local" and sent(next(iter(cells.values()))[x]) <= 1.1 * sent(proxy)
+    ]
+    for cell, found in cells.items():
+        light = {x: found[x] for x in small if x in found}
+        best = max(light, key=lambda x: avg(light[x]))
+        lines.append(
+            f"- {name_of(cell)}, at no more than 1.1 times the bytes of FedeKD's proxy: `{best}`, "
+            f"{points(avg(light[best]))} points, {megabytes(sent(light[best]))} MB up per client and round."
+        )
+    clear = defaultdict(list)
+    for found in cells.values():
+        for label, runs in found.items():
+            low, high = interval([r["avg_delta"] for r in runs.values()])
+            clear[label].append(1 if low > 0 else -1 if high < 0 else 0)
+    always = sorted(x for x, seen in clear.items() if x != "local" and min(seen) > 0)
+    never = sorted(x for x, seen in clear.items() if x != "local" and max(seen) < 0)
+    lines.append(f"- Clearly better than alone in all {len(cells)} cells: {named(always)}.")
+    lines.append(f"- Clearly worse than alone in all {len(cells)} cells: {named(never)}.")
+    return "\n".join(lines)
+
+
+def named(labels: list[str]) -> str:
+    return ", ".join(f"`{x}`" for x in labels) or "none"
+
+
+def page(records: list[dict[str, Any]]) -> str:
+    cells = gather(records)
+    first = next(iter(next(iter(next(iter(cells.values())).values())).values()))
+    seeds = sorted({r["seed"] for r in records})
+    p = first["params"]
+    families: dict[str, list[str]] = defaultdict(list)
+    for label in sorted({label for cell in cells.values() for label in cell}):
+        families[family_of(label)].append(label)
+    text = [
+        "# Which method, when",
+        "",
+        f"Made by `python docs/make_methods.py` from `results/field`: {len(records)} runs of "
+        f"`fedekd study field --device {p['device']} --precision {p['precision']}` on one H200. Six clients, seeds "
+        f"{seeds[0]} to {seeds[-1]}, {p['rounds']} rounds of {p['epochs']} epochs, Adam {p['lr']:g}; a tenth of "
+        "the rows is public for every method, Local included. Δ is a client's accuracy with the method minus its "
+        "accuracy alone, in points; ± is half of a 95 % interval over the seeds. Methods run with their "
+        "defaults, except where a label names other values: nothing was tuned.",
+        "",
+        "## What the records say",
+        "",
+        advice(cells),
+        "",
+        "Keep three things in mind. Ten epochs at this rate leave Local itself unfinished, so a method that "
+        "trains more (FedRep's ten head epochs a round, FedMD's pre-training) is ahead partly for that. Δ against "
+        "plain Local also credits a method with what a site could have alone, such as the regularising effect of a "
+        "teacher. And two methods are not in the table: `fedbn`, which is FedAvg where a network has no normalisation "
+        "layers, as the built-in ones have none, and `pfedhr`, which cannot be stacked.",
+        "",
+        "## Avg Δ in every cell",
+        "",
+        "Bold: the largest, and whatever is not clearly behind it by a paired 95 % interval over the seeds.",
+        "",
+        overview(cells),
+        "",
+        "## Cell by cell",
+        "",
+    ]
+    for cell, found in cells.items():
+        text += [f"### {name_of(cell)}", "", one_cell(found), ""]
+    return "\n".join(text)
+
+
+def main() -> None:
+    records = [r for r in read_records(HOME / "results" / "field" / "results.jsonl") if "key" in r]
+    (HOME / "docs" / "methods.md").write_text(page(records), encoding="utf-8")
+    print(f"docs/methods.md from {len(records)} records")
+
+
+if __name__ == "__main__":
+    main()
