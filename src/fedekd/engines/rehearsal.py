@@ -28,12 +28,15 @@ from fedekd.engines.job import Job
 from fedekd.engines.serial import server_facts
 from fedekd.engines.stackable import shape
 from fedekd.errors import FedekdError
-from fedekd.exchange import Aggregator, answer_of, exchanges, same_shapes, size
+from fedekd.exchange import Aggregator, Message, answer_of, exchanges, same_shapes, size
 from fedekd.methods.base import Batch, Copy, Exchange, Method, Remember, Step, Train
 
 CLIENTS, TRAINED, HELD = 2, 2, 2  # blank clients, and their rows for training and for each other split
 
 _KNOWN: dict[Any, list[list[Cost]]] = {}
+
+
+Traded = tuple[str, Message, Message]  # an exchange: its name, what a client sent and what it got
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,17 @@ def _rehearse(job: Job) -> list[list[Cost]]:
         return _played(job, rounds)
 
 
+def _size(few: Message, more: Message, public: int) -> int:
+    """Bytes of what was sent of two public rows, given what was sent of three; where it grows, with the real number."""
+    if public <= 2 or few.keys() != more.keys():
+        return size(few)
+    total = 0
+    for name, tensor in few.items():
+        grows = [(a, b) for a, b in zip(tensor.shape, more[name].shape, strict=False) if a != b] == [(2, 3)]
+        total += size({name: tensor}) * public // 2 if grows else size({name: tensor})
+    return total
+
+
 def _played(job: Job, rounds: Sequence[Sequence[Step]]) -> list[list[Cost]]:
     public = len(job.federation.public)
     few = _Rehearsal(job, min(2, public))
@@ -94,13 +108,12 @@ def _played(job: Job, rounds: Sequence[Sequence[Step]]) -> list[list[Cost]]:
     for round, (key, steps) in enumerate(zip(keys, rounds, strict=True)):
         if key in seen:  # a second round is played in any case: it meets what the first one left
             continue
-        seen[key] = few.round(round, steps)
-        if more:  # what is sent of public rows grows with them
-            pairs, times = zip(seen[key], more.round(round, steps), strict=True), public - 2
-            seen[key] = [
-                Cost(a.name, a.up + times * (b.up - a.up), a.down + times * (b.down - a.down)) if public > 2 else a
-                for a, b in pairs
-            ]
+        traded = few.round(round, steps)
+        larger = more.round(round, steps) if more else traded
+        seen[key] = [
+            Cost(name, _size(up, more_up, public), _size(down, more_down, public))
+            for (name, up, down), (_, more_up, more_down) in zip(traded, larger, strict=True)
+        ]
     few.answer()
     return [seen[key] for key in keys]
 
@@ -153,7 +166,7 @@ class _Rehearsal:
                     f"with --batch-size {self.real.training.batch_size}; choose another"
                 )
 
-    def round(self, round: int, steps: Sequence[Step]) -> list[Cost]:
+    def round(self, round: int, steps: Sequence[Step]) -> list[Traded]:
         costs = []
         for step in steps:
             if isinstance(step, Exchange):
@@ -163,7 +176,7 @@ class _Rehearsal:
                     client.perform(step, round)
         return costs
 
-    def _exchange(self, step: Exchange, round: int) -> Cost:
+    def _exchange(self, step: Exchange, round: int) -> Traded:
         messages = []
         for client in self.clients:
             with _explained(self.method, f"what it sends as {step.name!r}"):
@@ -183,7 +196,7 @@ class _Rehearsal:
             one = answer_of(answer, 0, step.each)
             for place, client in enumerate(self.clients):
                 client.receive(step, answer_of(answer, place, step.each))
-        return Cost(step.name, size(messages[0]), size(one))
+        return step.name, messages[0], one
 
     def answer(self) -> None:
         """What is done before answering, and the answer; also that of a client that was never there."""
