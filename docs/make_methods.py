@@ -34,7 +34,8 @@ def avg(runs: Runs, key: str = "avg_delta") -> float:
 
 
 def points(value: float) -> str:
-    return f"{100 * value:+.1f}".replace("-", "−")
+    text = f"{100 * value:+.1f}".replace("-", "−")
+    return "0.0" if text[1:] == "0.0" else text
 
 
 def interval(differences: list[float]) -> tuple[float, float]:
@@ -181,11 +182,12 @@ def page(records: list[dict[str, Any]]) -> str:
         "",
         advice(cells),
         "",
-        "Keep three things in mind. Ten epochs at this rate leave Local itself unfinished, so a method that "
-        "trains more (FedRep's ten head epochs a round, FedMD's pre-training) is ahead partly for that. Δ against "
-        "plain Local also credits a method with what a site could have alone, such as the regularising effect of a "
-        "teacher. And two methods are not in the table: `fedbn`, which is FedAvg where a network has no normalisation "
-        "layers, as the built-in ones have none, and `pfedhr`, which cannot be stacked.",
+        "Keep four things in mind. FedMD begins with three epochs on the labels of the public rows, which no other "
+        "method here learns from; the row with `pretrain=0` is FedMD without them. Ten epochs at this rate leave "
+        "Local itself unfinished, so a method that trains more (FedRep's ten head epochs a round) is ahead partly for "
+        "that. Δ against plain Local also credits a method with what a site could have alone, such as the "
+        "regularising effect of a teacher. And two methods are not in the table: `fedbn`, which is FedAvg where a "
+        "network has no normalisation layers, as the built-in ones have none, and `pfedhr`, which cannot be stacked.",
         "",
         "## Avg Δ in every cell",
         "",
