@@ -7,7 +7,7 @@ import pytest
 from fedekd import methods
 from fedekd.engines.schedule import numbered
 from fedekd.flower.visits import alone, visits
-from fedekd.methods.base import Train
+from fedekd.methods.base import Exchange, Train
 
 ROUNDS = 4
 NAMES = [*methods.known()]
@@ -36,7 +36,11 @@ def test_a_visit_receives_what_the_one_before_sent(name):
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in ("local", "constant")])
 def test_one_message_for_each_round_and_one_more(name):
-    assert len(visits(methods.get(name), ROUNDS)) == ROUNDS + 1
+    """Some exchange nothing in the first round, in which everybody trains alone."""
+    method = methods.get(name)
+    rounds = [r for r in range(ROUNDS) if any(isinstance(step, Exchange) for step in method.steps(r))]
+    assert len(rounds) in (ROUNDS, ROUNDS - 1)
+    assert len(visits(method, ROUNDS)) == len(rounds) + 1
 
 
 @pytest.mark.parametrize("name", ["local", "constant"])

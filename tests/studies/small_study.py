@@ -29,9 +29,9 @@ def proxy(shape, outputs):
 
 @dataclass(frozen=True)
 class Fragile(FedAvg):
-    """Fails on seed 1"""
+    """Fails on seed 1, unless in the dry pass, whose clients have five rows at most"""
     def begin(self, client):
-        if client.seed == 1:
+        if client.seed == 1 and len(client.targets) > 5:
             raise RuntimeError("this seed is cursed")
         return super().begin(client)
 

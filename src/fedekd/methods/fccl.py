@@ -43,15 +43,21 @@ class FCCL(Method):
             return (
                 Train(("private",), self.alone),
                 Copy("private", "pretrained"),
-                Remember(lambda client: {name: old.new_ones(()) for name, old in client.memory.items()}),
+                Remember(self.both_teach),
             )
         return (
             Copy("private", "previous"),
             Exchange("logits", send=self.logits, split="public", roles=("private",)),
             Train(("private",), self.correlate, split="public", epochs=self.epochs, lr=self.rate, optimizer="adam"),
             Train(("private",), self.loss, frozen=("pretrained", "previous")),
-            Remember(lambda client: {"previous": client.memory["previous"].new_ones(())}),
+            Remember(self.previous_teaches),
         )
+
+    def both_teach(self, client: Batch) -> dict[str, Any]:
+        return {name: old.new_ones(()) for name, old in client.memory.items()}
+
+    def previous_teaches(self, client: Batch) -> dict[str, Any]:
+        return {"previous": client.memory["previous"].new_ones(())}
 
     def alone(self, batch: Batch) -> Tensor:
         return batch.supervised("private")

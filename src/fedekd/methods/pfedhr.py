@@ -42,8 +42,11 @@ class PFedHR(Method):
     def steps(self, round: int) -> tuple[Step, ...]:
         if round == 0:
             return (Train(("private",), self.alone),)
-        teach = Exchange("private", self.reassemble, send=lambda client: client.weights["private"], each=True)
+        teach = Exchange("private", self.reassemble, send=self.model, each=True)
         return teach, Train(("private",), self.loss)
+
+    def model(self, client: Batch) -> Tree:
+        return client.weights["private"]
 
     def alone(self, batch: Batch) -> Tensor:
         return batch.supervised("private")
