@@ -7,7 +7,7 @@ import torch
 
 from distilling import batch_of, equal, trained, with_public
 from fedekd import gate, methods
-from fedekd.engines.client import ServerClient
+from fedekd.engines.server import ServerClient
 from fedekd.methods import Exchange
 from fedekd.tasks import Regression
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedekd import models, parts, rng
 from fedekd.data import Split
 from fedekd.engines import rules
-from fedekd.engines.job import Job, Scale, TrustLog, make_optimizer, pick_device, precision
+from fedekd.engines.job import Job, Rows, TrustLog, make_optimizer, pick_device, precision
 from fedekd.engines.schedule import schedule
 from fedekd.engines.view import label_counts, make_batch
 from fedekd.errors import FedekdError
@@ -25,22 +23,6 @@ from fedekd.methods.base import Batch, Beginning, Copy, Exchange, Remember, Trai
 EVALUATION_BATCH = 256
 SERVER = 2**32 - 1
 """The server's number in the random streams, where it trains a model itself."""
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A federation's samples on the device, which its clients share in a simulation."""
-
-    x: Tensor
-    y: Tensor
-    scale: Scale
-
-    @classmethod
-    def of(cls, job: Job) -> Rows:
-        device, dataset = pick_device(job.training.device), job.federation.dataset
-        x, y = (torch.from_numpy(np.ascontiguousarray(a)).to(device) for a in (dataset.x, dataset.y))
-        scale = Scale.of(job.federation, device)
-        return cls(x, scale.targets(y), scale)
 
 
 class Client:
@@ -402,36 +384,6 @@ class Client:
             moved(state[key], self.device) for key in ("memory", "received", "gradients")
         )
         self.steps, self.round = state["steps"], state["round"]
-
-
-class ServerClient(Client):
-    """The server where it trains a model itself: it has the public rows and nobody's own."""
-
-    def __init__(self, job: Job, rows: Rows | None = None) -> None:
-        super().__init__(job, 0, SERVER, rows)
-
-    def _rows(self, split: Split) -> dict[str, Tensor]:
-        none = np.empty(0, np.int64)
-        return super()._rows(Split(none, none, none))
-
-    def _begin(self) -> dict[str, Any]:
-        return {}
-
-    def refined(self, step: Exchange, uploads: Iterable[Message], answer: Message, round: int) -> dict[str, Tensor]:
-        """The combined model after training on public rows, with the uploaded ones as its teachers."""
-        role, train = step.target, step.refine
-        assert role is not None
-        assert train is not None
-        teachers = []
-        for one in uploads:
-            self._load(role, one)
-            teachers.append(self.outputs(role, self.rows[train.split])[0])
-        self.teachers = torch.stack(teachers)
-        self._load(role, answer)
-        self.perform(train, round)
-        self.teachers = None
-        state = self.models[role].state_dict()
-        return {name: state[name].clone() for name in answer}
 
 
 def trainable(module: nn.Module) -> dict[str, nn.Parameter]:

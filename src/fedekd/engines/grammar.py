@@ -133,7 +133,8 @@ def check_public(job: Job) -> None:
 
 
 def _needs_public(method: Method) -> FedekdError:
+    labels = " with labels" if method.public == "labels" else ""
     return FedekdError(
-        f"method {method.name!r} needs public rows, which server and clients all hold: give a share to set aside, such "
-        "as --public 0.1, or a file"
+        f"method {method.name!r} needs public rows{labels}, which server and clients all hold: give a share to set "
+        "aside, such as --public 0.1, or a file"
     )

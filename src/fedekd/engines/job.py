@@ -111,6 +111,22 @@ class Scale:
         return (raw - self.mean) / self.std if raw.is_floating_point() else raw
 
 
+@dataclass(frozen=True)
+class Rows:
+    """A federation's samples on the device, which its clients share in a simulation."""
+
+    x: Tensor
+    y: Tensor
+    scale: Scale
+
+    @classmethod
+    def of(cls, job: Job) -> Rows:
+        device, dataset = pick_device(job.training.device), job.federation.dataset
+        x, y = (torch.from_numpy(np.ascontiguousarray(a)).to(device) for a in (dataset.x, dataset.y))
+        scale = Scale.of(job.federation, device)
+        return cls(x, scale.targets(y), scale)
+
+
 class TrustLog:
     """Distribution of the trust weights over a round, per model, kept on the device until the round ends."""
 
@@ -161,13 +177,6 @@ def _distribution(row: Tensor) -> dict[str, Any] | None:
         "std": max(squares / total - mean * mean, 0.0) ** 0.5,
         "histogram": [int(c) for c in counts],
     }
-
-
-def need_public(job: Job) -> None:
-    """A method that reads public rows cannot run without any."""
-    if job.method.public and not len(job.federation.public):
-        with_ = " with their labels" if job.method.public == "labels" else ""
-        raise FedekdError(f"method {job.method.name!r} needs public rows{with_}, and this federation has none")
 
 
 def pick_device(name: str) -> torch.device:

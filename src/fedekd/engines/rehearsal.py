@@ -22,10 +22,10 @@ from torch.utils import _pytree as pytree
 from fedekd import models
 from fedekd.data import Federation, Split
 from fedekd.engines import grammar, rules
-from fedekd.engines.client import SERVER, Client, Rows, ServerClient
+from fedekd.engines.client import SERVER, Client
 from fedekd.engines.fitting import buffered, built, check_model, line, takes_one
-from fedekd.engines.job import Job
-from fedekd.engines.serial import server_facts
+from fedekd.engines.job import Job, Rows
+from fedekd.engines.server import ServerClient, server_facts
 from fedekd.engines.stackable import shape
 from fedekd.errors import FedekdError
 from fedekd.exchange import Aggregator, Message, answer_of, exchanges, same_shapes, size

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from fedekd import models
-from fedekd.engines.client import Client, Rows, ServerClient, moved
-from fedekd.engines.job import Advance, Job, need_public, trust_of_round
+from fedekd.engines import grammar
+from fedekd.engines.client import Client, moved
+from fedekd.engines.job import Advance, Job, Rows, trust_of_round
 from fedekd.engines.schedule import numbered, participants
+from fedekd.engines.server import ServerClient, server_facts
 from fedekd.exchange import Aggregator, Door, answer_of, averaging_weights, exchanges, same_shapes
 from fedekd.methods.base import Exchange, Train
 
@@ -26,7 +27,7 @@ class Serial:
         self.job, self.method = job, job.method
         self.advance = advance or (lambda round, client, samples: None)
         self.method.check(job.task.name)
-        need_public(job)
+        grammar.check_public(job)
         self.data = Rows.of(job)
         self.clients = [Client(job, k, rows=self.data) for k in range(len(job.federation.clients))]
         self.exchanges = exchanges(self.method, job.training.rounds)
@@ -128,17 +129,3 @@ class Serial:
         self.missed = {name: set(behind) for name, behind in state["missed"].items()}
         self.round_number, self.trust = state["round"], state["trust"]
         self.door.bytes_up, self.door.bytes_down = state["bytes"]
-
-
-def server_facts(job: Job, data: Rows) -> dict[str, Any]:
-    """What a method's ``combine`` may know beside the uploads."""
-    federation = job.federation
-    public = torch.from_numpy(federation.public).to(data.x.device)
-
-    def module(role: str, client: int) -> torch.nn.Module:
-        root, dataset = job.method.root(role), federation.dataset
-        built = models.build(root, job.factory(root), dataset.x.shape[1:], dataset.outputs, job.seed, client)
-        return built.to(data.x.device)
-
-    rows = (data.scale.inputs(data.x[public]), data.y[public]) if len(public) else None
-    return {"clients": len(federation.clients), "public": rows, "module": module, "seed": job.seed}

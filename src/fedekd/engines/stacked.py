@@ -16,11 +16,11 @@ from torch import Tensor
 
 from fedekd import parts
 from fedekd.engines import rules
-from fedekd.engines.client import SERVER, Client, Rows, moved
+from fedekd.engines.client import SERVER, Client, moved
 from fedekd.engines.groups import Group, split
-from fedekd.engines.job import Advance, Job, Scale, precision, trust_of_round
+from fedekd.engines.job import Advance, Job, Rows, Scale, precision, trust_of_round
 from fedekd.engines.schedule import numbered, participants
-from fedekd.engines.serial import server_facts
+from fedekd.engines.server import server_facts
 from fedekd.engines.stack import BUNCHES, PIECE, Member, Stack
 from fedekd.engines.stackable import check
 from fedekd.engines.stacking import pick

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from fedekd.data import Split
-from fedekd.engines.client import Client, Rows
-from fedekd.engines.job import Job
-from fedekd.engines.serial import server_facts
+from fedekd.engines.client import Client
+from fedekd.engines.job import Job, Rows
+from fedekd.engines.server import server_facts
 from fedekd.errors import FedekdError
 from fedekd.exchange import Aggregator, Message, answer_of, exchanges
 from fedekd.flower.visits import called, visits

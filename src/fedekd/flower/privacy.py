@@ -45,8 +45,8 @@ from torch.func import grad, vmap
 
 from fedekd import models, parts
 from fedekd.engines import rules
-from fedekd.engines.client import Client, Rows, trainable
-from fedekd.engines.job import Job, make_optimizer, precision
+from fedekd.engines.client import Client, trainable
+from fedekd.engines.job import Job, Rows, make_optimizer, precision
 from fedekd.engines.view import make_batch
 from fedekd.errors import FedekdError
 from fedekd.exchange import shared_roles

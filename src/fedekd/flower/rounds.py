@@ -18,10 +18,9 @@ from typing import Any
 from torch import Tensor
 
 from fedekd import parts
-from fedekd.engines.client import Rows, ServerClient
-from fedekd.engines.job import Job
+from fedekd.engines.job import Job, Rows
 from fedekd.engines.schedule import participants
-from fedekd.engines.serial import server_facts
+from fedekd.engines.server import ServerClient, server_facts
 from fedekd.errors import FedekdError
 from fedekd.exchange import Aggregator, Message, answer_of, averaging_weights, exchanges, size
 from fedekd.flower import layouts, parting, uploads, wire

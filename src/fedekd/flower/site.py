@@ -20,9 +20,9 @@ from torch import Tensor
 
 from fedekd import methods, models, parts
 from fedekd.data import Dataset
-from fedekd.engines.client import Client, Rows, moved
+from fedekd.engines.client import Client, moved
 from fedekd.engines.fitting import check_model
-from fedekd.engines.job import Job
+from fedekd.engines.job import Job, Rows
 from fedekd.errors import FedekdError
 from fedekd.exchange import Door, Message, exchanges
 from fedekd.flower import layouts, uploads, wire

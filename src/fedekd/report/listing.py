@@ -72,7 +72,7 @@ def sent(method: Method) -> list[str]:
     found: dict[str, None] = {}
     for step in (step for round in range(ROUNDS) for step in method.steps(round)):
         if isinstance(step, Exchange):
-            what = step.name if step.send else f"the {step.name} model"
+            what = f"the {step.name} model" if step.send is None or step.name in method.roles else step.name
             part = None if step.send else step.part
             found[what if part is None else f"{what} ({getattr(part, '__name__', part)})"] = None
     return list(found)
