@@ -100,7 +100,53 @@ DEFAULTS = {
     "fedtype": {"level": 0.9, "lam_private": 1.0, "lam_proxy": 0.5, "gradient": True},
     "fedtype-prox": {"level": 0.9, "lam_private": 1.0, "lam_proxy": 0.5, "gradient": True, "mu": 0.01},
     "fedekd": {"beta": 1.0, "lambda_kd": 1.0, "energy": "auto", "gate": "energy", "weight": 1.0, "warmup": 0},
+    "apfl": {"alpha": 0.5, "adaptive": False},
+    "ditto": {"lam": 1.0},
+    "fccl": {"off": 0.0051, "lam": 1.0, "epochs": 1, "rate": 0.001},
+    "fedadam": {"server_lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 0.001, "second": "adam"},
+    "fedavg-tuned": {"epochs": "local", "part": "all"},
+    "fedavgm": {"beta": 0.9, "server_lr": 1.0},
+    "fedbn": {},
+    "feddf": {"epochs": 10, "rate": 0.001},
+    "fedgh": {"rate": 0.01, "passes": 1},
+    "fedmd": {"pretrain": 3, "digests": 1},
+    "fedper": {"layers": 1},
+    "fedproto": {"lam": 1.0, "nearest": False},
+    "fedrep": {"head_epochs": 10},
+    "fedrod": {"gamma": 1.0},
+    "knnper": {"k": 10, "lam": 0.5, "scale": 1.0},
+    "moon": {"mu": 1.0, "temperature": 0.5},
+    "perfedavg": {"alpha": 0.01, "beta": 0.001},
+    "pfedhr": {
+        "alpha": 0.1,
+        "candidates": 4,
+        "clusters": 2,
+        "turns": 10,
+        "tune_epochs": 3,
+        "tune_batch": 8,
+        "tune_rate": 0.001,
+        "probe": 256,
+    },
+    "pfedme": {"lam": 15.0, "lr": 0.005, "inner_lr": 0.01, "inner_steps": 5, "beta": 1.0},
+    "scaffold": {"server_lr": 1.0},
 }
+VARIANTS = {
+    "fedekd-ungated": {"gate": "constant", "weight": 1.0}, "fedekd-half": {"gate": "constant", "weight": 0.5},
+    "fedekd-permuted": {"gate": "permuted"}, "fedtype-nograd": {"gradient": False}, "fedgh-reset": {"rate": 0.0},
+    "fedadam-yogi": {"second": "yogi"}, "apfl-adaptive": {"adaptive": True}, "fedproto-nearest": {"nearest": True},
+    **{f"fedekd-{energy}": {"energy": energy} for energy in ("entropy", "margin", "lse", "feature")},
+}  # fmt: skip
+
+
+def test_every_method_has_its_defaults_pinned():
+    assert set(DEFAULTS) | set(VARIANTS) == set(KNOWN)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_changes_what_its_name_says(name):
+    method = methods.get(name)
+    changed = {**DEFAULTS[method.name], **VARIANTS[name]}
+    assert {f.name: getattr(method, f.name) for f in fields(method)} == changed
 
 
 @pytest.mark.parametrize("name", DEFAULTS)
