@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -13,7 +14,7 @@ from fedekd import methods
 from fedekd.engines.view import make_batch
 from fedekd.errors import FedekdError
 from fedekd.methods import Exchange, Method, Train
-from fedekd.methods.fedrod import FedRoD, log_counts
+from fedekd.methods.fedrod import ABSENT, FedRoD, log_counts
 from fedekd.tasks import Classification
 from serially import answers, engine_of, go_on, same, states, traffic, trained
 
@@ -160,3 +161,9 @@ def test_it_goes_on_to_the_same_bits_after_an_interruption(images):
 def test_regression_costs_one_line():
     with pytest.raises(FedekdError, match=r"^method 'fedrod' is defined for classification, not for regression$"):
         FEDROD.check("regression")
+
+
+def test_a_class_with_one_row_is_there_and_one_with_none_is_not():
+    found = log_counts(torch.tensor([1, 3, 0]))
+    assert found[:2].tolist() == pytest.approx([0.0, math.log(3)])
+    assert found[2] == ABSENT

@@ -142,6 +142,50 @@ def test_every_method_has_its_defaults_pinned():
     assert set(DEFAULTS) | set(VARIANTS) == set(KNOWN)
 
 
+BOUNDS = {
+    "apfl": {"alpha": {"high": 1}},
+    "fccl": {"rate": {"open": True}},
+    "fedadam": {"server_lr": {"open": True}, "beta1": {"high": 1}, "beta2": {"high": 1}, "tau": {"open": True}},
+    "fedavgm": {"beta": {"high": 1}, "server_lr": {"open": True}},
+    "feddf": {"rate": {"open": True}},
+    "feddyn": {"a": {"open": True}},
+    "fedekd": {"beta": {"open": True}},
+    "fedgh": {"passes": {"low": 1}},
+    "fedtype": {"level": {"high": 1}},
+    "fedtype-prox": {"level": {"high": 1}},
+    "fml": {"supervision": {"high": 1}, "proxy_supervision": {"high": 1}},
+    "knnper": {"k": {"low": 1}, "lam": {"high": 1}, "scale": {"open": True}},
+    "moon": {"temperature": {"open": True}},
+    "perfedavg": {"beta": {"open": True}},
+    "pfedhr": {
+        "candidates": {"low": 1},
+        "clusters": {"low": 1},
+        "tune_batch": {"low": 1},
+        "tune_rate": {"open": True},
+        "probe": {"low": 2},
+    },
+    "pfedme": {"lr": {"open": True}, "inner_lr": {"open": True}, "inner_steps": {"low": 1}, "beta": {"open": True}},
+    "scaffold": {"server_lr": {"open": True}},
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_the_bounds_are_what_they_were(name):
+    found = {
+        f.name: {key: f.metadata[key] for key in ("low", "open", "high") if key in f.metadata}
+        for f in fields(KNOWN[name])
+    }
+    assert {field: bounds for field, bounds in found.items() if bounds} == BOUNDS.get(name, {})
+
+
+def test_what_runs_serially_keeps_rows_or_needs_public_ones():
+    assert {name for name, method in KNOWN.items() if not method.stacks} == {"pfedhr"}
+    assert {name for name, method in KNOWN.items() if method.keeps_rows} == {"knnper"}
+    assert {name: method.public for name, method in KNOWN.items() if method.public} == {
+        "fedmd": "labels", "feddf": "rows", "fccl": "rows", "pfedhr": "labels",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_variant_changes_what_its_name_says(name):
     method = methods.get(name)
