@@ -17,7 +17,16 @@ from fedekd.engines.job import Job, Training
 from fedekd.engines.serial import Serial
 from fedekd.engines.stacked import Stacked
 from fedekd.errors import FedekdError
-from fedekd.exchange import Door, average, averaging_weights, same_shapes, shared_roles, size
+from fedekd.exchange import (
+    Aggregator,
+    Door,
+    answer_of,
+    average,
+    averaging_weights,
+    same_shapes,
+    shared_roles,
+    size,
+)
 from fedekd.methods.base import Exchange, Method
 
 TRAINING = Training(rounds=2, epochs=1, batch_size=32, lr=1e-2)
@@ -405,3 +414,85 @@ def test_the_log_of_a_stack_is_of_its_last_round_too(images):
     for _ in range(TRAINING.rounds):
         engine.round()
     assert engine.doors[0].log == [(name, "private") for name in images.names]
+
+
+# The server's half
+
+
+def combined(step, trees, start=None, weights=None, **about):
+    server = Aggregator({step.name: start} if start else {}, **about)
+    return server, server.combine(step, trees, weights or [1.0] * len(trees), range(len(trees)), 4)
+
+
+@pytest.mark.parametrize("wrong", [({}, {}, {}), ({},), {}, None, [{}, {}]])
+def test_what_combines_must_give_an_answer_and_a_memory(wrong):
+    step = Exchange("sums", lambda uploads: wrong, send=dict)
+    with pytest.raises(FedekdError, match=r"'sums' gives .*; it must return a pair") as error:
+        combined(step, [{"a": torch.ones(1)}])
+    one_line(error)
+
+
+def test_an_answer_to_all_is_a_dict():
+    with pytest.raises(FedekdError, match="the answer to 'sums' is list; return a dict"):
+        combined(Exchange("sums", lambda uploads: ([{}], {}), send=dict), [{"a": torch.ones(1)}])
+
+
+def test_what_a_method_is_told_of_the_uploads():
+    seen = []
+
+    def combine(uploads):
+        seen.append(uploads)
+        return uploads.mean(), {"calls": torch.tensor(1) + uploads.memory.get("calls", 0)}
+
+    step, trees = Exchange("sums", combine, send=dict), [{"a": torch.tensor([1.0])}, {"a": torch.tensor([5.0])}]
+    server = Aggregator({}, clients=7, seed=3)
+    answer = server.combine(step, trees, [3, 1], (2, 5), 4)
+    again = server.combine(step, {"a": torch.tensor([[2.0], [4.0]])}, [1, 1], (0, 6), 5)
+    assert (answer["a"].item(), again["a"].item()) == (2.0, 3.0)
+    first, second = seen
+    assert first.weights.tolist() == [0.75, 0.25]
+    assert (first.numbers, first.clients, first.seed, first.round) == ((2, 5), 7, 3, 4)
+    assert (first.previous, first.memory) == ({}, {})
+    assert second.previous["a"].item() == 2.0
+    assert second.memory["calls"] == 1
+    assert [tree["a"].item() for tree in second.each] == [2.0, 4.0]
+    assert first.stacked["a"].tolist() == [[1.0], [5.0]]
+    other = Aggregator({})
+    other.restore(server.state())
+    assert other.memory["sums"]["calls"] == 2
+    assert other.sent["sums"]["a"].item() == 3.0
+
+
+def test_a_method_combines_weights_and_buffers_are_averaged_beside_them():
+    """Weights are what the clients begin with by name; the rest of a model's state is none of the method's business."""
+    told = []
+
+    def halved(uploads):
+        told.append(set(uploads.stacked))
+        return {n: 0.5 * w for n, w in uploads.mean().items()}, {}
+
+    trees = [{"w": torch.tensor([2.0]), "mean": torch.tensor([1.0]), "count": torch.tensor(3)} for _ in range(2)]
+    trees[1] = {"w": torch.tensor([6.0]), "mean": torch.tensor([3.0]), "count": torch.tensor(9)}
+    server, answer = combined(Exchange("private", halved), trees, start={"w": torch.zeros(1)})
+    assert told == [{"w"}]
+    assert (answer["w"].item(), answer["mean"].item(), answer["count"].item()) == (2.0, 2.0, 3)
+    assert {n: w.item() for n, w in server.sent["private"].items()} == {"w": 2.0}
+
+
+def test_each_client_may_get_an_answer_of_its_own():
+    rows = {"a": torch.tensor([[1.0], [2.0]])}
+    for answer in (rows, [{"a": rows["a"][0]}, {"a": rows["a"][1]}]):
+        step = Exchange("sums", lambda uploads, answer=answer: (answer, {}), send=dict, each=True)
+        server, found = combined(step, [{"a": torch.ones(1)}] * 2)
+        assert [answer_of(found, place, True)["a"].item() for place in range(2)] == [1.0, 2.0]
+        assert "sums" not in server.sent
+    assert answer_of({"a": torch.tensor([7.0])}, 1, False)["a"].item() == 7.0
+
+
+def test_one_upload_alone_is_its_own_mean():
+    _, answer = combined(
+        Exchange("sums", send=dict), [{"a": torch.tensor([3.0]), "empty": torch.zeros(0)}], weights=[5]
+    )
+    assert answer["a"].item() == 3.0
+    _, nothing = combined(Exchange("private"), [{}], start=None)
+    assert nothing == {}
