@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -75,3 +75,15 @@ def test_what_a_method_is_unless_it_says_otherwise():
     assert (Remember(dict).split, Remember(dict).roles) == (None, ())
     assert Exchange("proxy").target == "proxy"
     assert Exchange("means", send=dict).target is None
+
+
+def test_a_model_is_applied_where_there_are_inputs():
+    batch = hand_batch(Regression(), torch.zeros(2), {})
+    with pytest.raises(FedekdError, match="not to a whole split"):
+        batch.apply("private", {})
+    given = replace(batch, forward=lambda role, tree: tree["w"] * torch.ones(2))
+    weights = {"w": torch.tensor(3.0, requires_grad=True)}
+    assert given.apply("private", weights).tolist() == [3.0, 3.0]
+    slope = given.gradient("private", weights, lambda out: out.square().sum())
+    assert slope["w"].item() == 12.0
+    assert not slope["w"].requires_grad
