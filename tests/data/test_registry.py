@@ -120,13 +120,13 @@ def test_where_the_data_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 def test_catalogue(tmp_path: Path) -> None:
     entries = {entry.name: entry for entry in catalogue(tmp_path)}
-    assert list(entries)[:2] == ["digits", "diabetes"]
+    assert list(entries)[:3] == ["digits", "diabetes", "heart"]
     six = {"fashionmnist", "cifar10", "octmnist", "organamnist", "retinamnist", "dr_regular"}
-    assert set(entries) == six | {"digits", "diabetes"}
+    assert set(entries) == six | {"digits", "diabetes", "heart"}
     assert entries["digits"].present
     assert not any(entries[name].present for name in six)
     (tmp_path / "octmnist.npz").write_bytes(b"")
-    assert not catalogue(tmp_path)[4].present
+    assert not catalogue(tmp_path)[5].present
     (tmp_path / "octmnist.npz").write_bytes(b"something")
-    octmnist = catalogue(tmp_path)[4]
+    octmnist = catalogue(tmp_path)[5]
     assert (octmnist.name, octmnist.present, octmnist.where) == ("octmnist", True, str(tmp_path / "octmnist.npz"))

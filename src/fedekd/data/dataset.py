@@ -40,6 +40,8 @@ class Dataset:
 
     part: bool = False
     """Whether these are one site's rows of a larger whole, which may lack classes."""
+    gaps: bool = False
+    """Whether a table may have missing values (NaN), which ``federate`` fills by the clients' training rows."""
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
@@ -60,6 +62,8 @@ class Dataset:
             raise self._fail(f"x has shape {x.shape}; give images as [N, C, H, W] or a table as [N, D]")
         if y.ndim != 1 or len(x) != len(y):
             raise self._fail(f"x has {len(x)} rows but y has shape {y.shape}; give one value of y for each row")
+        if self.gaps and x.ndim != 2:
+            raise self._fail("only a table may have missing values; leave gaps out")
         if 0 in x.shape:
             raise self._fail(f"x is empty (shape {x.shape}); give it at least one row and one feature")
         if self.columns and x.shape[1:] != (len(self.columns),):
@@ -75,9 +79,10 @@ class Dataset:
         if x.dtype.kind not in "buif":
             raise self._fail(f"x has type {x.dtype}; give numbers")
         x = as_float32(x)
-        bad = int((~np.isfinite(x)).reshape(len(x), -1).any(1).sum())
+        wrong, kind = (np.isinf(x), "infinite") if self.gaps else (~np.isfinite(x), "missing or infinite")
+        bad = int(wrong.reshape(len(x), -1).any(1).sum())
         if bad:
-            raise self._fail(f"x has missing or infinite values in {bad} of {len(x)} rows; fill or remove them")
+            raise self._fail(f"x has {kind} values in {bad} of {len(x)} rows; fill or remove them")
         return x
 
     def _classes(self, y: np.ndarray) -> np.ndarray:

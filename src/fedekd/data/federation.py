@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -45,6 +45,10 @@ class Federation:
     public_labelled: bool = True
     """Where not, ``dataset.y`` is 0 in the public rows and means nothing."""
 
+    def __post_init__(self) -> None:
+        if self.dataset.gaps:
+            raise FedekdError(f"dataset {self.dataset.name!r} may have missing values, which no model takes; fill them")
+
     @property
     def held(self) -> np.ndarray:
         """The rows of all clients together, in rising order."""
@@ -67,7 +71,8 @@ def federate(
     ``partition`` is "dirichlet" (uneven classes; for regression, uneven K-means clusters of the inputs), "iid",
     "sites" (the dataset's own) or "auto": the sites where there are any, else dirichlet. ``clusters`` stands in
     for the K-means clusters of a regression's rows when they are known already. ``public`` is a share of the rows,
-    which is set aside before the rest is dealt out, or the rows of a file: see ``find_public``.
+    which is set aside before the rest is dealt out, or the rows of a file: see ``find_public``. Missing values become
+    the median of their column over all clients' training rows, so ``Federation.dataset`` is then a copy.
     """
     if partition not in KINDS:
         raise unknown("partition", partition, KINDS)
@@ -91,8 +96,9 @@ def federate(
     splits = tuple(Split(*parting.cut(held[part], rng)) for part in parts)
     names = dataset.site_names if partition == "sites" else tuple(str(client) for client in range(clients))
     train = np.concatenate([split.train for split in splits])
-    shift, gain = input_statistics(dataset, train)
-    mean, std = target_statistics(dataset, train)
+    whole = filled(whole, train)
+    shift, gain = input_statistics(whole, train)
+    mean, std = target_statistics(whole, train)
     how: dict[str, Any] = {
         "kind": partition,
         "alpha": float(alpha) if partition == "dirichlet" else None,
@@ -160,6 +166,7 @@ def input_clusters(dataset: Dataset, seed: int) -> np.ndarray:
 
 def _features(dataset: Dataset) -> np.ndarray:
     """The rows as K-means sees them: pixels in 0..1, table columns standardised by all rows."""
+    dataset = filled(dataset, np.arange(len(dataset.y)))
     flat = dataset.x.reshape(len(dataset.x), -1).astype(np.float32)
     if dataset.x.ndim == 2:
         shift, gain = _standardisation(flat, (0,))
@@ -168,6 +175,15 @@ def _features(dataset: Dataset) -> np.ndarray:
         return flat / np.float32(dataset.scale)
     low, high = flat.min(), flat.max()
     return (flat - low) / (high - low if high > low else np.float32(1))
+
+
+def filled(dataset: Dataset, train: np.ndarray) -> Dataset:
+    """With each missing value replaced by its column's median over the rows ``train``; 0 where none of them has one."""
+    if not dataset.gaps:
+        return dataset
+    known = [column[~np.isnan(column)] for column in dataset.x[train].T]
+    medians = np.array([np.median(values) if len(values) else 0 for values in known], np.float32)
+    return replace(dataset, x=np.where(np.isnan(dataset.x), medians, dataset.x), gaps=False)
 
 
 def input_statistics(dataset: Dataset, train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

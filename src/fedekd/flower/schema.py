@@ -46,6 +46,8 @@ class Schema:
     @classmethod
     def of(cls, dataset: Dataset, scaling: Scaling | None = None) -> Schema:
         """The schema of a dataset. Without a ``scaling`` of its rows, their categories and labels alone enter it."""
+        if dataset.gaps:
+            raise FedekdError(f"{dataset.source or dataset.name} has missing values; fill them before making a schema")
         for column, categories in categories_of(dataset.columns).items():
             if len(categories) > FEW and 2 * len(categories) > len(dataset.y):
                 raise FedekdError(
@@ -124,7 +126,7 @@ class Schema:
         )  # fmt: skip
 
     def _row_differences(self, dataset: Dataset) -> list[str]:
-        found = []
+        found = ["it has missing values"] if dataset.gaps else []
         if dataset.task != self.task:
             found.append(f"it is a {dataset.task}, the schema a {self.task}")
         if str(dataset.x.dtype) != self.dtype:
