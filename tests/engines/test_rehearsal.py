@@ -124,6 +124,13 @@ BROKEN = {
     "unknown anchor": (broken(anchors=("a",)), "anchors", "'a'"),
     "role as a string": (with_steps(lambda self: Train("private", self.loss)), "Train", "tuple"),
     "unknown split": (with_steps(lambda self: Train(("private",), self.loss, split="dev")), "'dev'", "train, val"),
+    "training on test rows": (
+        with_steps(lambda self: Train(("private",), self.loss, split="test")), "'test'", "train, val",
+    ),
+    "remembering test rows": (
+        broken(personalise=lambda self: (Remember(lambda b: {"a": b.y}, "test"),)), "'test'", "train, val",
+    ),
+    "sending test rows": (with_steps(train, sends(lambda b: {"a": b.counts}, split="test")), "'test'", "train, val"),
     "unknown optimizer": (with_steps(lambda self: Train(("private",), self.loss, optimizer="lion")), "'lion'", "adam"),
     "no function": (with_steps(Train(("private",), "loss")), "Train", "function"),
     "steps give nothing": (broken(steps=lambda self, round: None), "steps(0)", "nothing", "tuple"),

@@ -272,6 +272,17 @@ def test_the_mean_gradient_is_of_the_part_and_over_all_steps():
     torch.testing.assert_close(engine.clients[0].gradients["private"]["w.weight"][0], expected)
 
 
+def test_what_was_sent_stays_what_it_was():
+    """The server may keep an upload, and the client goes on training."""
+
+    def kept(uploads):
+        return {}, {"first": uploads.memory.get("first", uploads.each[0]["w.weight"])}
+
+    send = Exchange("sent", kept, send=lambda batch: batch.weights["private"])
+    engine = alone(send, Train(("private",), supervised), rounds=2)
+    assert engine.server.memory["sent"]["first"].tolist() == [[1.0, 2.0]]
+
+
 def test_training_on_the_validation_rows_takes_only_those():
     federation = around((3.0, -1.0), (-5.0, 7.0))
     rows = federation.clients

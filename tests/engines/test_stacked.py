@@ -93,6 +93,14 @@ def test_seeds_alphas_and_variants_share_a_stack(digits):
     compare(jobs, piece=5)
 
 
+def test_each_job_of_a_stack_begins_with_its_own_parameters(images):
+    jobs = [job(images, methods.get("apfl-adaptive", alpha=alpha)) for alpha in (0.25, 0.75)]
+    assert len({signature(j) for j in jobs}) == 1
+    found = [float(client.memory["alpha"]) for j in range(2) for client in Stacked(jobs).clients_of(j)]
+    assert found == [0.25] * len(images.clients) + [0.75] * len(images.clients)
+    compare(jobs)
+
+
 @pytest.mark.parametrize("name", ["fedekd", "fedtype", "feddyn"])
 def test_leaving_in_bunches_changes_nothing(digits, name):
     """On a GPU finished models wait for their bunch, with empty batches; here the same is forced on the CPU."""

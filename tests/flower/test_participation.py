@@ -91,6 +91,20 @@ def test_a_round_is_drawn_once_though_a_site_joins(tmp_path, digits):
     assert rounds.progress.drawn == {0: first, 1: participants(0, 1, 4, 0.5)}
 
 
+def test_a_site_that_comes_late_takes_part_though_answers_are_for_each_site_apart(tmp_path, digits):
+    server, sites = place(tmp_path, digits, "pfedhr", rounds=3, epochs=1, deadline=0.5)
+    post = Hand(sites)
+    post.asleep = {"cedar"}
+    rounds = Rounds(server, schema_of(digits), post, 2)
+    rounds.began = 0.0
+    for visit in rounds.visits:
+        rounds._gather(first=visit.number == 0)
+        rounds._visit(visit)
+        post.asleep = set()
+    assert rounds.progress.refused == []
+    assert rounds.progress.counted == [["alder", "birch"], *[["alder", "birch", "cedar"]] * 2]
+
+
 def test_a_lost_state_is_made_good(tmp_path, digits):
     """A site that says it is behind gets everything, whole, whatever the server thinks it has."""
     server, sites = place(tmp_path, digits, "toys:Twice", sites=4, rounds=4, epochs=1, participation=0.75,

@@ -66,6 +66,13 @@ def test_the_loss_is_supervised_plus_alpha_times_the_distance_from_the_teacher()
     torch.testing.assert_close(methods.get("pfedhr").loss(batch), expected)
 
 
+def test_a_site_that_has_no_teacher_yet_trains_alone():
+    """One that comes late to a federation is in the others' round, but was in no exchange."""
+    y, student = torch.tensor([0, 1, 2]), torch.randn(3, 3, generator=generator())
+    batch = batch_of(y, student, x=torch.zeros(3, 5))
+    assert torch.equal(methods.get("pfedhr").loss(batch), F.cross_entropy(student, y))
+
+
 def test_layers_are_found_in_the_order_of_the_forward_pass():
     class Backwards(nn.Module):
         def __init__(self):

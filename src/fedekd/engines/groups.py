@@ -92,7 +92,8 @@ def _begin(engine: Stack, method: Method, indices: list[int]) -> dict[str, Any]:
         weights = {role: pick(tree, i) for role, tree in engine.weights.items()}
         rows = torch.from_numpy(member.train).to(engine.device)
         targets = engine.scale_of(torch.tensor([i], device=engine.device)).targets(engine.y[rows][None])[0]
-        memories.append(method.begin(Beginning(weights, widths, engine.jobs[member.job].seed, targets)))
+        job = engine.jobs[member.job]
+        memories.append(job.method.begin(Beginning(weights, widths, job.seed, targets)))
     return stack_trees(memories, engine.device)
 
 

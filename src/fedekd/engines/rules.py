@@ -52,10 +52,10 @@ def remembered(method: Method, step: Remember, batch: Batch) -> dict[str, Any]:
 
 
 def made(method: Method, name: str, found: Any) -> dict[str, Tensor]:
-    """What ``send`` has made."""
+    """What ``send`` has made: the server may keep it while the client's weights move on."""
     if not isinstance(found, Mapping) or not all(isinstance(t, Tensor) for t in found.values()):
         raise broken(method, f"what it sends as {name!r}", f"it is {kind(found)}; return a dict of tensors")
-    return {n: t.detach() for n, t in found.items()}
+    return {n: owned(t) for n, t in found.items()}
 
 
 def fits(method: Method, role: str, found: Any, shapes: Mapping[str, torch.Size]) -> None:

@@ -27,8 +27,9 @@ def register(
 ) -> Callable[[M], M]:
     """Class decorator: make a method known by ``name``, and its variants by ``name-variant``.
 
-    ``@register("fedtype", family="paper", prox={"mu": 0.01})`` knows "fedtype" and "fedtype-prox", and puts the first
-    into the group "paper". ``cite`` tells authors, venue and year; ``also`` names another group that it belongs to.
+    ``@register("fedgh", family="distillation", reset={"rate": 0.0})`` knows "fedgh" and "fedgh-reset", and puts the
+    first into the group "distillation". ``cite`` tells authors, venue and year; ``also`` names another group that it
+    belongs to.
     """
 
     def enter(cls: M) -> M:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Loss = Tensor | tuple[Tensor, dict[str, Tensor]]
     Part = Callable[[nn.Module], Collection[str]]  # which of a model's weights and buffers, by name; see fedekd.parts
 
-SPLITS = ("train", "val", "test", "public")
+SPLITS = ("train", "val", "public")  # the test rows are for nothing but the test
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """FedDF (Lin et al., NeurIPS 2020): the average model learns from the ensemble of those that it was made of.
 
 One architecture for all clients. The teachers' logits are averaged uniformly, as the paper's own runs do. The paper
-stops the fusion by labelled validation rows at the server; here the number of epochs is fixed.
+stops the fusion by labelled validation rows at the server; here the number of epochs is fixed. The rate is constant,
+where the official one falls along a cosine, and gradients are not clipped.
 """
 
 from __future__ import annotations

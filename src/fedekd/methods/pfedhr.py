@@ -52,6 +52,8 @@ class PFedHR(Method):
         return batch.supervised("private")
 
     def loss(self, batch: Batch) -> Tensor:
+        if "private" not in batch.received:  # a site that came late to this round has no teacher yet
+            return self.alone(batch)
         assert batch.x is not None
         teacher = reassembly.outputs(batch.received["private"], batch.x)
         distilled = batch.task.distil(student=batch.outputs["private"], teacher=teacher)
