@@ -187,7 +187,7 @@ def page(records: list[dict[str, Any]]) -> str:
     for label in sorted({label for cell in cells.values() for label in cell}):
         families[family_of(label)].append(label)
     text = [
-        "# Which method, when",
+        "# Which method to use when",
         "",
         f"Made by `python docs/make_methods.py` from `results/field`: {len(records)} runs of "
         f"`fedekd study field --device {p['device']} --precision {p['precision']}` on one H200. Six clients, seeds "
@@ -200,13 +200,15 @@ def page(records: list[dict[str, Any]]) -> str:
         "",
         advice(cells),
         "",
-        "Keep four things in mind. `fedmd` begins with three epochs on the labels of the public rows, which no other "
+        "Keep five things in mind. `fedmd` begins with three epochs on the labels of the public rows, which no other "
         "method here learns from: it is shown but not ranked, and the row with `pretrain=0` is FedMD without them. "
         "Ten epochs at this rate leave "
         "Local itself unfinished, so a method that trains more (FedRep's ten head epochs a round) is ahead partly for "
         "that. Δ against plain Local also credits a method with what a site could have alone, such as the "
-        "regularising effect of a teacher. And two methods are not in the table: `fedbn`, which is FedAvg where a "
-        "network has no normalisation layers, as the built-in ones have none, and `pfedhr`, which cannot be stacked.",
+        "regularising effect of a teacher. `fedmd`, `fedgh` and `fccl` exchange nothing in the first round, "
+        "so they have one exchange less than the others. And two methods are not in the table: `fedbn`, "
+        "which is FedAvg where a network has no normalisation layers, as the built-in ones have none, and `pfedhr`, "
+        "which cannot be stacked.",
         "",
         "## Avg Δ in every cell",
         "",

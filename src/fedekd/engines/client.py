@@ -107,7 +107,7 @@ class Client:
         rules.to_train(self.method, step, trained)
         every = [w for tree in trained.values() for w in tree.values()]
         sums = {role: {n: torch.zeros_like(w) for n, w in tree.items()} for role, tree in trained.items()}
-        with self._training(step, trained), self._seeded("dropout", root, round):
+        with self._training(step, trained), self._seeded("dropout", root, round, *((again,) if again else ())):
             optimizer = make_optimizer(training, every)
             for order, uniform in zip(plan.order, plan.uniform, strict=True) if plan.steps else ():
                 positions = torch.from_numpy(order).to(self.device).split(training.batch_size)

@@ -36,6 +36,7 @@ class ServerClient(Client):
 
     def __init__(self, job: Job, rows: Rows | None = None) -> None:
         super().__init__(job, 0, SERVER, rows)
+        self.name = "server"
 
     def _rows(self, split: Split) -> dict[str, Tensor]:
         none = np.empty(0, np.int64)

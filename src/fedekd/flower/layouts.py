@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedekd.data import Split
+from fedekd.engines import grammar, rules
 from fedekd.engines.client import Client
 from fedekd.engines.job import Job, Rows
 from fedekd.engines.server import server_facts
@@ -28,7 +29,13 @@ COUNTS = (5, 7)  # rows of each split at the two blank clients
 
 
 def layouts(job: Job) -> dict[str, Message]:
-    """By exchange with a ``send``: an example of what it makes. The job's rows are not looked at."""
+    """By exchange with a ``send``: an example of what it makes. The job's rows are not looked at.
+
+    Raises for steps that break the rules, such as one that asks for the test rows.
+    """
+    for round in range(job.training.rounds):
+        grammar.check_steps(job, grammar.steps_of(job.method, round))
+    grammar.check_steps(job, [step for step, _ in rules.personal(job.method)])
     wanted = {name for name, step in exchanges(job.method, job.training.rounds).items() if step.send}
     if not wanted:
         return {}

@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 class FedMD(Method):
     """Digest the clients' mean logits on public rows, then train on private ones"""
 
-    pretrain: int = 3  # epochs on labelled public rows before the first round; 0 reads no public label
+    pretrain: int = 3  # epochs on labelled public rows at the start of the first round; 0 reads no public label
     digests: int = 1  # epochs on public rows in every later round
 
-    public = "labels"
+    @property
+    def public(self) -> str:  # type: ignore[override]
+        return "labels" if self.pretrain else "rows"
 
     def steps(self, round: int) -> tuple[Step, ...]:
         revisit = Train(("private",), self.supervised)
