@@ -214,7 +214,7 @@ def test_what_is_read_moves_the_numbers():
 # --- what is done --------------------------------------------------------------------------------------------
 
 DONE = [
-    hostile.Toy(), hostile.Settings(), hostile.Settings("public", "adam"), hostile.Settings("test", "sgd"),
+    hostile.Toy(), hostile.Settings(), hostile.Settings("public", "adam"), hostile.Settings("val", "sgd"),
     hostile.Gradients(), hostile.Heads(), hostile.Heads(True), hostile.Copies(), hostile.Into(), hostile.Each(),
     hostile.Each(True), hostile.Each(False, True), hostile.Each(True, True), hostile.Aliases(), hostile.Told(),
     hostile.Seldom(), hostile.Changing(), hostile.Trusting(), hostile.Refined(),
