@@ -186,3 +186,12 @@ def test_the_prox_variant_holds_the_proxy_to_what_was_received():
     plain, prox = methods.get("fedtype"), methods.get("fedtype-prox", mu=0.5)
     assert (prox.proxy_loss(anchored) - plain.proxy_loss(batch)).item() == pytest.approx(0.25 * 5, rel=1e-5)
     assert torch.equal(prox.private_loss(anchored), plain.private_loss(batch))
+
+
+def test_the_proxys_loss_by_hand():
+    batch = batch_of()
+    private, proxy = (torch.log_softmax(batch.outputs[role].detach(), -1) for role in ("private", "proxy"))
+    entropy = -proxy[torch.arange(N), batch.y].mean()
+    taught = (private.exp() * (private - proxy)).sum(-1).mean()
+    assert taught > 0.1
+    torch.testing.assert_close(methods.get("fedtype").proxy_loss(batch), entropy + taught)
