@@ -122,56 +122,39 @@ def one_cell(cell: dict[str, Runs]) -> str:
     return table(["", "accuracy %", "Avg Δ", "Worst Δ", "client-runs with Δ < 0", "seconds a run"], rows)
 
 
-def family_of(label: str) -> str:
-    known = methods.known()
-    name = label.split(" ")[0]
-    return known[name].family or known[known[name].name].family
-
-
 def advice(cells: dict[Cell, dict[str, Runs]]) -> str:
-    """What the records say, in sentences made from them."""
-    lines = []
-    for cell, found in cells.items():
-        best, *others = tied(found)
-        also = f"; not clearly behind it: {', '.join(f'`{x}`' for x in others)}" if others else ""
-        low, high = interval([r["avg_delta"] for r in found[best].values()])
-        sure = "clearly above" if low > 0 else "not clearly above"
-        lines.append(
-            f"- **{name_of(cell)}**: `{best}` has the largest mean Δ, {points(avg(found[best]))} points "
-            f"({points(low)} to {points(high)}), {sure} training alone{also}."
-        )
-    proxy = next(iter(cells.values()))["fedekd"]
-    small = [
-        x
-        for x in next(iter(cells.values()))
-        if x != "local" and sent(next(iter(cells.values()))[x]) <= 1.1 * sent(proxy)
-    ]
-    for cell, found in cells.items():
-        light = {x: found[x] for x in small if x in found and not given_labels(found[x])}
-        best = max(light, key=lambda x: avg(light[x]))
-        lines.append(
-            f"- {name_of(cell)}, at no more than 1.1 times the bytes of FedeKD's proxy: `{best}`, "
-            f"{points(avg(light[best]))} points, {megabytes(sent(light[best]))} MB up per client and round."
-        )
-    for cell, found in cells.items():
-        alike = {x: found[x] for x in ONE_MODEL if x in found}
-        best = max(alike, key=lambda x: avg(alike[x]))
-        lines.append(
-            f"- {name_of(cell)}, if all sites must end with one and the same model: `{best}`, "
-            f"{points(avg(alike[best]))} points."
-        )
+    """What the records say, as a table made from them."""
+
+    def best(found: dict[str, Runs], among: list[str]) -> str:
+        one = max(among, key=lambda x: avg(found[x]))
+        low, high = interval([r["avg_delta"] for r in found[one].values()])
+        return f"`{one}` {points(avg(found[one]))} ({points(low)} to {points(high)})"
+
+    rows: list[list[str]] = [["the largest mean Δ"], ["not clearly behind it"], ["few bytes"], ["one model for all"]]
+    for found in cells.values():
+        fair = [x for x, runs in found.items() if x != "local" and not given_labels(runs)]
+        few = [x for x in fair if sent(found[x]) <= 1.1 * sent(found["fedekd"])]
+        rows[0].append(best(found, fair))
+        rows[1].append(named(tied(found)[1:]))
+        rows[2].append(best(found, few))
+        rows[3].append(best(found, [x for x in ONE_MODEL if x in found]))
     clear = defaultdict(list)
     for found in cells.values():
         for label, runs in found.items():
-            if given_labels(runs):
-                continue
-            low, high = interval([r["avg_delta"] for r in runs.values()])
-            clear[label].append(1 if low > 0 else -1 if high < 0 else 0)
-    always = sorted(x for x, seen in clear.items() if x != "local" and min(seen) > 0)
-    never = sorted(x for x, seen in clear.items() if x != "local" and max(seen) < 0)
-    lines.append(f"- Clearly better than alone in all {len(cells)} cells: {named(always)}.")
-    lines.append(f"- Clearly worse than alone in all {len(cells)} cells: {named(never)}.")
-    return "\n".join(lines)
+            if label != "local" and not given_labels(runs):
+                low, high = interval([r["avg_delta"] for r in runs.values()])
+                clear[label].append(1 if low > 0 else -1 if high < 0 else 0)
+    always = sorted(x for x, seen in clear.items() if min(seen) > 0)
+    never = sorted(x for x, seen in clear.items() if max(seen) < 0)
+    return "\n".join([
+        table(["what you need", *(name_of(c) for c in cells)], rows),
+        "",
+        "Few bytes: no more than 1.1 times what FedeKD's proxy takes. One model for all: every site ends with the same "
+        "weights. An interval that lies above zero is clearly better than training alone.",
+        "",
+        f"- Clearly better than alone in all {len(cells)} cells: {named(always)}.",
+        f"- Clearly worse than alone in all {len(cells)} cells: {named(never)}.",
+    ])  # fmt: skip
 
 
 def named(labels: list[str]) -> str:
@@ -183,9 +166,6 @@ def page(records: list[dict[str, Any]]) -> str:
     first = next(iter(next(iter(next(iter(cells.values())).values())).values()))
     seeds = sorted({r["seed"] for r in records})
     p = first["params"]
-    families: dict[str, list[str]] = defaultdict(list)
-    for label in sorted({label for cell in cells.values() for label in cell}):
-        families[family_of(label)].append(label)
     text = [
         "# Which method to use when",
         "",
@@ -200,15 +180,18 @@ def page(records: list[dict[str, Any]]) -> str:
         "",
         advice(cells),
         "",
-        "Keep five things in mind. `fedmd` begins with three epochs on the labels of the public rows, which no other "
-        "method here learns from: it is shown but not ranked, and the row with `pretrain=0` is FedMD without them. "
-        "Ten epochs at this rate leave "
-        "Local itself unfinished, so a method that trains more (FedRep's ten head epochs a round) is ahead partly for "
-        "that. Δ against plain Local also credits a method with what a site could have alone, such as the "
-        "regularising effect of a teacher. `fedmd`, `fedgh` and `fccl` exchange nothing in the first round, "
-        "so they have one exchange less than the others. And two methods are not in the table: `fedbn`, "
-        "which is FedAvg where a network has no normalisation layers, as the built-in ones have none, and `pfedhr`, "
-        "which cannot be stacked.",
+        "## Before you rely on it",
+        "",
+        "- `fedmd` begins with three epochs on the labels of the public rows, which no other method here learns from: "
+        "it is shown but not ranked. The row with `pretrain=0` is FedMD without them.",
+        "- Ten epochs at this rate leave Local itself unfinished, so a method that trains more (FedRep's ten head "
+        "epochs a round) is ahead partly for that.",
+        "- Δ against plain Local also credits a method with what a site could have alone, such as the regularising "
+        "effect of a teacher.",
+        "- `fedmd`, `fedgh` and `fccl` exchange nothing in the first round, so they have one exchange less than the "
+        "others.",
+        "- Two methods are not in the table: `fedbn`, which is FedAvg where a network has no normalisation layers, as "
+        "the built-in ones have none, and `pfedhr`, which cannot be stacked.",
         "",
         "## Avg Δ in every cell",
         "",
