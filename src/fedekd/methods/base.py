@@ -50,6 +50,11 @@ class Batch:
     mask: Tensor | None = None  # which samples are real, where a batch is padded
     forward: Callable[[str, Tree], Tensor] | None = field(default=None, compare=False)
 
+    @property
+    def real(self) -> Tensor:
+        """[B] True for samples, False for padding."""
+        return self.rows >= 0 if self.mask is None else self.mask.bool()
+
     def mean(self, per_sample: Tensor) -> Tensor:
         return gate.masked_mean(per_sample, self.mask)
 

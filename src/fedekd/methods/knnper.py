@@ -36,7 +36,7 @@ class KNNPer(FedAvg):
         return (Remember(self.store, split="train", roles=("private",)),)
 
     def store(self, batch: Batch) -> dict[str, Any]:
-        real = batch.rows >= 0 if batch.mask is None else batch.mask.bool()
+        real = batch.real
         features, targets = batch.features["private"].flatten(1), batch.y  # padding is somebody's row: not to be kept
         return {"features": features * real.unsqueeze(-1), "targets": targets * real, "real": real}
 

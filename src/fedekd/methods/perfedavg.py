@@ -47,21 +47,16 @@ class PerFedAvg(Method):
 
     def share(self, batch: Batch) -> Tensor:
         """The mean of this over an epoch is the loss over all rows, though the last batch may be smaller."""
-        return batch.supervised("private") * real(batch).sum() * batch.steps / batch.counts.sum()
+        return batch.supervised("private") * batch.real.sum() * batch.steps / batch.counts.sum()
 
     def adapted(self, client: Batch) -> Tree:
         w, g = client.weights["private"], client.gradients["private"]
         return {name: w[name] - self.alpha * g[name] for name in w}
 
 
-def real(batch: Batch) -> Tensor:
-    """Which rows are no padding."""
-    return (batch.rows >= 0) if batch.mask is None else batch.mask.bool()
-
-
 def halves(batch: Batch) -> tuple[Tensor, Tensor]:
     """Real rows at even and at odd places; a single one is in both."""
-    rows = real(batch)
+    rows = batch.real
     place = rows.long().cumsum(-1) - 1
     odd = place % 2 == 1
     return rows & ~odd, rows & (odd | (rows.sum(-1) < 2))
