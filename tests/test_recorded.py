@@ -83,7 +83,7 @@ def test_its_models_are_exported_and_predict(recorded, tmp_path, capsys):
         model, answers = str(tmp_path / f"{method}.safetensors"), str(tmp_path / f"{method}.csv")
         given = ["export", str(recorded / "whole"), "--client", "0", "--method", method, "--to", model, *more]
         assert main(given) == 0
-        assert main(["predict", model, str(tmp_path / "new.npz"), "--out", answers]) == 0
+        assert main(["predict", model, str(tmp_path / "new.npz"), "--out", answers, *SETTINGS[-4:]]) == 0
         assert len((tmp_path / f"{method}.csv").read_text().splitlines()) == 6
 
 
