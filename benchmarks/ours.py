@@ -18,11 +18,11 @@ import numpy as np
 
 from fedekd.data import Dataset, Split
 from fedekd.engines.serial import Serial
-from fedekd.observers import Nobody
-from fedekd.plan import Run, plan
-from fedekd.runs import perform
+from fedekd.runs.execution import perform
+from fedekd.runs.observers import Nobody
+from fedekd.runs.plan import Run, plan
+from fedekd.runs.store import Store
 from fedekd.settings import make_settings
-from fedekd.store import Store
 
 
 def planned(method: str, clients: int, spec: job.Spec) -> Run:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedekd import methods, metrics
-from fedekd.store import read_records
+from fedekd.runs.store import read_records
 
 HOME = Path(__file__).resolve().parents[1]
 ONE_MODEL = ("fedavg", "fedprox", "feddyn", "scaffold", "moon", "fedavgm", "fedadam", "feddf")

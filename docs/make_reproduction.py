@@ -19,8 +19,8 @@ from fedekd import metrics
 from fedekd.data.partition import dirichlet
 from fedekd.report.paper_tables import make_tables, paper_figures
 from fedekd.report.table_formats import render
-from fedekd.results import load
-from fedekd.store import read_records
+from fedekd.runs.results import load
+from fedekd.runs.store import read_records
 
 HOME = Path(__file__).resolve().parents[1]
 TITLES = {

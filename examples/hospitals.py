@@ -15,8 +15,8 @@ import numpy as np
 from sklearn.datasets import load_breast_cancer
 
 import fedekd
-from fedekd.handover.export import export
-from fedekd.handover.predict import predict
+from fedekd.export.export import export
+from fedekd.export.predict import predict
 
 SIZES = {"university": 300, "city": 150, "county": 80, "island": 39}
 MALIGNANT = {

@@ -12,6 +12,7 @@ import torch
 
 from fedekd.data import Dataset, Federation, federate, load_dataset
 
+pytest_plugins = ["made_records"]
 torch.set_num_threads(1)
 
 

@@ -315,7 +315,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
         def execute(*_: object) -> None:
             raise error
 
-        monkeypatch.setattr("fedekd.runs.execute", execute)
+        monkeypatch.setattr("fedekd.runs.execution.execute", execute)
 
     return arrange
 

@@ -69,7 +69,7 @@ def run(code: str) -> None:
 
 def test_the_core_trains_with_torch_and_numpy_alone():
     modules = (
-        "gate", "conformal", "tasks", "models", "trees", "rng", "exchange", "store", "settings", "metrics", "results",
+        "gate", "conformal", "tasks", "models", "trees", "rng", "exchange", "federation", "settings", "metrics", "runs.store", "runs.results",
         "methods", "data", "engines", "engines.kernels", "engines.schedule",
     )  # fmt: skip
     run("\n".join([FORBID, *(f"import fedekd.{name}" for name in modules), TRAIN]))
@@ -87,7 +87,7 @@ HEAVY = "{'torch', 'sklearn', 'scipy', 'pandas', 'rich', 'pooch', 'h5py', 'PIL',
         "from fedekd import methods; assert methods.groups(); [m.steps(1) for m in methods.known().values()]",
         "from fedekd import gate, conformal",
         "from fedekd.data import catalogue; assert catalogue()",
-        "import fedekd.settings, fedekd.store, fedekd.results, fedekd.metrics, fedekd.errors",
+        "import fedekd.settings, fedekd.runs.store, fedekd.runs.results, fedekd.metrics, fedekd.errors",
     ],
 )
 def test_what_answers_at_once_imports_nothing_heavy(code):

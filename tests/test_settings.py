@@ -329,5 +329,5 @@ def test_settings_import_no_torch():
     import subprocess
     import sys
 
-    code = "import sys, fedekd.settings, fedekd.store, fedekd.metrics; sys.exit('torch' in sys.modules)"
+    code = "import sys, fedekd.settings, fedekd.runs.store, fedekd.metrics; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedekd import cli
-from fedekd.report.beacon import read
+from fedekd.runs.progress_file import read
 
 RUN = """
 import sys, torch

@@ -11,7 +11,7 @@ from torch import nn
 
 import fedekd
 from fedekd.data import Dataset, Federation, federate, load_dataset
-from fedekd.results import Result
+from fedekd.runs.results import Result
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedekd.results import Result, load
-    from fedekd.runs import run
+    from fedekd.runs.execution import run
+    from fedekd.runs.results import Result, load
 
 __version__ = "0.1.0"
 __all__ = ["Result", "__version__", "load", "run"]
 
-_HOME = {"run": "fedekd.runs", "load": "fedekd.results", "Result": "fedekd.results"}
+_HOME = {"run": "fedekd.runs.execution", "load": "fedekd.runs.results", "Result": "fedekd.runs.results"}
 
 
 def __getattr__(name: str) -> Any:

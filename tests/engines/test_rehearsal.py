@@ -19,7 +19,7 @@ from fedekd.engines.rehearsal import rehearse, traffic
 from fedekd.engines.serial import Serial
 from fedekd.errors import FedekdError
 from fedekd.methods import Copy, Exchange, Method, Remember, Train
-from fedekd.plan import plan
+from fedekd.runs.plan import plan
 from fedekd.settings import make_settings
 from tiny import tiny_private, tiny_proxy
 

@@ -17,8 +17,8 @@ from fedekd.engines.piece import Piece
 from fedekd.engines.serial import Serial
 from fedekd.engines.stackable import NotStackable, signature
 from fedekd.engines.stacked import BUNCHES, PIECE, Stacked
-from fedekd.observers import Nobody
-from fedekd.runs import execute
+from fedekd.runs.execution import execute
+from fedekd.runs.observers import Nobody
 from fedekd.settings import make_settings
 from tiny import tiny_private, tiny_proxy
 

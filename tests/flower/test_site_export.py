@@ -101,7 +101,7 @@ def test_what_is_exported_is_the_model_that_answers(tmp_path, digits):
     """A method that trains a head before it answers: the score, the report and the exported model are of that one."""
     from test_equality import place
 
-    from fedekd.handover import files
+    from fedekd.export import files
 
     server, sites = place(tmp_path, digits, "toys:Personal", rounds=1, epochs=1)
     federate(server, schema_of(digits), sites)

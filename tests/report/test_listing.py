@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 
 from fedekd import cli, methods
-from fedekd.costs import costs
 from fedekd.methods import Exchange
 from fedekd.parts import Head
 from fedekd.report.listing import print_costs, print_datasets, print_methods
 from fedekd.report.partition import print_counts
+from fedekd.runs.costs import costs
 from fedekd.settings import make_settings
 from tiny import tiny_private, tiny_proxy
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fedekd.report.progress import in_notebook
-from fedekd.results import Result
+from fedekd.runs.results import Result
 
 CODE = """
 import torch

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedekd.report.numbers import Unit, blocks, duration, volume
+from fedekd.units import Unit, blocks, duration, volume
 
 ACCURACY, RMSE = Unit("accuracy", 1), Unit("rmse", 2)
 

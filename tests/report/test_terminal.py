@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from fedekd.report.terminal import print_result
-from fedekd.results import Result
+from fedekd.runs.results import Result
 
 Make = Callable[..., Any]
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedekd.data import load_dataset
-from fedekd.store import read_records
+from fedekd.runs.store import read_records
 
 PARTS = '''
 """Models and methods for the tests, importable by worker processes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedekd.errors import FedekdError
-from fedekd.plan import choose_methods
+from fedekd.runs.plan import choose_methods
 from fedekd.studies import load_study, presets
 
 REGRESSION = ("retinamnist", "dr_regular")

@@ -11,10 +11,10 @@ import pytest
 from small_study import RUNS, make_home, same, start
 
 from fedekd.errors import FedekdError
-from fedekd.observers import Nobody
-from fedekd.report.beacon import condition, read
 from fedekd.report.paper_tables import make_tables, render
-from fedekd.store import Store, read_records
+from fedekd.runs.observers import Nobody
+from fedekd.runs.progress_file import condition, read
+from fedekd.runs.store import Store, read_records
 from fedekd.studies import load_study, run_study
 from fedekd.studies.processes import over_processes
 from fedekd.studies.survey import survey

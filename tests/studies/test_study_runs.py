@@ -13,8 +13,8 @@ from small_study import RUNS, make_home, same
 from fedekd.data import clusters
 from fedekd.errors import FedekdError
 from fedekd.methods.local import Local
-from fedekd.observers import Nobody
-from fedekd.plan import plan
+from fedekd.runs.observers import Nobody
+from fedekd.runs.plan import plan
 from fedekd.studies import Tally, carry, cells, describe, load_study, run_study
 from fedekd.studies.survey import survey
 

@@ -9,10 +9,11 @@ import sys
 import pytest
 
 import fedekd
-from fedekd import details, trackers
+from fedekd import trackers
 from fedekd.errors import FedekdError
-from fedekd.observers import Nobody, Together
-from fedekd.runs import execute
+from fedekd.runs import details
+from fedekd.runs.execution import execute
+from fedekd.runs.observers import Nobody, Together
 from fedekd.settings import make_settings
 from fedekd.trackers.group import Group, tags
 from tiny import tiny_private, tiny_proxy

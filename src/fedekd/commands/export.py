@@ -26,8 +26,8 @@ def add(commands: Any) -> None:
 def export_model(given: argparse.Namespace) -> None:
     from pathlib import Path
 
-    from fedekd.handover.card import card_path, verdict
-    from fedekd.handover.export import export
+    from fedekd.export.card import card_path, verdict
+    from fedekd.export.export import export
 
     facts = export(
         given.folder, given.client, given.to, method=given.method, seed=given.seed,

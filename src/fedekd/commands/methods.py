@@ -25,7 +25,7 @@ def list_methods(given: argparse.Namespace) -> None:
         print_methods(console(), methods.known(), methods.groups())
         return
     settings = make_settings(chosen)
-    from fedekd.costs import costs
+    from fedekd.runs.costs import costs
 
     found = costs(settings)
     print_methods(console(), methods.known(), methods.groups())

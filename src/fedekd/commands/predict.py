@@ -24,8 +24,8 @@ def add(commands: Any) -> None:
 def predict_rows(given: argparse.Namespace) -> None:
     from pathlib import Path
 
-    from fedekd.handover.predict import predict
-    from fedekd.store import write_whole
+    from fedekd.export.predict import predict
+    from fedekd.files import write_whole
 
     found = predict(given.model, given.file, private=given.private, proxy=given.proxy, method=given.method)
     if found.ignored:

@@ -43,13 +43,13 @@ def add(commands: Any) -> None:
 def run_methods(given: argparse.Namespace) -> None:
     settings = make_settings(_merged(given))
     from fedekd import trackers
-    from fedekd.report.beacon import Beacon
     from fedekd.report.progress import watch
+    from fedekd.runs.progress_file import Beacon
 
     also = [Beacon(settings.out), *trackers.choose(given.log_to, settings, given.quiet)]
     try:
         with watch(not given.quiet, also) as observer:  # which is there while torch takes its seconds to import
-            from fedekd.runs import execute
+            from fedekd.runs.execution import execute
 
             result = execute(settings, observer)
     except KeyboardInterrupt:

@@ -20,8 +20,8 @@ def add(commands: Any) -> None:
 def print_tables(given: argparse.Namespace) -> None:
     from fedekd.report.paper_tables import make_tables
     from fedekd.report.table_formats import render, select
-    from fedekd.results import load
-    from fedekd.store import read_records
+    from fedekd.runs.results import load
+    from fedekd.runs.store import read_records
 
     records, failures = load(given.folder).records, read_records(Path(given.folder) / "failures.jsonl")
     tables = make_tables(records, failures, against_paper=given.against == "paper")

@@ -28,8 +28,8 @@ def add(commands: Any) -> None:
 
 def watch_folder(given: argparse.Namespace) -> None:
     """Ends as the run did: with status 0 if it is done, or still running after --once."""
-    from fedekd.report.beacon import read
     from fedekd.report.glance import glance
+    from fedekd.runs.progress_file import read
 
     folder, screen = Path(given.folder), console()
     _check(folder)
@@ -59,7 +59,7 @@ def _check(folder: Path) -> None:
 
 def _wait(folder: Path, timeout: float, screen: Console) -> None:
     """Until there is something to see."""
-    from fedekd.report.beacon import read
+    from fedekd.runs.progress_file import read
 
     deadline, said = time.monotonic() + timeout, False
     while read(folder) is None:
@@ -75,8 +75,8 @@ def _follow(folder: Path, screen: Console) -> dict[str, Any]:
     """Show what happens until nothing does any more: in place on a terminal, elsewhere a line for each run's end."""
     from rich.live import Live
 
-    from fedekd.report.beacon import condition, read
     from fedekd.report.glance import glance, headline
+    from fedekd.runs.progress_file import condition, read
 
     progress = read(folder) or {}
     if not screen.is_terminal:
@@ -97,8 +97,8 @@ def _follow(folder: Path, screen: Console) -> dict[str, Any]:
 
 
 def _judge(folder: Path, progress: dict[str, Any], screen: Console) -> None:
-    from fedekd.report.beacon import condition
     from fedekd.report.glance import age
+    from fedekd.runs.progress_file import condition
 
     process = f"process {progress['pid']} on {progress['host']}"
     again = "the same command continues where it stopped"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from fedekd.data.dataset import Dataset
-from fedekd.data.federation import Federation, Split, federate
+from fedekd.data.federation import federate
 from fedekd.data.fetch import fetch
 from fedekd.data.public import PublicRows, find_public
 from fedekd.data.registry import Entry, catalogue, data_folder, load_dataset, register_dataset
 from fedekd.data.show import class_counts, class_names
+from fedekd.dataset import Dataset
+from fedekd.federation import Federation, Split
 
 # A new file here that calls register_dataset is a new dataset; nothing else changes.
 for _module in pkgutil.iter_modules(__path__):

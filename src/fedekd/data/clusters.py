@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedekd.data.dataset import Dataset
 from fedekd.data.federation import input_clusters
+from fedekd.dataset import Dataset
 from fedekd.errors import FedekdError
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedekd.data.dataset import Dataset
 from fedekd.data.registry import register_dataset
+from fedekd.dataset import Dataset
 
 
 def digits(folder: Path) -> Dataset:

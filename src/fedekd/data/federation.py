@@ -4,55 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from fedekd.data import partition as parting
-from fedekd.data.dataset import Dataset
 from fedekd.data.public import PublicRows, set_aside
+from fedekd.dataset import Dataset
 from fedekd.errors import FedekdError, unknown
+from fedekd.federation import Federation, Split
 
 _CLUSTERS: WeakKeyDictionary[Dataset, dict[int, np.ndarray]] = WeakKeyDictionary()
 KINDS = ("auto", "dirichlet", "iid", "sites")
-
-
-@dataclass(frozen=True, eq=False)
-class Split:
-    """One client's rows: int64 indices into ``dataset.x``."""
-
-    train: np.ndarray
-    val: np.ndarray
-    test: np.ndarray
-
-
-@dataclass(frozen=True, eq=False)
-class Federation:
-    dataset: Dataset
-    clients: tuple[Split, ...]
-    names: tuple[str, ...]
-    partition: dict[str, Any]
-    """How the rows were dealt out: kind, alpha, clients, seed and a fingerprint of every index."""
-    shift: np.ndarray
-    gain: np.ndarray
-    """A model's input is x * gain + shift."""
-    target_mean: float
-    target_std: float
-    public: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    """int64 indices into ``dataset.x`` of rows that no client has for itself and that server and clients all hold."""
-    public_labelled: bool = True
-    """Where not, ``dataset.y`` is 0 in the public rows and means nothing."""
-
-    def __post_init__(self) -> None:
-        if self.dataset.gaps:
-            raise FedekdError(f"dataset {self.dataset.name!r} may have missing values, which no model takes; fill them")
-
-    @property
-    def held(self) -> np.ndarray:
-        """The rows of all clients together, in rising order."""
-        return np.sort(np.concatenate([rows for own in self.clients for rows in (own.train, own.val, own.test)]))
 
 
 def federate(

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from fedekd.data import formats
-from fedekd.data.dataset import Dataset, as_float32
+from fedekd.dataset import Dataset, as_float32
 from fedekd.errors import FedekdError, unknown
 
 

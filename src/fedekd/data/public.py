@@ -13,7 +13,7 @@ import numpy as np
 
 from fedekd import rng
 from fedekd.data import formats, own, pictures, tables
-from fedekd.data.dataset import Dataset
+from fedekd.dataset import Dataset
 from fedekd.errors import FedekdError
 from fedekd.settings import as_share
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from fedekd.data import formats
-from fedekd.data.dataset import Dataset
 from fedekd.data.registry import register_dataset
+from fedekd.dataset import Dataset
 from fedekd.errors import FedekdError
 
 

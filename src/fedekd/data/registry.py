@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedekd.data.dataset import TASKS, Dataset
+from fedekd.dataset import TASKS, Dataset
 from fedekd.errors import FedekdError, unknown
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from fedekd.data.federation import Federation
+from fedekd.federation import Federation
 
 BINS = 5
 

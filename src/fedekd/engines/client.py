@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from fedekd import models, parts, rng
-from fedekd.data import Split
 from fedekd.engines import rules
 from fedekd.engines.job import Job, Rows, TrustLog, make_optimizer, pick_device, precision
 from fedekd.engines.schedule import schedule
 from fedekd.engines.view import label_counts, make_batch
 from fedekd.errors import FedekdError
 from fedekd.exchange import Message, exchanges
+from fedekd.federation import Split
 from fedekd.methods.base import Batch, Beginning, Copy, Exchange, Remember, Train
 
 EVALUATION_BATCH = 256

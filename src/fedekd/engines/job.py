@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fedekd import models
-from fedekd.data import Federation
 from fedekd.errors import FedekdError, unknown
+from fedekd.federation import Federation
 from fedekd.methods.base import Method, Train
 from fedekd.tasks import Task, make_task
 

@@ -20,7 +20,6 @@ from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from fedekd import models
-from fedekd.data import Federation, Split
 from fedekd.engines import grammar, rules
 from fedekd.engines.client import SERVER, Client
 from fedekd.engines.fitting import buffered, built, check_model, line, takes_one
@@ -29,6 +28,7 @@ from fedekd.engines.server import ServerClient, server_facts
 from fedekd.engines.stackable import shape
 from fedekd.errors import FedekdError
 from fedekd.exchange import Aggregator, Message, answer_of, exchanges, same_shapes, size
+from fedekd.federation import Federation, Split
 from fedekd.methods.base import Batch, Copy, Exchange, Method, Remember, Step, Train
 
 CLIENTS, TRAINED, HELD = 2, 2, 2  # blank clients, and their rows for training and for each other split

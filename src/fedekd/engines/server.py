@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from fedekd import models
-from fedekd.data import Split
 from fedekd.engines.client import SERVER, Client
 from fedekd.engines.job import Job, Rows
 from fedekd.exchange import Message
+from fedekd.federation import Split
 from fedekd.methods.base import Exchange
 
 

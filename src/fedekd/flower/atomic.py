@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from fedekd.store import write_whole
+from fedekd.files import write_whole
 
 
 def write_bytes(path: Path, content: bytes, option: str = "`state`") -> None:

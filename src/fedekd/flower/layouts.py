@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedekd.data import Split
 from fedekd.engines import grammar, rules
 from fedekd.engines.client import Client
 from fedekd.engines.job import Job, Rows
 from fedekd.engines.server import server_facts
 from fedekd.errors import FedekdError
 from fedekd.exchange import Aggregator, Message, answer_of, exchanges
+from fedekd.federation import Split
 from fedekd.flower.visits import called, visits
 from fedekd.methods.base import Batch, Exchange, Train
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedekd.data import Dataset, formats
+from fedekd.data import formats
 from fedekd.data.own import channels
+from fedekd.dataset import Dataset
 from fedekd.errors import FedekdError
 from fedekd.flower.schema import Schema
 

@@ -14,7 +14,7 @@ from fedekd.errors import FedekdError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedekd.report.numbers import Unit
+    from fedekd.units import Unit
 
 KEPT = "kept"  # shown for a number that its site does not share
 AWAY = "no answer"  # for a site that was away at the end
@@ -38,7 +38,7 @@ class Report:
     @property
     def unit(self) -> Unit:
         """How numbers are written, as for a run: the metric that most sites tell."""
-        from fedekd.report.numbers import Unit
+        from fedekd.units import Unit
 
         told = Counter(site["metric"] for site in self.sites if site.get("metric")).most_common(1)
         values = [site["local"] for site in self.sites if "local" in site] or [site["delta"] for site in self.known]
@@ -84,7 +84,7 @@ def read_report(state: Path) -> Report | None:
 
 
 def print_report(console: Console, report: Report) -> None:
-    from fedekd.report.numbers import duration, volume
+    from fedekd.units import duration, volume
 
     _print_sites(console, report)
     if report.known:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from fedekd.data import Dataset
 from fedekd.data.federation import input_statistics, target_statistics
+from fedekd.dataset import Dataset
 
 OWN = "own"
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from fedekd.data import Dataset, load_dataset
-from fedekd.data.dataset import TASKS
+from fedekd.data import load_dataset
 from fedekd.data.own import Whole
+from fedekd.dataset import TASKS, Dataset
 from fedekd.errors import FedekdError
 from fedekd.flower.atomic import write_text
 from fedekd.flower.scaling import Scaling

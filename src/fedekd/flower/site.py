@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedekd import methods, models, parts
-from fedekd.data import Dataset
+from fedekd.dataset import Dataset
 from fedekd.engines.client import Client, moved
 from fedekd.engines.fitting import check_model
 from fedekd.engines.job import Job, Rows

@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from fedekd import rng
-from fedekd.data import Dataset, Federation, Split
 from fedekd.data.partition import SMALLEST_SITE, cut
+from fedekd.dataset import Dataset
 from fedekd.errors import FedekdError
+from fedekd.federation import Federation, Split
 from fedekd.flower.schema import Schema
 
 

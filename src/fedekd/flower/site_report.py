@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from fedekd.engines.client import Client
+from fedekd.export import files
 from fedekd.flower.atomic import write_text
 from fedekd.flower.site_file import Site
 from fedekd.flower.wire import Word
-from fedekd.handover import files
 from fedekd.metrics import sample_interval
 
 log = logging.getLogger("fedekd.site")

@@ -8,8 +8,8 @@ from typing import Any
 
 from fedekd import metrics
 from fedekd.metrics import shared_settings
-from fedekd.report.numbers import count
 from fedekd.report.table_formats import Cell
+from fedekd.units import count
 
 Record = dict[str, Any]
 Column = tuple[str, float | None]  # dataset and alpha

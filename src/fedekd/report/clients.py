@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from fedekd.report.numbers import Unit
 from fedekd.report.tables import Column, print_columns
+from fedekd.units import Unit
 
 
 def print_clients(console: Console, records: Sequence[dict[str, Any]], unit: Unit) -> None:

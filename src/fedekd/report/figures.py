@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedekd.errors import FedekdError, unknown
+from fedekd.files import write_whole
 from fedekd.report.page import is_study, latest_settings
-from fedekd.results import load
-from fedekd.store import write_whole
+from fedekd.runs.results import load
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,9 +46,9 @@ def _figures(folder: Path, method: str | None, seed: int | None) -> Iterator[tup
             raise FedekdError("--method and --seed are for the figures of one run; a study's figures hold them all")
         yield from study_figures(StudyMaterial(records))
         return
-    from fedekd import details
     from fedekd.report.drawings.run import run_figures
     from fedekd.report.html.material import Material
+    from fedekd.runs import details
 
     latest, _ = latest_settings(records)
     material = Material(latest, details.read(folder, {r["key"] for r in latest}))

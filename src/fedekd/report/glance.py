@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedekd.report.numbers import Unit, count, duration
+from fedekd.units import Unit, count, duration
 
 MOST_RUNS = 8  # of each kind on the screen
 MOST_CLIENTS = 40

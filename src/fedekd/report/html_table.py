@@ -7,11 +7,11 @@ from html import escape
 from rich.text import Text
 
 from fedekd import metrics
-from fedekd.report.numbers import BAD, GOOD, Unit
 from fedekd.report.summary import summary_columns
 from fedekd.report.tables import Cell, Column
 from fedekd.report.terminal import grouped, legend, title
-from fedekd.results import Result
+from fedekd.runs.results import Result
+from fedekd.units import BAD, GOOD, Unit
 
 COLOURS = {GOOD: "#1a7f37", BAD: "#d1242f"}  # readable on white and on black; the sign says the same
 

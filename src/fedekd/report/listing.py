@@ -15,9 +15,9 @@ from fedekd.methods import FAMILIES, Exchange
 from fedekd.report.tables import Column, print_columns
 
 if TYPE_CHECKING:
-    from fedekd.costs import Costs
     from fedekd.data import Entry
     from fedekd.methods import Method
+    from fedekd.runs.costs import Costs
 
 ROUNDS = 3  # which a method's steps are read for: later ones exchange nothing new
 

@@ -6,8 +6,8 @@ import time
 from html import escape
 from typing import Any
 
-from fedekd.report.numbers import count
 from fedekd.report.progress import Watcher, outcome
+from fedekd.units import count
 
 EVERY = 0.5  # seconds at least between two updates
 MOST_LINES = 20

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from fedekd.errors import FedekdError
+from fedekd.files import write_whole
 from fedekd.metrics import shared_settings
-from fedekd.results import load
-from fedekd.store import read_records, write_whole
+from fedekd.runs.results import load
+from fedekd.runs.store import read_records
 
 Record = dict[str, Any]
 
@@ -52,9 +53,9 @@ def _page(records: Sequence[Record], failures: Sequence[Record], folder: Path) -
         from fedekd.report.html.study import study_page
 
         return study_page(records, failures)
-    from fedekd import details
     from fedekd.report.html.material import Material
     from fedekd.report.html.run import run_page
+    from fedekd.runs import details
 
     latest, left = latest_settings(records)
     notes = [f"{left} runs with other settings in this folder are left out."] if left else []

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from fedekd.report.numbers import BLOCKS, count
 from fedekd.report.tables import Column, print_columns
+from fedekd.units import BLOCKS, count
 
 if TYPE_CHECKING:
-    from fedekd.data import Federation
+    from fedekd.federation import Federation
 
 KINDS = {"sites": "the data's own sites", "iid": "dealt out evenly"}  # without an alpha
 

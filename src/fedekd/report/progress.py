@@ -12,8 +12,8 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from fedekd.observers import Nobody, Observer, Together
-from fedekd.report.numbers import Unit, count, duration
+from fedekd.runs.observers import Nobody, Observer, Together
+from fedekd.units import Unit, count, duration
 
 QUIET_SECONDS = 60.0  # between plain lines about one long run
 

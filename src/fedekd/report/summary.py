@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from fedekd.report.numbers import BAD, GOOD, SAME, Unit, blocks, count, duration, volume
 from fedekd.report.tables import Cell, Column, print_columns
+from fedekd.units import BAD, GOOD, SAME, Unit, blocks, count, duration, volume
 
 
 def print_summary(console: Console, rows: Sequence[dict[str, Any]], unit: Unit) -> None:

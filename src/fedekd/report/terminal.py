@@ -11,10 +11,10 @@ from rich.text import Text
 
 from fedekd import metrics
 from fedekd.report.clients import print_clients
-from fedekd.report.numbers import Unit, count
 from fedekd.report.partition import KINDS
 from fedekd.report.summary import print_summary, trust, verdict
-from fedekd.results import Result
+from fedekd.runs.results import Result
+from fedekd.units import Unit, count
 
 Records = Sequence[dict[str, Any]]
 

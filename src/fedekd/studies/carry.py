@@ -14,10 +14,11 @@ from pathlib import Path
 import torch
 
 from fedekd.errors import FedekdError
-from fedekd.observers import Observer, Trust
-from fedekd.plan import Run
-from fedekd.runs import in_groups, run_group, stack_key
-from fedekd.store import Record, Store, writing
+from fedekd.files import writing
+from fedekd.runs.execution import in_groups, run_group, stack_key
+from fedekd.runs.observers import Observer, Trust
+from fedekd.runs.plan import Run
+from fedekd.runs.store import Record, Store
 from fedekd.studies.cells import Cell, Sketch, loaded, width
 
 MODELS = 540  # in one stack: enough to fill a GPU, few enough that records come steadily

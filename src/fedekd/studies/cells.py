@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from fedekd.data import Dataset, Federation, PublicRows, data_folder, federate, find_public, load_dataset
+from fedekd.data import PublicRows, data_folder, federate, find_public, load_dataset
 from fedekd.data.clusters import by_clusters, clusters_for
+from fedekd.dataset import Dataset
 from fedekd.engines.rehearsal import traffic
-from fedekd.plan import Run, fingerprint, runs_on
+from fedekd.federation import Federation
+from fedekd.runs.plan import Run, fingerprint, runs_on
 from fedekd.settings import Settings
 
 SOURCE = ("dataset", "data", "target", "task", "clients_from", "public")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedekd.store import read_records
+from fedekd.runs.store import read_records
 from fedekd.studies.carry import Failure
 from fedekd.studies.grid import Study
 from fedekd.studies.survey import survey

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from fedekd.errors import FedekdError
-from fedekd.observers import Nobody
-from fedekd.store import Record, Store
+from fedekd.runs.observers import Nobody
+from fedekd.runs.store import Record, Store
 from fedekd.studies.carry import Failure, Item, Started, Task, carry_out
 
 

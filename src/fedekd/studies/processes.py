@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from fedekd.observers import Nobody, Observer
-from fedekd.store import Store
+from fedekd.runs.observers import Nobody, Observer
+from fedekd.runs.store import Store
 from fedekd.studies.carry import Busy, Failure, Item, Started, Task, carry_out, in_words
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from fedekd.engines.job import pick_device
 from fedekd.errors import FedekdError
-from fedekd.observers import Observer, Together
-from fedekd.report.beacon import Beacon
-from fedekd.store import Record, Store
+from fedekd.runs.observers import Observer, Together
+from fedekd.runs.progress_file import Beacon
+from fedekd.runs.store import Record, Store
 from fedekd.studies.carry import Failure, Item, Started, Task, here
 from fedekd.studies.grid import Study
 from fedekd.studies.over_ray import over_ray

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fedekd.data import catalogue
 from fedekd.data.registry import recipe
 from fedekd.errors import FedekdError, unknown
-from fedekd.plan import Run, left_out
+from fedekd.runs.plan import Run, left_out
 from fedekd.settings import Settings
 from fedekd.studies.carry import Failure, Task
 from fedekd.studies.cells import Cell, Sketch, loaded, make_cells, sketch

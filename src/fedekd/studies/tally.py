@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
-from fedekd.observers import Nobody
-from fedekd.store import Record
+from fedekd.runs.observers import Nobody
+from fedekd.runs.store import Record
 
 QUIET_SECONDS = 60.0  # at most, while there is nothing to tell but the time
 

@@ -18,7 +18,7 @@ from mlflow.entities import Metric, Param, RunStatus
 from mlflow.tracking import MlflowClient
 
 from fedekd.errors import FedekdError
-from fedekd.observers import Trust
+from fedekd.runs.observers import Trust
 from fedekd.trackers.group import Group
 from fedekd.trackers.tracker import in_a_line
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from fedekd.observers import Trust
+from fedekd.runs.observers import Trust
 from fedekd.trackers.group import Group, tag
 
 COMPLETE = "complete"  # an empty file beside the events

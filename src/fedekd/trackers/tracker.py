@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedekd.errors import FedekdError
-from fedekd.observers import Nobody, Trust
+from fedekd.runs.observers import Nobody, Trust
 from fedekd.trackers.group import Group, tags
 
 SUMMARY = ("avg_delta", "worst_delta", "tail_delta", "mean", "worst", "bytes_up", "bytes_down", "seconds")
@@ -105,7 +105,7 @@ class Tracker(Nobody):
         assert self.backend is not None
         if self.backend.has(label, seed):
             return
-        from fedekd import details  # which imports torch
+        from fedekd.runs import details
 
         found = details.read(self.folder, {record["key"]}).get(record["key"], {"curve": [], "trust": []})
         names = [client["id"] for client in record["clients"]]

@@ -12,8 +12,8 @@ import numpy as np
 import wandb
 from requests.utils import get_netrc_auth
 
-from fedekd.observers import Trust
-from fedekd.store import write_whole
+from fedekd.files import write_whole
+from fedekd.runs.observers import Trust
 from fedekd.trackers.group import Group
 
 

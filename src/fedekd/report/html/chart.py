@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedekd.report.numbers import Unit
 from fedekd.report.palette import SERIES, SHAPES
+from fedekd.units import Unit
 
 Row = dict[str, Any]
 Spec = dict[str, Any]

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from fedekd.report.html.chart import ROUNDS, SIZES, Chart, Column, Row, Spec, lines_of, names, tooltip
 from fedekd.report.html.material import Material
-from fedekd.report.numbers import volume
+from fedekd.units import volume
 
 BYTES = ".3s"
 LEGEND: Spec = {"title": None, "orient": "top"}

@@ -20,7 +20,7 @@ from fedekd.report.html.chart import (
 )
 from fedekd.report.html.section import Block, Page, Section, Variants
 from fedekd.report.html.words import minus
-from fedekd.report.numbers import count, duration, volume
+from fedekd.units import count, duration, volume
 
 
 def federation_page(report: Report) -> Page:

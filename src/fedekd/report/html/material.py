@@ -8,7 +8,7 @@ from typing import Any
 
 from fedekd import metrics
 from fedekd.report.html.chart import Choice, Scale, variant
-from fedekd.report.numbers import Unit
+from fedekd.units import Unit
 
 Record = dict[str, Any]
 FAVOURITE = "fedekd"  # what the page opens with where it has run

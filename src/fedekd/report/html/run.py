@@ -11,7 +11,7 @@ from fedekd.report.html.chart import Chart, variant
 from fedekd.report.html.material import Material
 from fedekd.report.html.section import Block, Page, Section, Variants
 from fedekd.report.html.words import headline, kicker, minus
-from fedekd.report.numbers import duration, volume
+from fedekd.units import duration, volume
 
 NO_DETAILS = (
     "This folder holds results but no details of rounds, trust weights and samples: `fedekd run` leaves them, studies "

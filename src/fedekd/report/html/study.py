@@ -10,9 +10,9 @@ from fedekd.report.html import agreement, bars, heat, sweep
 from fedekd.report.html.chart import Choice
 from fedekd.report.html.section import Block, Page, Section, Variants
 from fedekd.report.html.study_material import StudyMaterial, alpha_title
-from fedekd.report.numbers import count
 from fedekd.report.paper_tables import make_tables
 from fedekd.report.table_formats import NOTHING, Cell, Table, number
+from fedekd.units import count
 
 Record = dict[str, Any]
 

@@ -9,8 +9,8 @@ from fedekd import metrics
 from fedekd.report.book import TITLES, Book, Column
 from fedekd.report.html.chart import Choice, Scale
 from fedekd.report.html.material import FAVOURITE
-from fedekd.report.numbers import Unit
 from fedekd.report.paper_tables import METHODS, OURS
+from fedekd.units import Unit
 
 Record = dict[str, Any]
 TASKS = ("classification", "regression")

@@ -7,9 +7,9 @@ from typing import Any
 from fedekd.report.html.chart import variant
 from fedekd.report.html.clients import client_rows
 from fedekd.report.html.material import Material
-from fedekd.report.numbers import Unit, count
 from fedekd.report.partition import KINDS
 from fedekd.report.summary import direction
+from fedekd.units import Unit, count
 
 
 def minus(text: str) -> str:

@@ -19,8 +19,8 @@ from typing import Any
 
 from fedekd import __version__
 from fedekd.errors import FedekdError
-from fedekd.observers import Nobody, Trust
-from fedekd.store import write_whole
+from fedekd.files import write_whole
+from fedekd.runs.observers import Nobody, Trust
 
 EVERY = 1.0  # seconds at least between two writings
 STILL = 15.0  # seconds after which the file is written with nothing new in it: a sign of life

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedekd.errors import FedekdError
-from fedekd.store import Store, read_records
+from fedekd.runs.store import Store, read_records
 
 NO_SPACE = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 VALUES = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=8)
@@ -122,7 +122,7 @@ def test_a_line_that_is_not_a_record_is_refused(tmp_path, line):
 
 ADD_MANY = """
 import sys
-from fedekd.store import Store
+from fedekd.runs.store import Store
 folder, who = sys.argv[1:]
 store = Store(folder)
 print("ready", flush=True)
@@ -157,7 +157,7 @@ def test_two_processes_lose_and_corrupt_nothing(tmp_path):
 
 def test_a_process_killed_while_it_writes_leaves_whole_lines(tmp_path):
     code = (
-        "import sys; from fedekd.store import Store; s = Store(sys.argv[1]); i = 0\n"
+        "import sys; from fedekd.runs.store import Store; s = Store(sys.argv[1]); i = 0\n"
         "while True: s.add({'i': i, 'long': 'x' * 9000}); i += 1; i == 5 and print('go', flush=True)"
     )
     worker = python(code, str(tmp_path))

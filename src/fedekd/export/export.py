@@ -8,11 +8,11 @@ import warnings
 from pathlib import Path
 from typing import Any, cast
 
-from fedekd import results
 from fedekd.errors import FedekdError, unknown
-from fedekd.handover.card import card_path, make_card
-from fedekd.handover.facts import Code, Facts, kept_models
-from fedekd.store import write_whole
+from fedekd.export.card import card_path, make_card
+from fedekd.export.facts import Code, Facts, kept_models
+from fedekd.files import write_whole
+from fedekd.runs import results
 
 KINDS = (".safetensors", ".onnx")
 
@@ -80,7 +80,7 @@ def _record(folder: Path, facts: Facts) -> dict[str, Any]:
 def _safetensors(facts: Facts, about: dict[str, str], code: Code) -> bytes:
     from safetensors.torch import save
 
-    from fedekd.handover.ready import read_weights
+    from fedekd.export.ready import read_weights
 
     return save(read_weights(facts), about)
 
@@ -88,7 +88,7 @@ def _safetensors(facts: Facts, about: dict[str, str], code: Code) -> bytes:
 def _onnx(facts: Facts, about: dict[str, str], code: Code) -> bytes:
     import torch
 
-    from fedekd.handover.ready import make_ready
+    from fedekd.export.ready import make_ready
 
     model = make_ready(facts, code)
     rows = torch.zeros(2, *facts.shape)

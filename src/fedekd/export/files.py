@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedekd import __version__
 from fedekd.errors import FedekdError
+from fedekd.files import write_whole
+from fedekd.runs.store import Record
 from fedekd.settings import model_name
-from fedekd.store import Record, write_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,7 +43,7 @@ def write(folder: Path, record: Record, position: int, client: Client) -> None:
         tensors = {name: t.detach().cpu().contiguous().clone() for name, t in held(client).items()}
         about = card(record, position, client, tensors)
     if "answers" in about:
-        from fedekd.handover.ready import try_out
+        from fedekd.export.ready import try_out
 
         try_out(path, about, client.job, tensors)
     write_whole(path, save(tensors, {name: json.dumps(value) for name, value in about.items()}))

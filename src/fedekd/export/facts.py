@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from fedekd.data.dataset import TASKS
+from fedekd.dataset import TASKS
 from fedekd.errors import FedekdError
-from fedekd.handover import files
+from fedekd.export import files
 
 NEEDED = ("client", "method", "model", "shape", "outputs", "task", "gain", "shift", "target_mean", "target_std")
 

@@ -19,10 +19,10 @@ from safetensors.torch import load_file, save_file
 from fedekd import cli
 from fedekd.data import Dataset
 from fedekd.errors import FedekdError
-from fedekd.handover.export import export
-from fedekd.handover.facts import read_facts
-from fedekd.handover.predict import predict
-from fedekd.handover.ready import make_ready
+from fedekd.export.export import export
+from fedekd.export.facts import read_facts
+from fedekd.export.predict import predict
+from fedekd.export.ready import make_ready
 from tiny import tiny_private, tiny_proxy
 from trained import Trained, patients, train, write_patients
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from fedekd import methods, plan
+from fedekd import methods
 from fedekd.data import federate, find_public
 from fedekd.engines.rehearsal import Cost, rehearse
 from fedekd.errors import FedekdError
+from fedekd.runs import plan
 from fedekd.settings import Settings
 
 ROUNDS = 3

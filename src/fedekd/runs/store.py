@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedekd.errors import FedekdError
+from fedekd.files import writing
 
 Record = dict[str, Any]
 
@@ -114,33 +115,6 @@ def read_records(path: Path) -> list[Record]:
     if not all(isinstance(record, dict) for record in records):
         raise FedekdError(f"{path} is not a results file: a line is not a record")
     return records
-
-
-def write_whole(path: Path, content: bytes, option: str = "--out", mode: int = 0o666) -> None:
-    """The file is there with all of its content, or as it was before. ``option`` is where the user named the place.
-
-    ``mode`` is who may read and write it at most; the umask may take away more.
-    """
-    with writing(path, option):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.{os.getpid()}.part")
-        try:
-            with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def writing(path: Path, option: str = "--out") -> Iterator[None]:
-    """Turn the system's refusals (no permission, full disk, a file in the way) into one line."""
-    try:
-        yield
-    except OSError as error:
-        raise FedekdError(f"cannot write {path}: {error.strerror or error}; choose another {option}") from None
 
 
 def _end_of_last_line(fd: int) -> int:

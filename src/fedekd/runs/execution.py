@@ -12,20 +12,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedekd import __version__, details, metrics
-from fedekd.data import Dataset
+from fedekd import __version__, metrics
+from fedekd.dataset import Dataset
 from fedekd.engines.client import Client
 from fedekd.engines.job import has_bf16, pick_device
 from fedekd.engines.serial import Serial
 from fedekd.engines.stackable import NotStackable, signature
 from fedekd.engines.stacked import Stacked
 from fedekd.errors import FedekdError
-from fedekd.handover import files
-from fedekd.observers import Nobody, Observer
-from fedekd.plan import Run, left_out, plan
-from fedekd.results import Result
+from fedekd.export import files
+from fedekd.runs import details
+from fedekd.runs.observers import Nobody, Observer
+from fedekd.runs.plan import Run, left_out, plan
+from fedekd.runs.results import Result
+from fedekd.runs.store import Record, Store
 from fedekd.settings import Settings, make_settings
-from fedekd.store import Record, Store
 
 CHECKPOINT_FORMAT = 3
 STACK_CHECKPOINTS = 60.0  # seconds at least between checkpoints of a stack, which may hold gigabytes
@@ -68,8 +69,8 @@ def run(dataset: str | Dataset = "digits", *, progress: bool = True, log_to: str
     as ``private`` and ``proxy``. ``log_to`` names trackers, as ``--log-to`` does.
     """
     from fedekd import trackers
-    from fedekd.report.beacon import Beacon
     from fedekd.report.progress import watch
+    from fedekd.runs.progress_file import Beacon
 
     name = dataset.name if isinstance(dataset, Dataset) else dataset
     settings = make_settings({"dataset": name, **given})

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fedekd.handover.facts import Facts
-from fedekd.report.numbers import Unit
+from fedekd.export.facts import Facts
+from fedekd.units import Unit
 
 MOST_NAMES = 60
 PARTS = {"train": "to train", "val": "to validate", "test": "to test"}

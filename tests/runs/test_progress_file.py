@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from fedekd.errors import FedekdError
-from fedekd.report import beacon
-from fedekd.report.beacon import Beacon, condition, read
+from fedekd.runs import progress_file
+from fedekd.runs.progress_file import Beacon, condition, read
 
 
 @pytest.fixture(autouse=True)
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread stays asleep: the tests say when to write."""
-    monkeypatch.setattr(beacon, "EVERY", 3600.0)
+    monkeypatch.setattr(progress_file, "EVERY", 3600.0)
 
 
 def seen(it: Beacon) -> dict:
@@ -95,7 +95,7 @@ def test_how_it_ended(tmp_path: Path, error: BaseException, state: str, text: st
 
 
 def test_the_thread_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beacon, "EVERY", 0.01)
+    monkeypatch.setattr(progress_file, "EVERY", 0.01)
     with Beacon(tmp_path) as it:
         it.plan([("local", 0, 10)])
         it.advance(0, "a", 5)

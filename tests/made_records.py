@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedekd import metrics
-from fedekd.results import Result
+from fedekd.runs.results import Result
 
 METHODS = ("fedekd", "fedavg", "fedprox", "feddyn", "fedtype", "fedtype-prox", "fml", "fedekd-ungated")
 

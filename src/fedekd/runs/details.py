@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from fedekd import rng
-from fedekd.data import Federation
 from fedekd.engines.client import Client
 from fedekd.engines.rehearsal import rehearse
 from fedekd.engines.view import answers_plainly
 from fedekd.errors import FedekdError
 from fedekd.exchange import size
-from fedekd.store import write_whole
+from fedekd.federation import Federation
+from fedekd.files import write_whole
 
 DOUBTED = 24  # samples shown
 DECILES = 10

@@ -15,10 +15,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from fedekd.errors import FedekdError
-from fedekd.handover.card import make_card, verdict
-from fedekd.handover.export import export
-from fedekd.handover.facts import Facts, kept_models, read_facts
-from fedekd.handover.predict import predict
+from fedekd.export.card import make_card, verdict
+from fedekd.export.export import export
+from fedekd.export.facts import Facts, kept_models, read_facts
+from fedekd.export.predict import predict
 from tiny import tiny_proxy
 from trained import Trained, by_number, patients, train, write_patients
 

@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 
 from fedekd import methods, models
-from fedekd.data import Dataset, Federation, data_folder, federate, find_public, load_dataset
+from fedekd.data import data_folder, federate, find_public, load_dataset
 from fedekd.data.clusters import by_clusters, clusters_for
+from fedekd.dataset import Dataset
 from fedekd.engines.job import Job, Training
 from fedekd.engines.rehearsal import rehearse
 from fedekd.errors import unknown
+from fedekd.federation import Federation
 from fedekd.methods.base import Method
 from fedekd.settings import NEWER, SHORTCUTS, Settings, model_name
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedekd import metrics
 from fedekd.errors import FedekdError
-from fedekd.store import Record, read_records
+from fedekd.runs.store import Record, read_records
 
 if TYPE_CHECKING:
     import pandas

@@ -13,14 +13,14 @@ import torch
 from PIL import Image
 from safetensors.numpy import load_file
 
-from fedekd import details
 from fedekd.data import load_dataset
 from fedekd.errors import FedekdError
-from fedekd.handover import files
+from fedekd.export import files
 from fedekd.methods import Train
 from fedekd.methods.fedekd import FedeKD
-from fedekd.observers import Nobody
-from fedekd.runs import execute
+from fedekd.runs import details
+from fedekd.runs.execution import execute
+from fedekd.runs.observers import Nobody
 from fedekd.settings import make_settings
 from tiny import tiny_private, tiny_proxy
 

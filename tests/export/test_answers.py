@@ -17,9 +17,9 @@ from torch import Tensor
 
 from fedekd import cli, methods
 from fedekd.errors import FedekdError
-from fedekd.handover.export import export
-from fedekd.handover.facts import kept_models, read_facts
-from fedekd.handover.predict import predict
+from fedekd.export.export import export
+from fedekd.export.facts import kept_models, read_facts
+from fedekd.export.predict import predict
 from fedekd.methods import Batch, Beginning, Exchange, Method, Remember, Train
 from tiny import tiny_private, tiny_proxy
 from trained import Trained, train
@@ -193,7 +193,7 @@ def test_the_run_keeps_what_is_measured_not_what_travels(scans: Trained) -> None
 
 
 def test_details_are_of_the_answers(scans: Trained) -> None:
-    from fedekd import details
+    from fedekd.runs import details
 
     found = details.read(scans.folder)
     for record in scans.result.records:
@@ -214,7 +214,7 @@ def test_it_is_personalised_once_for_each_measurement(digits: Any, tmp_path: Pat
             return {}
 
     from fedekd.engines.rehearsal import rehearse
-    from fedekd.plan import plan
+    from fedekd.runs.plan import plan
     from fedekd.settings import make_settings
 
     given = {"clients": 3, "alpha": 1.0, "rounds": 2, "epochs": 1, "engine": engine, "methods": [Counting()]}
@@ -380,8 +380,8 @@ class Astray(Blend):
 def test_what_a_file_cannot_hold_is_told_and_costs_no_run(
     digits: Any, tmp_path: Path, method: Method, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from fedekd.observers import Nobody
-    from fedekd.runs import execute
+    from fedekd.runs.execution import execute
+    from fedekd.runs.observers import Nobody
     from fedekd.settings import make_settings
 
     class Heard(Nobody):

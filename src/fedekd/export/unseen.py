@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedekd.data import formats, pictures
-from fedekd.data.dataset import as_float32
 from fedekd.data.own import channels
 from fedekd.data.tables import read_table
+from fedekd.dataset import as_float32
 from fedekd.errors import FedekdError
-from fedekd.handover.facts import Facts
+from fedekd.export.facts import Facts
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -24,11 +24,11 @@ from fedekd.data import federate
 from fedekd.engines.job import Training
 from fedekd.engines.serial import Serial
 from fedekd.errors import FedekdError
-from fedekd.handover.facts import read_facts
-from fedekd.handover.predict import predict
-from fedekd.observers import Nobody
-from fedekd.plan import choose_methods, left_out, plan, run_key
-from fedekd.runs import execute
+from fedekd.export.facts import read_facts
+from fedekd.export.predict import predict
+from fedekd.runs.execution import execute
+from fedekd.runs.observers import Nobody
+from fedekd.runs.plan import choose_methods, left_out, plan, run_key
 from fedekd.settings import make_settings
 from tiny import tiny_private, tiny_proxy
 
@@ -433,7 +433,7 @@ def test_participation_counts_in_a_key_only_where_not_all_take_part(digits):
 
 
 def test_participation_reaches_the_training(digits, monkeypatch):
-    monkeypatch.setattr("fedekd.plan.Training", Partly)
+    monkeypatch.setattr("fedekd.runs.plan.Training", Partly)
     runs = plan(make_settings({**SMALL, "dataset": "digits", "participation": 0.5}), digits)
     assert [run.job.training.participation for run in runs] == [0.5] * len(runs)
 

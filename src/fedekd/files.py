@@ -1,0 +1,37 @@
+"""Files are written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedekd.errors import FedekdError
+
+
+def write_whole(path: Path, content: bytes, option: str = "--out", mode: int = 0o666) -> None:
+    """The file is there with all of its content, or as it was before. ``option`` is where the user named the place.
+
+    ``mode`` is who may read and write it at most; the umask may take away more.
+    """
+    with writing(path, option):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.{os.getpid()}.part")
+        try:
+            with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def writing(path: Path, option: str = "--out") -> Iterator[None]:
+    """Turn the system's refusals (no permission, full disk, a file in the way) into one line."""
+    try:
+        yield
+    except OSError as error:
+        raise FedekdError(f"cannot write {path}: {error.strerror or error}; choose another {option}") from None

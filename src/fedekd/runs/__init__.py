@@ -1,0 +1,1 @@
+"""Runs: planned from settings, executed, and kept as records in a folder."""
