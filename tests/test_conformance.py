@@ -159,7 +159,7 @@ def refusal(what, where, probe):
         seen = probe.wide and not no_rows and ("another" not in what or probe.named)
         return None if seen else "`needs_features`"
     if what in ("weights of another",):
-        return "`anchors`"
+        return "`reads_weights`"
     if what in ("received of a role at home", "received of another"):
         return "nothing of that name"
     if what == "received by name":

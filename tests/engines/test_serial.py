@@ -42,7 +42,7 @@ class Doing(Method):
     plan: tuple = ()
     name = "doing"
     roles = ("private", "proxy")
-    anchors = ("private",)
+    reads_weights = ("private",)
 
     def steps(self, round):
         return self.plan

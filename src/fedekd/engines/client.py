@@ -18,7 +18,7 @@ from fedekd.engines.view import label_counts, make_batch
 from fedekd.errors import FedekdError
 from fedekd.exchange import Message, exchanges
 from fedekd.federation import Split
-from fedekd.methods.base import Batch, Beginning, Copy, Exchange, Remember, Train
+from fedekd.methods.base import Batch, ClientInit, Copy, Exchange, Remember, Train
 
 EVALUATION_BATCH = 256
 SERVER = 2**32 - 1
@@ -45,7 +45,7 @@ class Client:
         self.models = {role: self.models[role] for role in self.method.roles}
         self.received: dict[str, dict[str, Tensor]] = {}
         for name, step in exchanges(self.method, job.training.rounds).items():
-            if step.target in self.method.anchors:
+            if step.target in self.method.reads_weights:
                 self.received[name] = self.weights(step.target, step.part)
         self.memory = self._begin()
         self.gradients: dict[str, dict[str, Tensor]] = {}
@@ -78,7 +78,7 @@ class Client:
             bodies = {role: self.models[role] for role in self.method.roles if role not in self.method.heads}
             features = {role: models.last_linear(module).in_features for role, module in bodies.items()}
         weights = {role: self.weights(role) for role in self.models}
-        start = Beginning(weights, features, self.job.seed, self.data.y[self.rows["train"]])
+        start = ClientInit(weights, features, self.job.seed, self.data.y[self.rows["train"]])
         return {key: as_tensors(value, self.device) for key, value in self.method.begin(start).items()}
 
     # --- the steps of a round ----------------------------------------------------------------------------
@@ -98,11 +98,11 @@ class Client:
         root = self.method.root(step.roles[0])
         plan = schedule(
             self.job.seed, self.number, root, round, split=step.split, again=again,
-            n=len(rows), epochs=training.epochs, batch_size=training.batch_size, draws=self.method.draws,
+            n=len(rows), epochs=training.epochs, batch_size=training.batch_size, draws=self.method.uniforms,
         )  # fmt: skip
         self.steps = plan.steps
         taught = {role: self.outputs(role, rows) for role in self._still(step)}
-        weights = self._anchored()
+        weights = self._readable_weights()
         trained = {role: self._part(role, step) for role in step.roles}
         rules.to_train(self.method, step, trained)
         every = [w for tree in trained.values() for w in tree.values()]
@@ -198,7 +198,7 @@ class Client:
         role = step.target
         if role is not None:
             self._load(role, answer)
-        if role is None or role in self.method.anchors:
+        if role is None or role in self.method.reads_weights:
             weights = answer if role is None else {n: answer[n] for n in trainable(self.models[role]) if n in answer}
             self.received[step.name] = {n: t.detach().clone() for n, t in weights.items()}
 
@@ -213,19 +213,21 @@ class Client:
 
     def batch(self, at: Tensor, out: dict[str, tuple[Tensor, Tensor]]) -> Batch:
         """These rows and what the models make of them, outside of training."""
-        uniform = torch.from_numpy(rng.stream(self.job.seed, "aside", self.number).random((len(at), self.method.draws)))
+        uniform = torch.from_numpy(
+            rng.stream(self.job.seed, "aside", self.number).random((len(at), self.method.uniforms))
+        )
         here = torch.arange(len(at), device=self.device)
         draws = uniform.float().to(self.device)
-        return self._batch(at, here, out, self._anchored(), draws, self.job.training.lr)
+        return self._batch(at, here, out, self._readable_weights(), draws, self.job.training.lr)
 
     def _whole(self, split: str | None, roles: Iterable[str], round: int) -> Batch:
         """A whole split, or no rows at all."""
         rows = self.rows[split] if split else self.rows["train"][:0]
         out = {role: self.outputs(role, rows) for role in roles}
-        draws = rng.stream(self.job.seed, "remember", self.number, round).random((len(rows), self.method.draws))
+        draws = rng.stream(self.job.seed, "remember", self.number, round).random((len(rows), self.method.uniforms))
         uniform = torch.from_numpy(draws).float().to(self.device)
         here = torch.arange(len(rows), device=self.device)
-        return self._batch(rows, here, out, self._anchored(), uniform, self.job.training.lr)
+        return self._batch(rows, here, out, self._readable_weights(), uniform, self.job.training.lr)
 
     def _batch(
         self, at: Tensor, here: Tensor, out: Mapping[str, tuple[Tensor, Tensor]], weights: Mapping[str, Any],
@@ -255,8 +257,8 @@ class Client:
         forward = None if x is None else lambda role, tree: self._applied(role, tree, x)
         return make_batch(self.method, self.task, lr, seen, forward)
 
-    def _anchored(self) -> dict[str, dict[str, nn.Parameter]]:
-        return {role: trainable(self.models[role]) for role in self.method.anchors}
+    def _readable_weights(self) -> dict[str, dict[str, nn.Parameter]]:
+        return {role: trainable(self.models[role]) for role in self.method.reads_weights}
 
     def _applied(self, role: str, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """A batch norm counts rows once: its running statistics are a copy's, thrown away."""
@@ -334,11 +336,11 @@ class Client:
         found, scale = [], self.data.scale
         for module in self.models.values():
             module.eval()
-        weights = self._anchored()
+        weights = self._readable_weights()
         for here in torch.arange(len(rows), device=self.device).split(EVALUATION_BATCH):
             x = scale.inputs(self.data.x[rows[here]])
             out = self._through([role for role in self.method.answers if role in self.models], x, {})
-            uniform = torch.zeros(len(here), self.method.draws, device=self.device)
+            uniform = torch.zeros(len(here), self.method.uniforms, device=self.device)
             lr = self.job.training.lr
             found.append(self.method.predict(self._batch(rows[here], here, out, weights, uniform, lr, x, blind=True)))
         return torch.cat(found)

@@ -184,7 +184,7 @@ class Forward:
         scale, features = engine.scale_of(at), method.needs_features
         answers = [role for role in method.answers if role in method.roles]
         roles = (*answers, *(below for role, below in method.heads.items() if role in answers))
-        weights: dict[str, Any] = {role: pick(engine.weights[role], at) for role in {*roles, *method.anchors}}
+        weights: dict[str, Any] = {role: pick(engine.weights[role], at) for role in {*roles, *method.reads_weights}}
         found, size = [], self._at_once(len(rows))
         for start in range(0, table.shape[1], size):
             part = table[:, start : start + size]
@@ -196,8 +196,8 @@ class Forward:
                 "y": torch.zeros_like(scale.targets(engine.y[part])),
                 "outputs": {role: out[role][0] for role in answers},
                 "features": {role: out[role][1] for role in answers} if features else {},
-                "weights": {role: weights[role] for role in method.anchors},
-                "uniform": torch.zeros(*part.shape, method.draws, device=engine.device),
+                "weights": {role: weights[role] for role in method.reads_weights},
+                "uniform": torch.zeros(*part.shape, method.uniforms, device=engine.device),
                 "rows": torch.arange(start, start + part.shape[1], device=engine.device).expand(part.shape),
                 "mask": mask[:, start : start + size],
             }

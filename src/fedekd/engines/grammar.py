@@ -28,7 +28,7 @@ def steps_of(method: Method, round: int) -> Sequence[Step]:
 
 def check_roles(method: Method) -> None:
     """The roles that a method names outside of its steps."""
-    for what in ("roles", "anchors", "answers"):
+    for what in ("roles", "reads_weights", "answers"):
         if isinstance(getattr(method, what), str):
             raise FedekdError(f"method {method.name!r}: write `{what}` as a tuple: ({getattr(method, what)!r},)")
     known = set(method.roles)
@@ -38,9 +38,9 @@ def check_roles(method: Method) -> None:
                 raise FedekdError(
                     f"method {method.name!r}: `{what}` names {role!r} and {other!r}; put both into `roles`"
                 )
-    for role in method.anchors:
+    for role in method.reads_weights:
         if role not in known:
-            raise FedekdError(f"method {method.name!r}: `anchors` names {role!r}, which is not among its roles")
+            raise FedekdError(f"method {method.name!r}: `reads_weights` names {role!r}, which is not among its roles")
 
 
 def check_steps(job: Job, steps: Sequence[Step]) -> None:

@@ -15,7 +15,7 @@ from fedekd.engines.client import SERVER
 from fedekd.engines.kept import Kept
 from fedekd.engines.stacking import pick, stack_trees
 from fedekd.engines.view import make_batch
-from fedekd.methods.base import Batch, Beginning, Method
+from fedekd.methods.base import Batch, ClientInit, Method
 from fedekd.trees import with_values
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def make_groups(engine: Stack) -> list[Group]:
         varying = {name: torch.tensor(column, device=engine.device) for name, column in differ.items()}
         at, own = torch.tensor(indices, device=engine.device), {}
         for name, step in engine.exchanges.items():
-            if step.target in engine.method.anchors:
+            if step.target in engine.method.reads_weights:
                 own[name] = pick(engine.part(step.target, step.part), at)
         received, memory = Kept(len(indices), own), Kept(len(indices), _begin(engine, methods[0], indices))
         groups.append(Group(methods[0], indices, varying, values, received, memory, Kept(len(indices))))
@@ -93,7 +93,7 @@ def _begin(engine: Stack, method: Method, indices: list[int]) -> dict[str, Any]:
         rows = torch.from_numpy(member.train).to(engine.device)
         targets = engine.scale_of(torch.tensor([i], device=engine.device)).targets(engine.y[rows][None])[0]
         job = engine.jobs[member.job]
-        memories.append(job.method.begin(Beginning(weights, widths, job.seed, targets)))
+        memories.append(job.method.begin(ClientInit(weights, widths, job.seed, targets)))
     return stack_trees(memories, engine.device)
 
 

@@ -55,7 +55,7 @@ class Piece:
         shape = (int(self.steps.max()), len(indices), size)
         self.positions, self.rows = (torch.zeros(shape, dtype=torch.int32, device=device) for _ in range(2))
         self.real = torch.zeros(shape, dtype=torch.bool, device=device)
-        self.uniform = torch.zeros((*shape, engine.method.draws), device=device)
+        self.uniform = torch.zeros((*shape, engine.method.uniforms), device=device)
         self.clock = torch.zeros(1, dtype=torch.long, device=device)  # the step, on the device
         self.at = torch.tensor(indices, device=device)
         self.scale = engine.scale_of(self.at)
@@ -116,7 +116,7 @@ class Piece:
             engine.jobs[member.job].seed, member.client,
             self.method.root(self.step.roles[0]), engine.round_number, split=self.step.split, again=self.again,
             n=len(getattr(member, self.step.split)), epochs=self.training.epochs, batch_size=self.training.batch_size,
-            draws=self.method.draws,
+            draws=self.method.uniforms,
         )  # fmt: skip
 
     def _read(self) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class Piece:
         frozen = dict.fromkeys([*step.frozen, *(role for role in below if role not in step.roles)])
         fixed = {
             role: {n: w[self.at] for n, w in engine.weights[role].items() if n not in self.weights.get(role, {})}
-            for role in {*step.roles, *self.method.anchors}
+            for role in {*step.roles, *self.method.reads_weights}
         }
         steps = torch.from_numpy(self.steps).to(engine.device)
         inputs = {
@@ -262,7 +262,7 @@ class Piece:
             "y": y,
             "outputs": {role: out[role][0] for role in named},
             "features": {role: out[role][1] for role in named} if self.features else {},
-            "weights": {role: weights[role] for role in self.method.anchors},
+            "weights": {role: weights[role] for role in self.method.reads_weights},
             "uniform": uniform,
             "rows": positions.long(),
             "mask": real,

@@ -250,8 +250,8 @@ class _Blank(Client):
                 self.models[role].train()
             x, here = self.data.scale.inputs(self.data.x[rows]), torch.arange(len(rows))
             out = self._named(step, self._through(step.roles, x, taught))
-            uniform = torch.rand(len(rows), method.draws, generator=torch.Generator().manual_seed(0))
-            batch = self._batch(rows, here, out, self._anchored(), uniform, self.job.training.of(step).lr, x)
+            uniform = torch.rand(len(rows), method.uniforms, generator=torch.Generator().manual_seed(0))
+            batch = self._batch(rows, here, out, self._readable_weights(), uniform, self.job.training.of(step).lr, x)
             loss, _ = rules.loss_of(method, step, batch)
             self._check_gradient(loss, [w for tree in trained.values() for w in tree.values()])
             self._map(lambda batch: rules.loss_of(method, step, batch), batch)
@@ -295,8 +295,8 @@ class _Blank(Client):
         with _explained(self.method, where):
             x, here = self.data.scale.inputs(self.data.x[rows]), torch.arange(len(rows))
             out = self._through([role for role in self.method.answers if role in self.models], x, {})
-            uniform, lr = torch.zeros(len(rows), self.method.draws), self.job.training.lr
-            batch = self._batch(rows, here, out, self._anchored(), uniform, lr, x, blind=True)
+            uniform, lr = torch.zeros(len(rows), self.method.uniforms), self.job.training.lr
+            batch = self._batch(rows, here, out, self._readable_weights(), uniform, lr, x, blind=True)
             found = self.method.predict(batch)
             if not isinstance(found, Tensor) or found.shape != wanted:
                 raise FedekdError(f"it gives {rules.kind(found)} for {len(rows)} rows; its shape must be {wanted}")

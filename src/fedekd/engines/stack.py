@@ -237,10 +237,10 @@ class Stack:
         rows = [getattr(self.members[i], name) if name else np.empty(0, int) for i in indices]
         longest = max(len(getattr(m, name)) for m in self.members) if name else 0
         table, mask = padded(rows, self.device, longest)
-        uniform = torch.zeros((*table.shape, self.method.draws))
+        uniform = torch.zeros((*table.shape, self.method.uniforms))
         for row, (i, r) in enumerate(zip(indices, rows, strict=True)):
             key = (self.jobs[self.members[i].job].seed, "remember", self.members[i].client, self.round_number)
-            uniform[row, : len(r)] = torch.from_numpy(rng.stream(*key).random((len(r), self.method.draws))).float()
+            uniform[row, : len(r)] = torch.from_numpy(rng.stream(*key).random((len(r), self.method.uniforms))).float()
         needs = group.method.needs_features
         out = {role: self.forward.outputs(role, indices, rows, needs, longest) for role in roles}
         at = torch.tensor(indices, device=self.device)
@@ -249,7 +249,7 @@ class Stack:
             "y": self.scale_of(at).targets(self.y[table]),
             "outputs": {role: o for role, (o, _) in out.items()},
             "features": {role: f for role, (_, f) in out.items()} if needs else {},
-            "weights": {role: pick(self.weights[role], at) for role in self.method.anchors},
+            "weights": {role: pick(self.weights[role], at) for role in self.method.reads_weights},
             "uniform": uniform.to(self.device),
             "rows": torch.arange(table.shape[1], device=self.device).expand(table.shape),
             "mask": mask,

@@ -24,7 +24,13 @@ def signature(job: Job) -> tuple[Any, ...]:
     method = job.method
     rounds = tuple(tuple(shape(s) for s in method.steps(r)) for r in range(job.training.rounds))
     before = tuple(shape(s) for s in method.personalise())
-    facts = (method.roles, tuple(method.like.items()), tuple(method.heads.items()), method.anchors, method.draws)
+    facts = (
+        method.roles,
+        tuple(method.like.items()),
+        tuple(method.heads.items()),
+        method.reads_weights,
+        method.uniforms,
+    )
     public = len(job.federation.public)
     return (
         id(job.federation.dataset),

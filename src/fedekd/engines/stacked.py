@@ -160,7 +160,7 @@ class Stacked(Stack):
         if role is not None:
             for n, t in answer.items():
                 self.weights[role][n][at] = t
-            if role not in self.method.anchors:
+            if role not in self.method.reads_weights:
                 return
         wide = {n: t if step.each else t.expand(len(indices), *t.shape) for n, t in answer.items()}
         what = f"method {group.method.name!r}: received"

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from fedekd.errors import FedekdError, unknown
-from fedekd.methods.base import Batch, Beginning, Copy, Exchange, Method, Remember, Step, Train, Uploads
+from fedekd.methods.base import Batch, ClientInit, Copy, Exchange, Method, Remember, Step, Train, Uploads
 
 FAMILIES = {
     "paper": "FedeKD and what it is compared with in its study",
@@ -134,10 +134,16 @@ def _imported(path: str) -> Method:
     return method
 
 
+def __getattr__(name: str) -> Any:
+    if name == "Beginning":
+        raise ImportError("`Beginning` is called `ClientInit` now; rename it")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
     "FAMILIES",
     "Batch",
-    "Beginning",
+    "ClientInit",
     "Copy",
     "Exchange",
     "Method",
