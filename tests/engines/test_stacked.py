@@ -12,8 +12,8 @@ from torch import nn
 from fedekd import methods
 from fedekd.data import Dataset, federate
 from fedekd.engines import forward
+from fedekd.engines.chunk import Piece
 from fedekd.engines.job import Job, Training
-from fedekd.engines.piece import Piece
 from fedekd.engines.serial import Serial
 from fedekd.engines.stackable import NotStackable, signature
 from fedekd.engines.stacked import BUNCHES, PIECE, Stacked

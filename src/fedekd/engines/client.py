@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from fedekd import models, parts, rng
-from fedekd.engines import rules
+from fedekd.engines import return_checks
+from fedekd.engines.batch import label_counts, make_batch
 from fedekd.engines.job import Job, Rows, TrustLog, make_optimizer, pick_device, precision
 from fedekd.engines.schedule import schedule
-from fedekd.engines.view import label_counts, make_batch
 from fedekd.errors import FedekdError
 from fedekd.exchange import Message, exchanges
 from fedekd.federation import Split
@@ -104,7 +104,7 @@ class Client:
         taught = {role: self.outputs(role, rows) for role in self._still(step)}
         weights = self._readable_weights()
         trained = {role: self._part(role, step) for role in step.roles}
-        rules.to_train(self.method, step, trained)
+        return_checks.to_train(self.method, step, trained)
         every = [w for tree in trained.values() for w in tree.values()]
         sums = {role: {n: torch.zeros_like(w) for n, w in tree.items()} for role, tree in trained.items()}
         with self._training(step, trained), self._seeded("dropout", root, round, *((again,) if again else ())):
@@ -117,7 +117,7 @@ class Client:
                     out = {role: (o[here], f[here]) for role, (o, f) in taught.items()}
                     out = self._named(step, self._through(step.roles, x, out))
                     batch = self._batch(rows[here], here, out, weights, draws, training.lr, x)
-                    loss, extra = rules.loss_of(self.method, step, batch)
+                    loss, extra = return_checks.loss_of(self.method, step, batch)
                     optimizer.zero_grad()
                     loss.backward()
                     if step.gradients:
@@ -173,7 +173,10 @@ class Client:
 
     @torch.no_grad()
     def remember(self, step: Remember, round: int) -> None:
-        self.memory = {**self.memory, **rules.remembered(self.method, step, self._whole(step.split, step.roles, round))}
+        self.memory = {
+            **self.memory,
+            **return_checks.remembered(self.method, step, self._whole(step.split, step.roles, round)),
+        }
 
     @torch.no_grad()
     def copy(self, step: Copy, round: int) -> None:
@@ -183,7 +186,7 @@ class Client:
             found = step.source(self._whole(None, (), round))
         target = self.models[step.target]
         state, names = target.state_dict(), parts.names(step.part, target)
-        self._load(step.target, rules.copied(self.method, step, found, {n: state[n].shape for n in names}))
+        self._load(step.target, return_checks.copied(self.method, step, found, {n: state[n].shape for n in names}))
 
     @torch.no_grad()
     def upload(self, step: Exchange, round: int) -> dict[str, Tensor]:
@@ -192,7 +195,7 @@ class Client:
             state = self.models[step.name].state_dict()
             return {name: state[name].clone() for name in parts.names(step.part, self.models[step.name])}
         with precision(self.job.training.precision, self.device):
-            return rules.made(self.method, step.name, step.send(self._whole(step.split, step.roles, round)))
+            return return_checks.made(self.method, step.name, step.send(self._whole(step.split, step.roles, round)))
 
     def receive(self, step: Exchange, answer: Message) -> None:
         role = step.target
@@ -205,7 +208,7 @@ class Client:
     @torch.no_grad()
     def _load(self, role: str, found: Message) -> None:
         state = self.models[role].state_dict()
-        rules.fits(self.method, role, found, {name: t.shape for name, t in state.items()})
+        return_checks.fits(self.method, role, found, {name: t.shape for name, t in state.items()})
         for name, tensor in found.items():
             state[name].copy_(tensor)
 
@@ -315,7 +318,7 @@ class Client:
     @contextmanager
     def personalised(self) -> Iterator[None]:
         """The client as it answers: after the method's ``personalise``, which is undone in the end."""
-        steps = [] if self.personal else rules.personal(self.method)
+        steps = [] if self.personal else return_checks.personal(self.method)
         if not steps:
             yield
             return

@@ -47,10 +47,10 @@ class Forward:
 
     def _lowered(self, module: nn.Module) -> nn.Module:
         if self.engine.device.type == "cuda" and self.fused:
-            from fedekd.engines import kernels
+            from fedekd.engines import fused_conv
 
-            if kernels.available(self.engine.device):
-                return kernels.lower(module, self.engine.training.precision)
+            if fused_conv.available(self.engine.device):
+                return fused_conv.lower(module, self.engine.training.precision)
         return module
 
     def initial(self) -> dict[str, dict[str, Tensor]]:

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedekd import models
+from fedekd.engines.batch import make_batch
 from fedekd.engines.client import SERVER
 from fedekd.engines.kept import Kept
 from fedekd.engines.stacking import pick, stack_trees
-from fedekd.engines.view import make_batch
 from fedekd.methods.base import Batch, ClientInit, Method
 from fedekd.trees import with_values
 

@@ -20,10 +20,10 @@ from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from fedekd import models
-from fedekd.engines import grammar, rules
+from fedekd.engines import return_checks, step_checks
 from fedekd.engines.client import SERVER, Client
-from fedekd.engines.fitting import buffered, built, check_model, line, takes_one
 from fedekd.engines.job import Job, Rows
+from fedekd.engines.model_checks import buffered, built, check_model, line, takes_one
 from fedekd.engines.server import ServerClient, server_facts
 from fedekd.engines.stackable import shape
 from fedekd.errors import FedekdError
@@ -76,14 +76,14 @@ def traffic(job: Job) -> int:
 def _rehearse(job: Job) -> list[list[Cost]]:
     method = job.method
     method.check(job.task.name)
-    grammar.check_roles(method)
+    step_checks.check_roles(method)
     rounds = []
     for round in range(job.training.rounds):
         with _explained(method, f"steps({round})"):
-            rounds.append(grammar.steps_of(method, round))
-        grammar.check_steps(job, rounds[-1])
-    grammar.check_exchanges(method, rounds)
-    grammar.check_public(job)
+            rounds.append(step_checks.steps_of(method, round))
+        step_checks.check_steps(job, rounds[-1])
+    step_checks.check_exchanges(method, rounds)
+    step_checks.check_public(job)
     with torch.random.fork_rng(devices=[]):
         return _played(job, rounds)
 
@@ -104,7 +104,7 @@ def _played(job: Job, rounds: Sequence[Sequence[Step]]) -> list[list[Cost]]:
     few = _Rehearsal(job, min(2, public))
     more = _Rehearsal(job, 3) if public else None
     seen: dict[Any, list[Cost]] = {}
-    keys = [(min(r, 1), tuple((shape(s), *grammar.codes(s)) for s in steps)) for r, steps in enumerate(rounds)]
+    keys = [(min(r, 1), tuple((shape(s), *step_checks.codes(s)) for s in steps)) for r, steps in enumerate(rounds)]
     for round, (key, steps) in enumerate(zip(keys, rounds, strict=True)):
         if key in seen:  # a second round is played in any case: it meets what the first one left
             continue
@@ -202,8 +202,8 @@ class _Rehearsal:
         """What is done before answering, and the answer; also that of a client that was never there."""
         client, method = self.clients[0], self.method
         with _explained(method, "personalise()"):
-            steps = [step for step, _ in rules.personal(method)]
-        grammar.check_steps(self.real, steps)
+            steps = [step for step, _ in return_checks.personal(method)]
+        step_checks.check_steps(self.real, steps)
         with client.personalised():
             client.check_answer("predict")
         if self.real.training.participation < 1:
@@ -236,7 +236,7 @@ class _Blank(Client):
         rows, method = self.rows[step.split], self.method
         with _explained(method, f"a Train step of {' and '.join(step.roles)}"):
             trained = {role: self._part(role, step) for role in step.roles}
-            rules.to_train(method, step, trained)
+            return_checks.to_train(method, step, trained)
         if step.gradients:
             zeros = {r: {n: torch.zeros_like(w) for n, w in tree.items()} for r, tree in trained.items()}
             self.gradients = {**self.gradients, **zeros}
@@ -252,9 +252,9 @@ class _Blank(Client):
             out = self._named(step, self._through(step.roles, x, taught))
             uniform = torch.rand(len(rows), method.uniforms, generator=torch.Generator().manual_seed(0))
             batch = self._batch(rows, here, out, self._readable_weights(), uniform, self.job.training.of(step).lr, x)
-            loss, _ = rules.loss_of(method, step, batch)
+            loss, _ = return_checks.loss_of(method, step, batch)
             self._check_gradient(loss, [w for tree in trained.values() for w in tree.values()])
-            self._map(lambda batch: rules.loss_of(method, step, batch), batch)
+            self._map(lambda batch: return_checks.loss_of(method, step, batch), batch)
 
     def _check_gradient(self, loss: Tensor, weights: Sequence[Tensor]) -> None:
         if not loss.requires_grad:
@@ -269,8 +269,8 @@ class _Blank(Client):
     def remember(self, step: Remember, round: int) -> None:
         with torch.no_grad(), _explained(self.method, "a Remember step"):
             batch = self._whole(step.split, step.roles, round)
-            self.memory = {**self.memory, **rules.remembered(self.method, step, batch)}
-            self._map(lambda batch: rules.remembered(self.method, step, batch), batch)
+            self.memory = {**self.memory, **return_checks.remembered(self.method, step, batch)}
+            self._map(lambda batch: return_checks.remembered(self.method, step, batch), batch)
 
     def copy(self, step: Copy, round: int) -> None:
         with torch.no_grad(), _explained(self.method, f"the copy into {step.target!r}"):
@@ -299,7 +299,9 @@ class _Blank(Client):
             batch = self._batch(rows, here, out, self._readable_weights(), uniform, lr, x, blind=True)
             found = self.method.predict(batch)
             if not isinstance(found, Tensor) or found.shape != wanted:
-                raise FedekdError(f"it gives {rules.kind(found)} for {len(rows)} rows; its shape must be {wanted}")
+                raise FedekdError(
+                    f"it gives {return_checks.kind(found)} for {len(rows)} rows; its shape must be {wanted}"
+                )
             self._map(self.method.predict, batch)
 
     def _map(self, function: Callable[[Batch], Any], batch: Batch) -> None:
@@ -327,7 +329,7 @@ def _explained(method: Method, where: str) -> Iterator[None]:
     except FedekdError as error:
         if str(error).startswith(("method ", "the private model", "the proxy model")):
             raise
-        raise rules.broken(method, where, line(error)) from None
+        raise return_checks.broken(method, where, line(error)) from None
     except Exception as error:  # a user's function may raise anything
         text = str(error)
         why = line(error)
@@ -336,7 +338,7 @@ def _explained(method: Method, where: str) -> Iterator[None]:
                 "it cannot be mapped over clients: no `if`, .item() or float() on a tensor; use torch.where, or set "
                 "`stacks = False`"
             )
-        raise rules.broken(method, where, why) from None
+        raise return_checks.broken(method, where, why) from None
 
 
 def _check_each(answer: Any, uploads: int) -> None:

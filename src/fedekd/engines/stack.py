@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from fedekd import parts, rng
-from fedekd.engines import rules
+from fedekd.engines import return_checks
+from fedekd.engines.batch import label_counts
+from fedekd.engines.chunk import Piece
 from fedekd.engines.forward import Forward
 from fedekd.engines.groups import Find, Group, make_groups, mapped, split
 from fedekd.engines.job import Advance, Job, Scale, TrustLog, pick_device
-from fedekd.engines.piece import Piece
 from fedekd.engines.stacking import graph_pool, not_finite, padded, pick
-from fedekd.engines.view import label_counts
 from fedekd.errors import FedekdError
 from fedekd.exchange import exchanges
 from fedekd.methods.base import Copy, Exchange, Method, Remember, Step, Train
@@ -133,7 +133,7 @@ class Stack:
 
     def train(self, where: tuple[Any, ...], step: Train, here: Iterable[int], again: int, teachers: Any = None) -> None:
         """Largest clients first, in pieces of like size; one that does not fit is cut in two."""
-        rules.to_train(self.method, step, {role: self.part(role, step.part) for role in step.roles})
+        return_checks.to_train(self.method, step, {role: self.part(role, step.part) for role in step.roles})
 
         def work(group: Group, indices: list[int]) -> None:
             left = sorted(indices, key=lambda i: -len(getattr(self.members[i], step.split)))
@@ -200,7 +200,7 @@ class Stack:
 
         def work(group: Group, indices: list[int]) -> None:
             found = self.over_split(
-                group, indices, step, lambda method, batch: rules.remembered(method, find(method), batch)
+                group, indices, step, lambda method, batch: return_checks.remembered(method, find(method), batch)
             )
             group.memory.put(found, group.places(indices), f"method {group.method.name!r}: memory")
 
@@ -213,12 +213,12 @@ class Stack:
         def work(group: Group, indices: list[int]) -> None:
             at = torch.tensor(indices, device=self.device)
             if isinstance(step.source, str):
-                found = rules.copied(group.method, step, pick(self.weights[step.source], indices[0]), wanted)
+                found = return_checks.copied(group.method, step, pick(self.weights[step.source], indices[0]), wanted)
                 made = {n: self.weights[step.source][n][at] for n in found}
             else:
                 made = self.over_split(
                     group, indices, None,
-                    lambda method, batch: rules.copied(method, step, find(method).source(batch), wanted),
+                    lambda method, batch: return_checks.copied(method, step, find(method).source(batch), wanted),
                 )  # fmt: skip
             for n, w in made.items():
                 target[n][at] = w

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from fedekd import models
-from fedekd.engines import grammar
+from fedekd.engines import step_checks
 from fedekd.engines.job import Job
 from fedekd.methods.base import Copy, Exchange, Remember, Step, Train
 
@@ -64,7 +64,7 @@ def check(jobs: Sequence[Job]) -> None:
     first = jobs[0]
     for job in jobs:
         job.method.check(first.task.name)
-        grammar.check_public(job)
+        step_checks.check_public(job)
         if not job.method.roles:
             raise NotStackable(f"{job.method.name} has no model")
         if not job.method.stacks:

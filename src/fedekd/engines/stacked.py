@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedekd import parts
-from fedekd.engines import rules
+from fedekd.engines import return_checks
 from fedekd.engines.client import SERVER, Client, moved
 from fedekd.engines.groups import Group, split
 from fedekd.engines.job import Advance, Job, Rows, Scale, precision, trust_of_round
@@ -129,7 +129,7 @@ class Stacked(Stack):
 
             def work(group: Group, indices: list[int]) -> None:
                 found = self.over_split(
-                    group, indices, step, lambda m, batch: rules.made(m, step.name, find(m).send(batch))
+                    group, indices, step, lambda m, batch: return_checks.made(m, step.name, find(m).send(batch))
                 )
                 made.update({i: pick(found, k) for k, i in enumerate(indices)})
 
@@ -151,7 +151,7 @@ class Stacked(Stack):
             shapes = {n: w.shape[1:] for n, w in self.weights[role].items()}
             shapes |= {n: shapes[own] for n, own in tied.items()}
             for place in range(len(indices)) if step.each else range(1):
-                rules.fits(group.method, role, answer_of(answer, place, step.each), shapes)
+                return_checks.fits(group.method, role, answer_of(answer, place, step.each), shapes)
         if not isinstance(answer, dict):
             answer = {n: torch.stack([one[n] for one in answer]) for n in answer[0]}
         if role is not None:
@@ -198,7 +198,7 @@ class Stacked(Stack):
     @contextmanager
     def personalised(self) -> Iterator[None]:
         """The clients as they answer: after the method's ``personalise``, which is undone in the end."""
-        steps = [] if self.personal else rules.personal(self.method)
+        steps = [] if self.personal else return_checks.personal(self.method)
         if not steps:
             yield
             return

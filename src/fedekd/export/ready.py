@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedekd import methods, models
+from fedekd.engines.batch import held_to_answer, make_batch
 from fedekd.engines.client import trainable
-from fedekd.engines.view import held_to_answer, make_batch
 from fedekd.errors import FedekdError
 from fedekd.export.facts import Code, Facts
 from fedekd.export.files import nested

@@ -44,10 +44,10 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from fedekd import models, parts
-from fedekd.engines import rules
+from fedekd.engines import return_checks
+from fedekd.engines.batch import make_batch
 from fedekd.engines.client import Client, trainable
 from fedekd.engines.job import Job, Rows, make_optimizer, precision
-from fedekd.engines.view import make_batch
 from fedekd.errors import FedekdError
 from fedekd.exchange import shared_roles
 from fedekd.flower.budget import Budget
@@ -315,7 +315,7 @@ class PrivateClient(Client):
                 "mask": None if real else torch.zeros(1, dtype=torch.bool, device=self.device),
             }
             batch = make_batch(self.method, self.task, lr, seen, lambda r, tree: self._applied_here(r, tree, x))
-            return rules.loss_of(self.method, Train((role,), loss), batch)[0]
+            return return_checks.loss_of(self.method, Train((role,), loss), batch)[0]
 
         return of_one
 

@@ -21,8 +21,8 @@ from torch import Tensor
 from fedekd import methods, models, parts
 from fedekd.dataset import Dataset
 from fedekd.engines.client import Client, moved
-from fedekd.engines.fitting import check_model
 from fedekd.engines.job import Job, Rows
+from fedekd.engines.model_checks import check_model
 from fedekd.errors import FedekdError
 from fedekd.exchange import Door, Message, exchanges
 from fedekd.flower import layouts, uploads, wire

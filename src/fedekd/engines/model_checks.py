@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedekd import models
-from fedekd.engines import rules
+from fedekd.engines import return_checks
 from fedekd.engines.client import trainable
 from fedekd.engines.job import Job
 from fedekd.errors import FedekdError
@@ -29,7 +29,9 @@ def check_model(role: str, module: nn.Module, wanted: Sequence[int], outputs: in
     finally:
         module.train(training)
     if not isinstance(given, Tensor):
-        raise FedekdError(f"the {role} model gives {rules.kind(given)}; it must give a tensor of shape (2, {outputs})")
+        raise FedekdError(
+            f"the {role} model gives {return_checks.kind(given)}; it must give a tensor of shape (2, {outputs})"
+        )
     if given.shape != (2, outputs) and not (outputs == 1 and given.shape == (2,)):
         raise FedekdError(f"the {role} model gives {tuple(given.shape)} for two rows; it must give (2, {outputs})")
 

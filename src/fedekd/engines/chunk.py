@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fedekd import parts
-from fedekd.engines import rules
+from fedekd.engines import return_checks
 from fedekd.engines.groups import Find, Group, mapped
 from fedekd.engines.job import MOMENTUM
 from fedekd.engines.schedule import Schedule, schedule
@@ -278,7 +278,7 @@ class Piece:
 
     def _one(self, method: Method, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """One model's loss; mapped over the stack."""
-        return rules.loss_of(method, self.find(method), batch)
+        return return_checks.loss_of(method, self.find(method), batch)
 
 
 def _shapes(tree: Any) -> Any:
