@@ -132,6 +132,10 @@ def call(module: nn.Module, weights: Mapping[str, Tensor], x: Tensor) -> Any:
     return functional_call(module, given, (x,), tie_weights=False)
 
 
+def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: w for name, w in module.named_parameters() if w.requires_grad}
+
+
 def zero_head(module: nn.Module, outputs: int) -> nn.Linear:
     """A linear layer from a model's features to the outputs that begins with zeros."""
     head = nn.Linear(last_linear(module).in_features, outputs)

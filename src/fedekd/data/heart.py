@@ -20,10 +20,7 @@ HOSPITALS = {
     "switzerland": "Switzerland",
     "va": "VA Long Beach",
 }
-COLUMNS = (
-    "age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak",
-    "slope", "ca", "thal", "num",
-)  # fmt: skip
+COLUMNS = tuple("age sex cp trestbps chol fbs restecg thalach exang oldpeak slope ca thal num".split())
 CATEGORIES = {"cp": (1, 2, 3, 4), "restecg": (0, 1, 2), "slope": (1, 2, 3), "thal": (3, 6, 7)}
 NEVER_ZERO = ("trestbps", "chol")
 """A living patient's blood pressure and cholesterol: a 0 was written where nothing was measured."""

@@ -29,7 +29,7 @@ WHY = {
 }
 
 
-class Given(dict[str, Any]):
+class ExplainingDict(dict[str, Any]):
     """Explains in one line why something is not there."""
 
     def __init__(self, found: Mapping[str, Any], what: str, method: str) -> None:
@@ -44,7 +44,7 @@ def make_batch(
     method: Method, task: Task, lr: float, seen: Mapping[str, Any], forward: Callable[[str, Tree], Tensor] | None = None
 ) -> Batch:
     """``seen`` has everything that differs between clients, so that an engine may map this over a stack of them."""
-    explained = {what: Given(seen.get(what, {}), what, method.name) for what in WHY}
+    explained = {what: ExplainingDict(seen.get(what, {}), what, method.name) for what in WHY}
     return Batch(task=task, lr=lr, forward=forward, **{"mask": None, "x": None, **seen, **explained})
 
 

@@ -10,14 +10,13 @@ from torch import Tensor, nn
 
 from fedekd import models
 from fedekd.engines import return_checks
-from fedekd.engines.client import trainable
 from fedekd.engines.job import Job
 from fedekd.errors import FedekdError
 
 
 def check_model(role: str, module: nn.Module, wanted: Sequence[int], outputs: int) -> None:
     """Two blank rows through a model: whether it takes them must not depend on anyone's rows."""
-    if not trainable(module):
+    if not models.trainable(module):
         raise FedekdError(f"the {role} model has no weights to train")
     shape, device = tuple(wanted), next(module.parameters()).device
     training = module.training

@@ -17,12 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
-from torch.utils import _pytree as pytree
 
 from fedekd import models
 from fedekd.engines import return_checks, step_checks
-from fedekd.engines.client import SERVER, Client
-from fedekd.engines.job import Job, Rows
+from fedekd.engines.client import Client
+from fedekd.engines.job import SERVER, Job, Rows
 from fedekd.engines.model_checks import buffered, built, check_model, line, takes_one
 from fedekd.engines.server import ServerClient, server_facts
 from fedekd.engines.stackable import shape
@@ -30,17 +29,18 @@ from fedekd.errors import FedekdError
 from fedekd.exchange import Aggregator, Message, answer_of, exchanges, same_shapes, size
 from fedekd.federation import Federation, Split
 from fedekd.methods.base import Batch, Copy, Exchange, Method, Remember, Step, Train
+from fedekd.trees import map_tree
 
 CLIENTS, TRAINED, HELD = 2, 2, 2  # blank clients, and their rows for training and for each other split
 
-_KNOWN: dict[Any, list[list[Cost]]] = {}
+_KNOWN: dict[Any, list[list[ExchangeCost]]] = {}
 
 
 Traded = tuple[str, Message, Message]  # an exchange: its name, what a client sent and what it got
 
 
 @dataclass(frozen=True)
-class Cost:
+class ExchangeCost:
     """Bytes that one client sends and receives in an exchange."""
 
     name: str
@@ -48,7 +48,7 @@ class Cost:
     down: int
 
 
-def rehearse(job: Job) -> list[list[Cost]]:
+def rehearse(job: Job) -> list[list[ExchangeCost]]:
     """What each round exchanges. Raises a ``FedekdError`` of one line for a method or a model that breaks the rules.
 
     Runs that differ in data or seed alone are rehearsed once.
@@ -73,7 +73,7 @@ def traffic(job: Job) -> int:
     return round(each * len(job.federation.clients) * job.training.participation)
 
 
-def _rehearse(job: Job) -> list[list[Cost]]:
+def _rehearse(job: Job) -> list[list[ExchangeCost]]:
     method = job.method
     method.check(job.task.name)
     step_checks.check_roles(method)
@@ -99,11 +99,11 @@ def _size(few: Message, more: Message, public: int) -> int:
     return total
 
 
-def _played(job: Job, rounds: Sequence[Sequence[Step]]) -> list[list[Cost]]:
+def _played(job: Job, rounds: Sequence[Sequence[Step]]) -> list[list[ExchangeCost]]:
     public = len(job.federation.public)
     few = _Rehearsal(job, min(2, public))
     more = _Rehearsal(job, 3) if public else None
-    seen: dict[Any, list[Cost]] = {}
+    seen: dict[Any, list[ExchangeCost]] = {}
     keys = [(min(r, 1), tuple((shape(s), *step_checks.codes(s)) for s in steps)) for r, steps in enumerate(rounds)]
     for round, (key, steps) in enumerate(zip(keys, rounds, strict=True)):
         if key in seen:  # a second round is played in any case: it meets what the first one left
@@ -111,7 +111,7 @@ def _played(job: Job, rounds: Sequence[Sequence[Step]]) -> list[list[Cost]]:
         traded = few.round(round, steps)
         larger = more.round(round, steps) if more else traded
         seen[key] = [
-            Cost(name, _size(up, more_up, public), _size(down, more_down, public))
+            ExchangeCost(name, _size(up, more_up, public), _size(down, more_down, public))
             for (name, up, down), (_, more_up, more_down) in zip(traded, larger, strict=True)
         ]
     few.answer()
@@ -142,8 +142,8 @@ class _Rehearsal:
                     start[name] = self.clients[0].weights(step.target, step.part)
         self.server = Aggregator(start, **server_facts(self.job, self.data))
 
-    def _client(self, position: int) -> _Blank:
-        client = _Blank(self.job, position, position % len(self.real.federation.clients), self.data)
+    def _client(self, position: int) -> _RehearsalClient:
+        client = _RehearsalClient(self.job, position, position % len(self.real.federation.clients), self.data)
         client.first = position == 0
         return client
 
@@ -192,7 +192,7 @@ class _Rehearsal:
             if step.each:
                 _check_each(answer, len(messages))
             if step.refine:
-                answer = _BlankServer(self.job, self.data).refined(step, messages, answer, round)
+                answer = _RehearsalServer(self.job, self.data).refined(step, messages, answer, round)
             one = answer_of(answer, 0, step.each)
             for place, client in enumerate(self.clients):
                 client.receive(step, answer_of(answer, place, step.each))
@@ -217,7 +217,7 @@ class _Rehearsal:
                 ) from None
 
 
-class _Blank(Client):
+class _RehearsalClient(Client):
     """A client whose training is one small batch that moves nothing."""
 
     first = True
@@ -309,12 +309,12 @@ class _Blank(Client):
         if not self.method.stacks or not self.models or any(buffered(module) for module in self.models.values()):
             return
         skipped = ("task", "lr", "forward")
-        seen = {n: _plain(v) for n, v in vars(batch).items() if v is not None and n not in skipped}
-        stack = pytree.tree_map(lambda t: t.detach()[None] if isinstance(t, Tensor) else t, seen)
+        seen = {n: v for n, v in vars(batch).items() if v is not None and n not in skipped}
+        stack = map_tree(lambda t: t.detach()[None] if isinstance(t, Tensor) else t, seen)
         vmap(lambda seen: function(self._seen({"x": None, **seen}, batch.lr)), randomness="different")(stack)
 
 
-class _BlankServer(ServerClient, _Blank):
+class _RehearsalServer(ServerClient, _RehearsalClient):
     """The server's training on public rows, as a blank client does it."""
 
 
@@ -348,11 +348,6 @@ def _check_each(answer: Any, uploads: int) -> None:
         raise FedekdError(f"it answers each with {sorted(rows)} rows for {uploads} uploads; give one for each upload")
 
 
-def _plain(value: Any) -> Any:
-    """Dicts of one kind, as torch.func wants them."""
-    return {key: _plain(v) for key, v in value.items()} if isinstance(value, Mapping) else value
-
-
 # --- blank rows -----------------------------------------------------------------------------------------------
 
 
@@ -375,7 +370,13 @@ def _blank(job: Job, public: int) -> Federation:
     y = draw.integers(0, dataset.outputs, rows) if dataset.task == "classification" else draw.normal(size=rows)
     blank = replace(dataset, x=x, y=y.astype(dataset.y.dtype), sites=None, site_names=(), part=True)
     return replace(
-        federation, dataset=blank, clients=tuple(splits), names=(*federation.names, "another")[:CLIENTS],
-        public=np.arange(rows - public, rows), shift=np.zeros_like(federation.shift),
-        gain=np.ones_like(federation.gain), target_mean=0.0, target_std=1.0,
-    )  # fmt: skip
+        federation,
+        dataset=blank,
+        clients=tuple(splits),
+        names=(*federation.names, "another")[:CLIENTS],
+        public=np.arange(rows - public, rows),
+        shift=np.zeros_like(federation.shift),
+        gain=np.ones_like(federation.gain),
+        target_mean=0.0,
+        target_std=1.0,
+    )

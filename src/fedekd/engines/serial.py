@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from fedekd.engines import step_checks
-from fedekd.engines.client import Client, moved
+from fedekd.engines.client import Client
 from fedekd.engines.job import Advance, Job, Rows, trust_of_round
 from fedekd.engines.schedule import numbered, participants
 from fedekd.engines.server import ServerClient, server_facts
 from fedekd.exchange import Aggregator, Door, answer_of, averaging_weights, exchanges, same_shapes
 from fedekd.methods.base import Exchange, Train
+from fedekd.trees import moved
 
 
 class Serial:

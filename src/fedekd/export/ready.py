@@ -15,11 +15,11 @@ from torch.func import functional_call
 
 from fedekd import methods, models
 from fedekd.engines.batch import held_to_answer, make_batch
-from fedekd.engines.client import trainable
 from fedekd.errors import FedekdError
 from fedekd.export.facts import Code, Facts
 from fedekd.export.files import nested
 from fedekd.methods.base import Method
+from fedekd.models import trainable
 from fedekd.settings import model_name
 from fedekd.tasks import make_task
 

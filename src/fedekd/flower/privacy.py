@@ -46,7 +46,7 @@ from torch.func import grad, vmap
 from fedekd import models, parts
 from fedekd.engines import return_checks
 from fedekd.engines.batch import make_batch
-from fedekd.engines.client import Client, trainable
+from fedekd.engines.client import Client
 from fedekd.engines.job import Job, Rows, make_optimizer, precision
 from fedekd.errors import FedekdError
 from fedekd.exchange import shared_roles
@@ -56,6 +56,7 @@ from fedekd.flower.keys import write_new
 from fedekd.flower.site_file import GUARANTEES, Privacy
 from fedekd.flower.visits import called
 from fedekd.methods.base import Batch, ClientInit, Copy, Exchange, Remember, Step, Train
+from fedekd.models import trainable
 
 SECRET = "secret"
 log = logging.getLogger("fedekd.site")
