@@ -12,9 +12,10 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from fedekd.data.paper import PAPER
+from fedekd.data.public import as_share
 from fedekd.data.registry import preset
 from fedekd.errors import FedekdError
-from fedekd.settings import DEFAULT_PRESET, Settings, as_share, make_settings, parse_names, parse_seeds, read_toml
+from fedekd.settings import DEFAULT_PRESET, Settings, make_settings, parse_names, parse_seeds, read_toml
 
 
 def one_line(error) -> str:
