@@ -17,17 +17,15 @@ import numpy as np
 
 from fedekd import metrics
 from fedekd.data.partition import dirichlet
+from fedekd.data.registry import recipe
 from fedekd.report.paper_tables import make_tables, paper_figures
 from fedekd.report.table_formats import render
 from fedekd.runs.results import load
 from fedekd.runs.store import read_records
 
 HOME = Path(__file__).resolve().parents[1]
-TITLES = {
-    "fashionmnist": "FashionMNIST", "cifar10": "CIFAR-10", "organamnist": "OrganAMNIST",
-    "retinamnist": "RetinaMNIST", "dr_regular": "Diabetic Retinopathy",
-}  # fmt: skip
 PLANNED = {"fashionmnist": 480, "cifar10": 580, "organamnist": 580, "retinamnist": 300, "dr_regular": 300}
+TITLES = {name: recipe(name).title for name in PLANNED}
 ALPHAS = (0.1, 0.3, 0.5)
 Records = list[dict[str, Any]]
 
@@ -169,10 +167,14 @@ def _agreement(lab: Lab, paper: dict[Any, dict[str, str]], classification: list[
 
 def _steps(records: Records, regression: list[str]) -> str:
     """How little the regression models train, which bears on what their cells can show."""
-    sizes = {d: [c["n_train"] for r in records if (r["dataset"], r["label"]) == (d, "local") for c in r["clients"]]
-             for d in regression}  # fmt: skip
-    parts = [f"{int(np.median(n))} training images and {10 * -(-int(np.median(n)) // 64)} steps on {TITLES[d]}"
-             for d, n in sizes.items()]  # fmt: skip
+    sizes = {
+        d: [c["n_train"] for r in records if (r["dataset"], r["label"]) == (d, "local") for c in r["clients"]]
+        for d in regression
+    }
+    parts = [
+        f"{int(np.median(n))} training images and {10 * -(-int(np.median(n)) // 64)} steps on {TITLES[d]}"
+        for d, n in sizes.items()
+    ]
     return (
         f"\nA median client of the regression datasets has {' and '.join(parts)} (ten epochs, batch 64, Adam at 1e-4):"
         " these cells may show little beyond how fast outputs come near the targets' mean.\n"

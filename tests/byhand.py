@@ -11,9 +11,9 @@ from torch import nn
 from torch.func import functional_call
 
 from fedekd.data import Dataset, Federation, Split
+from fedekd.engines.batch import make_batch
 from fedekd.engines.job import Job, Training
 from fedekd.engines.serial import Serial
-from fedekd.engines.view import make_batch
 from fedekd.tasks import make_task
 
 
@@ -147,10 +147,17 @@ def view(method, task: str, module: nn.Module, weights, x, y, mask=None, **more)
         return known.read(functional_call(module, dict(tree), (x,)))
 
     seen = {
-        "x": x, "y": y, "mask": mask, "outputs": {"private": forward("private", weights)},
-        "weights": {"private": weights}, "rows": torch.arange(len(y)), "uniform": torch.empty(len(y), 0),
-        "counts": torch.tensor([len(y)]), "steps": torch.tensor(1), **more,
-    }  # fmt: skip
+        "x": x,
+        "y": y,
+        "mask": mask,
+        "outputs": {"private": forward("private", weights)},
+        "weights": {"private": weights},
+        "rows": torch.arange(len(y)),
+        "uniform": torch.empty(len(y), 0),
+        "counts": torch.tensor([len(y)]),
+        "steps": torch.tensor(1),
+        **more,
+    }
     return make_batch(method, known, 0.1, seen, forward)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedekd.errors import FedekdError
-from fedekd.methods.base import Beginning, Exchange, Method, Remember, Train
+from fedekd.methods.base import ClientInit, Exchange, Method, Remember, Train
 from fedekd.tasks import Regression
 from hand_batch import gradients, hand_batch
 
@@ -42,10 +42,18 @@ class Bounded(Method):
 @pytest.mark.parametrize(
     "given",
     [
-        {}, {"free": 0}, {"free": 0.5}, {"above": 1e-300}, {"between": 0.25}, {"between": 0.75}, {"whole": 0},
-        {"free": 1e300}, {"text": ""}, {"on": True},
+        {},
+        {"free": 0},
+        {"free": 0.5},
+        {"above": 1e-300},
+        {"between": 0.25},
+        {"between": 0.75},
+        {"whole": 0},
+        {"free": 1e300},
+        {"text": ""},
+        {"on": True},
     ],
-)  # fmt: skip
+)
 def test_values_within_their_bounds_pass(given):
     Bounded(**given).check("classification")
     Bounded(**given).check("regression")
@@ -54,10 +62,17 @@ def test_values_within_their_bounds_pass(given):
 @pytest.mark.parametrize(
     "given",
     [
-        {"free": -1e-300}, {"free": math.inf}, {"free": math.nan}, {"above": 0}, {"above": -1}, {"between": 0.2499},
-        {"between": 0.7501}, {"between": math.nan}, {"whole": -1},
+        {"free": -1e-300},
+        {"free": math.inf},
+        {"free": math.nan},
+        {"above": 0},
+        {"above": -1},
+        {"between": 0.2499},
+        {"between": 0.7501},
+        {"between": math.nan},
+        {"whole": -1},
     ],
-)  # fmt: skip
+)
 def test_values_past_their_bounds_do_not(given):
     with pytest.raises(FedekdError, match=next(iter(given))):
         Bounded(**given).check("classification")
@@ -65,9 +80,9 @@ def test_values_past_their_bounds_do_not(given):
 
 def test_what_a_method_is_unless_it_says_otherwise():
     method, batch = Method(), hand_batch(Regression(), torch.zeros(1), {"private": torch.tensor([2.5])})
-    assert (method.roles, method.anchors, method.draws) == (("private",), (), 0)
+    assert (method.roles, method.reads_weights, method.uniforms) == (("private",), (), 0)
     assert method.needs_features is False
-    assert method.begin(Beginning(weights={}, features={}, seed=0, targets=torch.ones(2))) == {}
+    assert method.begin(ClientInit(weights={}, features={}, seed=0, targets=torch.ones(2))) == {}
     assert method.predict(batch).tolist() == [2.5]
     assert method.personalise() == ()
     assert method.examine(batch) is None

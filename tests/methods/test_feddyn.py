@@ -9,7 +9,7 @@ import torch
 import quadratics
 from fedekd import methods
 from fedekd.data import Federation
-from fedekd.methods.base import Beginning
+from fedekd.methods.base import ClientInit
 from fedekd.tasks import Regression
 from hand_batch import hand_batch
 from quadratics import CLIENTS, RATE
@@ -24,10 +24,13 @@ def test_the_loss_by_hand():
     """(1 + 9) / 2 - <(3, -1), (1, 2)> + (a / 2) |(1, 2) - (4, 1)|^2 with a = .5"""
     weights = {"u": torch.tensor([1.0], requires_grad=True), "v": torch.tensor([2.0], requires_grad=True)}
     batch = hand_batch(
-        Regression(), torch.zeros(2), {"private": torch.tensor([1.0, 3.0])},
-        weights={"private": weights}, received={"private": {"u": torch.tensor([4.0]), "v": torch.tensor([1.0])}},
+        Regression(),
+        torch.zeros(2),
+        {"private": torch.tensor([1.0, 3.0])},
+        weights={"private": weights},
+        received={"private": {"u": torch.tensor([4.0]), "v": torch.tensor([1.0])}},
         memory={"gradient": {"u": torch.tensor([3.0]), "v": torch.tensor([-1.0])}},
-    )  # fmt: skip
+    )
     method = methods.get("feddyn", a=0.5)
     loss = method.loss(batch)
     assert loss.item() == pytest.approx(5 - (3 - 2) + 0.25 * (9 + 1))
@@ -41,7 +44,7 @@ def test_the_loss_by_hand():
 
 def test_the_linear_term_begins_at_nothing_for_any_weights():
     weights = {"private": {"w": torch.tensor([[0.0, -2.0]]), "b": torch.zeros(2)}}
-    begun = methods.get("feddyn").begin(Beginning(weights=weights, features={}, seed=0, targets=torch.ones(1)))[
+    begun = methods.get("feddyn").begin(ClientInit(weights=weights, features={}, seed=0, targets=torch.ones(1)))[
         "gradient"
     ]
     assert {name: tensor.tolist() for name, tensor in begun.items()} == {"w": [[0, 0]], "b": [0, 0]}
