@@ -14,7 +14,7 @@ import pytest
 
 from fedekd.errors import FedekdError
 from fedekd.runs import progress_file
-from fedekd.runs.progress_file import Beacon, condition, read
+from fedekd.runs.progress_file import ProgressFile, condition, read
 
 
 @pytest.fixture(autouse=True)
@@ -23,13 +23,13 @@ def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_file, "EVERY", 3600.0)
 
 
-def seen(it: Beacon) -> dict:
+def seen(it: ProgressFile) -> dict:
     it._write()
     return read(it.file.parent)
 
 
 def test_what_is_running(tmp_path: Path, record) -> None:
-    with Beacon(tmp_path) as it:
+    with ProgressFile(tmp_path) as it:
         assert read(tmp_path) is None, "nothing before there is a plan"
         it.plan([("local", 0, 600), ("fedekd", 0, 600)])
         now = read(tmp_path)
@@ -58,7 +58,7 @@ def test_what_is_running(tmp_path: Path, record) -> None:
 
 
 def test_runs_at_the_same_time(tmp_path: Path, record) -> None:
-    with Beacon(tmp_path) as it:
+    with ProgressFile(tmp_path) as it:
         it.plan([("local", 0, 10), ("fedekd", 0, 10), ("fedavg", 0, 10)])
         it.begin("local", 0, 10, 2, 0)
         it.begin("fedekd and 1 more", 0, 20, 2, 0)
@@ -84,7 +84,7 @@ def test_runs_at_the_same_time(tmp_path: Path, record) -> None:
 )
 def test_how_it_ended(tmp_path: Path, error: BaseException, state: str, text: str | None) -> None:
     def run() -> None:
-        with Beacon(tmp_path) as it:
+        with ProgressFile(tmp_path) as it:
             it.plan([("local", 0, 10)])
             raise error
 
@@ -96,7 +96,7 @@ def test_how_it_ended(tmp_path: Path, error: BaseException, state: str, text: st
 
 def test_the_thread_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_file, "EVERY", 0.01)
-    with Beacon(tmp_path) as it:
+    with ProgressFile(tmp_path) as it:
         it.plan([("local", 0, 10)])
         it.advance(0, "a", 5)
         deadline = time.monotonic() + 60
@@ -106,7 +106,7 @@ def test_the_thread_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_process_that_says_nothing_more(tmp_path: Path) -> None:
-    with Beacon(tmp_path) as it:
+    with ProgressFile(tmp_path) as it:
         it.plan([("local", 0, 10)])
         now = read(tmp_path)
     assert condition(now) == "running"
@@ -124,7 +124,7 @@ def test_a_process_that_says_nothing_more(tmp_path: Path) -> None:
 def test_who_came_first_is_shown(tmp_path: Path) -> None:
     other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        with Beacon(tmp_path) as it:
+        with ProgressFile(tmp_path) as it:
             it.plan([("local", 0, 10)])
             theirs = {**read(tmp_path), "pid": other.pid}
             it.file.write_text(json.dumps(theirs))
@@ -137,7 +137,7 @@ def test_who_came_first_is_shown(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_no_reason_to_stop(tmp_path: Path) -> None:
-    with Beacon(tmp_path / "file" / "out") as it:
+    with ProgressFile(tmp_path / "file" / "out") as it:
         (tmp_path / "file").touch()
         it.plan([("local", 0, 10)])
     with pytest.raises(FedekdError, match="is not a folder"):

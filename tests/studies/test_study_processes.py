@@ -17,7 +17,7 @@ from fedekd.runs.progress_file import condition, read
 from fedekd.runs.store import Store, read_records
 from fedekd.studies import load_study, run_study
 from fedekd.studies.processes import over_processes
-from fedekd.studies.survey import survey
+from fedekd.studies.study_plan import plan_study
 
 GO = """
 from fedekd.studies import load_study, run_study
@@ -57,8 +57,8 @@ def test_processes_give_the_same_records_and_outlive_one_that_dies(home):
 
 
 def test_when_it_is_stopped_its_processes_stop(home):
-    store, view = Store("out"), survey(load_study("study.toml"), print)
-    items = over_processes(view.tasks([])[:2], store, Nobody(), workers=1)
+    store, view = Store("out"), plan_study(load_study("study.toml"), print, lambda cell: False)
+    items = over_processes(view.items[:2], store, Nobody(), workers=1)
     next(items)
     assert len(multiprocessing.active_children()) == 1
     items.close()

@@ -13,10 +13,11 @@ from small_study import RUNS, make_home, same
 from fedekd.data import clusters
 from fedekd.errors import FedekdError
 from fedekd.methods.local import Local
+from fedekd.runs import execution
 from fedekd.runs.observers import Nobody
-from fedekd.runs.plan import plan
-from fedekd.studies import Tally, carry, cells, describe, load_study, run_study
-from fedekd.studies.survey import survey
+from fedekd.runs.plan import Cell, plan
+from fedekd.studies import Tally, describe, load_study, run_study
+from fedekd.studies.study_plan import plan_study
 
 
 @pytest.fixture
@@ -167,7 +168,7 @@ def test_a_cell_without_a_partition_is_recorded(home):
 
 
 def test_stacks_are_cut_to_what_fits(home, monkeypatch):
-    monkeypatch.setattr(carry, "MODELS", 8)  # two runs of three clients
+    monkeypatch.setattr(execution, "MODELS", 8)  # two runs of three clients
     watcher = Counting()
     outcome = run_study(small("dataset=" + str(home / "digits-small.npz"), engine="stacked"), "out", watcher)
     assert (outcome.complete, len(outcome.records)) == (True, RUNS - 6)
@@ -198,6 +199,10 @@ def test_the_tally_knows_how_long_it_takes(monkeypatch):
 
 
 # --- clusters --------------------------------------------------------------------------------------------
+
+
+def planned(study):
+    return plan_study(study, note=lambda line: None, keep=lambda cell: False)
 
 
 def patients(home):
@@ -238,7 +243,7 @@ def test_without_scikit_learn_the_clusters_are_asked_for(home, monkeypatch):
 
 def test_a_run_uses_the_clusters_of_a_study(home, monkeypatch):
     describe(patients(home), "out")
-    known = [r.key for _, runs in survey(patients(home), lambda line: None).cells for r in runs]
+    known = [r.key for item in planned(patients(home)).items for r in item.runs]
     monkeypatch.setattr(clusters, "input_clusters", lambda dataset, seed: pytest.fail("found anew"))
     (settings,) = patients(home).grid
     assert [r.key for r in plan(settings)] == known
@@ -246,21 +251,21 @@ def test_a_run_uses_the_clusters_of_a_study(home, monkeypatch):
 
 def test_a_cell_carries_its_clusters_and_gives_the_same_runs(home):
     (settings,) = patients(home).grid
-    cell = cells.Cell((replace(settings, seeds=(0,)),), 0)
-    assert [r.key for r in cell.prepared().runs()] == [r.key for r in cell.runs()]
+    cell = Cell((replace(settings, seeds=(0,)),), 0)
+    assert [r.key for r in cell.with_clusters().runs()] == [r.key for r in cell.runs()]
 
 
 @pytest.mark.parametrize("public", ["0.1", "open.npz"])
 def test_public_rows_are_those_of_a_run(home, monkeypatch, public):
     np.savez("open.npz", x=np.ones((4, 10)))
-    without = [r.key for _, runs in survey(patients(home), lambda line: None).cells for r in runs]
+    without = [r.key for item in planned(patients(home)).items for r in item.runs]
     monkeypatch.setattr(clusters, "input_clusters", lambda dataset, seed: pytest.fail("found anew"))
     study = small("dataset=" + str(home / "patients.npz"), public=public)
-    view, (settings,) = survey(study, lambda line: None), study.grid
-    keys = [r.key for _, runs in view.cells for r in runs]
+    view, (settings,) = planned(study), study.grid
+    keys = [r.key for item in view.items for r in item.runs]
     assert [r.key for r in plan(settings)] == keys
     assert not set(keys) & set(without)
-    federations = [cell.federation() for cell, _ in view.cells]
+    federations = [item.cells[0].federation() for item in view.items]
     assert [len(f.public) for f in federations] == [15 if public == "0.1" else 4] * 2
     assert federations[0].dataset is federations[1].dataset
 

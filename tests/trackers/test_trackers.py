@@ -12,7 +12,7 @@ import fedekd
 from fedekd import trackers
 from fedekd.errors import FedekdError
 from fedekd.runs import details
-from fedekd.runs.execution import execute
+from fedekd.runs.execution import run
 from fedekd.runs.observers import Nobody, Together
 from fedekd.settings import make_settings
 from fedekd.trackers.group import Group, tags
@@ -37,7 +37,7 @@ def go(digits, out, tracker, *more, **changes):
     settings = make_settings({"dataset": digits.name, "out": str(out), **SMALL, **changes})
     (one,) = trackers.choose(tracker, settings)
     with one:
-        return execute(settings, Together([one, *more]), digits)
+        return run(settings, Together([one, *more]), digits)
 
 
 def check(points, record, found):

@@ -35,7 +35,7 @@ KINDS = {
 OUTCOME = ("dataset", "alpha", "label", "method", "seed", "metric", "mean", "avg_delta", "worst_delta", "seconds")
 
 
-class Beacon(Nobody):
+class ProgressFile(Nobody):
     """An observer of runs, also of several at the same time. A thread writes, so that the training never waits."""
 
     def __init__(self, folder: str | Path) -> None:
@@ -51,7 +51,7 @@ class Beacon(Nobody):
             "done": 0, "total": 0, "left": None, "now": [], "finished": [],
         }  # fmt: skip
 
-    def __enter__(self) -> Beacon:
+    def __enter__(self) -> ProgressFile:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
@@ -72,7 +72,7 @@ class Beacon(Nobody):
         with self.lock:
             self.state["runs"], self.state["total"] = len(jobs), sum(work for *_, work in jobs)
         self._write()
-        self.thread = threading.Thread(target=self._keep_writing, name="fedekd-beacon", daemon=True)
+        self.thread = threading.Thread(target=self._keep_writing, name="fedekd-progress-file", daemon=True)
         self.thread.start()
 
     def begin(self, label: str, seed: int, work: int, rounds: int, resumed: int) -> None:
