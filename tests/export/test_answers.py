@@ -381,12 +381,12 @@ def test_what_a_file_cannot_hold_is_told_and_costs_no_run(
     digits: Any, tmp_path: Path, method: Method, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from fedekd.runs.execution import run
-    from fedekd.runs.observers import Nobody
+    from fedekd.runs.observers import Note, Observer
     from fedekd.settings import make_settings
 
-    class Heard(Nobody):
-        def note(self, text: str) -> None:
-            notes.append(text)
+    class Heard(Observer):
+        def on_note(self, event: Note) -> None:
+            notes.append(event.line)
 
     notes: list[str] = []
     given = {"clients": 3, "alpha": 1.0, "rounds": 1, "epochs": 1, "methods": [method], "private": tiny_private}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from fedekd.methods import Train
 from fedekd.methods.fedekd import FedeKD
 from fedekd.runs import details
 from fedekd.runs.execution import run
-from fedekd.runs.observers import Nobody
+from fedekd.runs.observers import Observer
 from fedekd.settings import make_settings
 from tiny import tiny_private, tiny_proxy
 
@@ -31,12 +31,12 @@ def settings(out, **given):
     return make_settings({**SMALL, "dataset": "digits", "methods": "fedekd,fedavg", "out": str(out), **given})
 
 
-class Heard(Nobody):
+class Heard(Observer):
     def __init__(self):
         self.rounds = []
 
-    def measured(self, label, seed, round, clients, trust):
-        self.rounds.append((label, seed, round, clients, trust))
+    def on_round_measured(self, event):
+        self.rounds.append(astuple(event))
 
 
 @pytest.fixture(scope="module", params=["serial", "stacked"])
@@ -171,9 +171,9 @@ def test_regression_speaks_in_the_users_units(tmp_path):
 
 
 def test_an_interrupted_run_leaves_the_same_details(tmp_path):
-    class Stop(Nobody):
-        def measured(self, label, seed, round, clients, trust):
-            if (label, round) == ("fedekd", 3):
+    class Stop(Observer):
+        def on_round_measured(self, event):
+            if (event.label, event.round) == ("fedekd", 3):
                 raise KeyboardInterrupt
 
     whole, cut = settings(tmp_path / "whole", methods="fedekd"), settings(tmp_path / "cut", methods="fedekd")

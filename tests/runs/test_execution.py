@@ -27,7 +27,7 @@ from fedekd.errors import FedekdError
 from fedekd.export.facts import read_facts
 from fedekd.export.predict import predict
 from fedekd.runs.execution import run
-from fedekd.runs.observers import Nobody
+from fedekd.runs.observers import Observer
 from fedekd.runs.plan import choose_methods, left_out, plan, run_key
 from fedekd.settings import make_settings
 from tiny import tiny_private, tiny_proxy
@@ -106,13 +106,13 @@ def test_the_same_seed_gives_the_same_bits(digits, tmp_path):
     assert list(map(numbers, a.records)) == list(map(numbers, b.records))
 
 
-class Stop(Nobody):
+class Stop(Observer):
     """Interrupts the run as Ctrl-C would, after some training steps."""
 
     def __init__(self, after: int) -> None:
         self.left = after
 
-    def advance(self, round, client, samples):
+    def on_client_trained(self, event):
         self.left -= 1
         if self.left == 0:
             raise KeyboardInterrupt
@@ -238,12 +238,12 @@ def public_methods(monkeypatch):
         methods.register(name, family="distillation")(dataclass(frozen=True)(kind))
 
 
-class Listening(Nobody):
+class Listening(Observer):
     def __init__(self):
         self.notes = []
 
-    def note(self, line):
-        self.notes.append(line)
+    def on_note(self, event):
+        self.notes.append(event.line)
 
 
 @pytest.mark.usefixtures("public_methods")
@@ -285,12 +285,12 @@ def test_batch_norm_buffers_travel(digits, tmp_path):
     assert means[0].abs().sum() > 0
 
 
-class Notes(Nobody):
+class Notes(Observer):
     def __init__(self) -> None:
         self.lines = []
 
-    def note(self, line):
-        self.lines.append(line)
+    def on_note(self, event):
+        self.lines.append(event.line)
 
 
 @pytest.mark.parametrize("what", ["details", "models"])
@@ -317,7 +317,7 @@ def test_a_checkpoint_of_the_other_engine_is_started_anew(digits, tmp_path):
         torch.save(saved, checkpoint)
         notes = Notes()
         if saved is not old:
-            notes.advance = Stop(1).advance
+            notes.on_client_trained = Stop(1).on_client_trained
             with pytest.raises(KeyboardInterrupt):
                 run(make_settings({**given, "out": str(tmp_path / "cut")}), notes, digits)
         else:

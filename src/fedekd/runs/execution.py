@@ -22,7 +22,7 @@ from fedekd.engines.stacked import Stacked
 from fedekd.errors import FedekdError
 from fedekd.export import files
 from fedekd.runs import details
-from fedekd.runs.observers import Nobody, Observer
+from fedekd.runs.observers import ClientTrained, Note, Observer, RoundMeasured, RunFinished, RunsPlanned, RunStarted
 from fedekd.runs.plan import PlannedRun, RunSpec, left_out, plan
 from fedekd.runs.results import RunResults
 from fedekd.runs.store import Record, Store
@@ -102,13 +102,13 @@ NOTHING = Artifacts()
 
 def run(settings: Settings, observer: Observer | None = None, dataset: Dataset | None = None) -> RunResults:
     """Do what the settings say, skipping what their folder already holds. The first error ends it."""
-    observer = observer or Nobody()
+    observer = observer or Observer()
     runs = plan(settings, dataset)
     store = Store(settings.out)
     if lacking := left_out(settings, runs[0].job.federation):
-        observer.note(lacking)
+        observer.observe(Note(lacking))
     if settings.precision == "bf16" and not has_bf16(runs[0].job.training.device):
-        observer.note("this CPU has no bf16 instructions: bf16 is emulated here, and slower than fp32")
+        observer.observe(Note("this CPU has no bf16 instructions: bf16 is emulated here, and slower than fp32"))
     records = complete(runs, store, observer, settings.engine, Artifacts.of(settings))
     return RunResults([records[r.key] for r in runs])
 
@@ -122,17 +122,17 @@ def complete(
     for outcome in execute(runs, waiting, store, observer, engine, artifacts, strict=True):
         if not isinstance(outcome, (Failure, Started)):
             records[outcome["key"]] = outcome
-            observer.finish(outcome, cached=False)
+            observer.observe(RunFinished(outcome, cached=False))
     return records
 
 
 def announce(runs: Collection[PlannedRun | RunSpec], store: Store, observer: Observer) -> dict[str, Record]:
     """Tell what is to do and what is there already; the latter's records by key."""
     known = store.among({r.key for r in runs})
-    observer.plan([(r.label, r.seed, r.cost) for r in runs if r.key not in known])
+    observer.observe(RunsPlanned([(r.label, r.seed, r.cost) for r in runs if r.key not in known]))
     for key, record in known.items():
         store.discard(key)  # a process killed at its very end may have left a checkpoint
-        observer.finish(record, cached=True)
+        observer.observe(RunFinished(record, cached=True))
     return known
 
 
@@ -220,12 +220,13 @@ def train_together(
     try:
         worker, history = _resumed(runs, store.restore(key), observer, engine)
     except NotStackable as reason:
-        observer.note(f"{runs[0].label}: serial engine, since {reason}")
+        observer.observe(Note(f"{runs[0].label}: serial engine, since {reason}"))
         for r in runs:
             yield from train_together([r], store, observer, known, "serial", artifacts)
         return
     label = runs[0].label if len(runs) == 1 else f"{runs[0].label} and {len(runs) - 1} more"
-    observer.begin(label, runs[0].seed, sum(r.cost for r in runs), rounds, worker.round_number)
+    work = sum(r.cost for r in runs)
+    observer.observe(RunStarted(label, runs[0].seed, work, rounds, worker.round_number))
     began = saved_at = time.perf_counter()
     while worker.round_number < rounds:
         before = [(door.bytes_up, door.bytes_down) for door in worker.doors]
@@ -264,7 +265,7 @@ def _resumed(
     width = runs[0].width
 
     def advance(round: int, client: str, samples: int) -> None:
-        observer.advance(round, client, samples * width)
+        observer.observe(ClientTrained(round, client, samples * width))
 
     def fresh() -> Serial | Stacked:
         if stacks(runs[0], engine):
@@ -279,7 +280,7 @@ def _resumed(
     except (KeyError, IndexError, TypeError, ValueError, RuntimeError):
         worker = fresh()  # the first may be half restored
     if saved is not None:
-        observer.note(f"{runs[0].label}: starts anew, since its checkpoint is of another version or engine")
+        observer.observe(Note(f"{runs[0].label}: starts anew, since its checkpoint is of another version or engine"))
     return worker, History.fresh(len(runs))
 
 
@@ -291,7 +292,7 @@ def _leave(store: Store, observer: Observer, record: Record, found: details.Deta
             if client.models:
                 files.write(store.folder, record, position, client)
     except FedekdError as error:
-        observer.note(f"{record['label']}: the run is kept, but not all it leaves: {error}")
+        observer.observe(Note(f"{record['label']}: the run is kept, but not all it leaves: {error}"))
 
 
 def _measured(
@@ -306,7 +307,7 @@ def _measured(
         names, now = r.job.federation.names, worker.round_number
         seen = trust[-1]["clients"] if trust and trust[-1]["round"] == now else None
         by_name = dict(zip(names, seen, strict=True)) if seen else None
-        observer.measured(r.label, r.seed, now, dict(zip(names, own, strict=True)), by_name)
+        observer.observe(RoundMeasured(r.label, r.seed, now, dict(zip(names, own, strict=True)), by_name))
 
 
 def stack_key(runs: Sequence[PlannedRun]) -> str:

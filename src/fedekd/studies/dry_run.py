@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedekd.runs.execution import Failure
+from fedekd.runs.observers import Observer
 from fedekd.runs.store import read_records
 from fedekd.studies.grid import Study
 from fedekd.studies.study_plan import plan_study
-from fedekd.studies.tally import to_stderr
+from fedekd.studies.tally import Tally
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class DryRun:
         return "\n".join(lines)
 
 
-def describe(study: Study, folder: str | Path | None = None, note: Callable[[str], None] = to_stderr) -> DryRun:
+def describe(study: Study, folder: str | Path | None = None, observer: Observer | None = None) -> DryRun:
     """What ``run_study`` would do; writes nothing but the clusters of regression datasets, beside the data."""
-    plan = plan_study(study, note, keep=lambda cell: False)
+    plan = plan_study(study, observer or Tally(), keep=lambda cell: False)
     done = {record["key"] for record in read_records(Path(folder or study.out) / "results.jsonl")}
     parts = []
     for dataset, group in itertools.groupby(plan.runs, lambda run: run.dataset):

@@ -11,7 +11,7 @@ import torch
 
 from fedekd.errors import FedekdError
 from fedekd.runs.execution import Failure, Outcome, Started
-from fedekd.runs.observers import Nobody
+from fedekd.runs.observers import Observer
 from fedekd.runs.store import Record, Store
 from fedekd.studies.worker import WorkItem, work
 
@@ -74,4 +74,4 @@ def _on_node(item: WorkItem, known: Sequence[Record]) -> Iterator[Outcome]:
         store = Store(folder)
         for record in known:
             store.add(record)
-        yield from work(item, store, Nobody())
+        yield from work(item, store, Observer())

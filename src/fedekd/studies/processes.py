@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fedekd.runs.execution import Failure, Outcome, Started, in_words
-from fedekd.runs.observers import Nobody, Observer
+from fedekd.runs.observers import Event, Observer
 from fedekd.runs.store import Store
 from fedekd.studies.worker import Busy, WorkItem, work
 
@@ -42,9 +42,8 @@ def over_processes(items: Sequence[WorkItem], store: Store, observer: Observer, 
                     del crew[pipe]
                     yield from worker.bury(waiting)
                     continue
-                if what == "seen":
-                    name, arguments = value
-                    getattr(observer, name)(*arguments)
+                if what == "event":
+                    observer.observe(value)
                 elif what == "outcome":
                     worker.hear(value)
                     yield value
@@ -98,10 +97,10 @@ class Worker:
 
 
 def serve(pipe: Connection, folder: Path) -> None:
-    """A worker's life: work items in, outcomes and what an observer sees out, until the pipe closes."""
+    """A worker's life: work items in, outcomes and events out, until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     torch.set_num_threads(1)
-    store, observer = Store(folder), Teller(pipe)
+    store, observer = Store(folder), PipeObserver(pipe)
     with contextlib.suppress(EOFError, OSError):
         while True:
             item: WorkItem = pipe.recv()
@@ -115,20 +114,11 @@ def serve(pipe: Connection, folder: Path) -> None:
                 pipe.send(("broken", in_words(error)))
 
 
-class Teller(Nobody):
-    """An observer that passes on what it sees to another process."""
+class PipeObserver(Observer):
+    """Passes on what it sees to another process."""
 
     def __init__(self, pipe: Connection) -> None:
         self.pipe = pipe
 
-    def begin(self, *arguments: Any) -> None:
-        self.pipe.send(("seen", ("begin", arguments)))
-
-    def advance(self, *arguments: Any) -> None:
-        self.pipe.send(("seen", ("advance", arguments)))
-
-    def measured(self, *arguments: Any) -> None:
-        self.pipe.send(("seen", ("measured", arguments)))
-
-    def note(self, line: str) -> None:
-        self.pipe.send(("seen", ("note", (line,))))
+    def observe(self, event: Event) -> None:
+        self.pipe.send(("event", event))

@@ -11,7 +11,7 @@ from pathlib import Path
 from fedekd.engines.job import pick_device
 from fedekd.errors import FedekdError
 from fedekd.runs.execution import Failure, Outcome, Started, announce
-from fedekd.runs.observers import Observer, Together
+from fedekd.runs.observers import ClientTrained, Observer, ObserverGroup, RunFailed, RunFinished
 from fedekd.runs.plan import Cell
 from fedekd.runs.progress_file import ProgressFile
 from fedekd.runs.store import Record, Store
@@ -76,7 +76,7 @@ def run_study(
     workers = workers or cores()
     store = Store(folder or study.out)
     failures, observer = Failures(store.folder), observer or Tally()
-    plan = plan_study(study, observer.note, keep=lambda cell: not ray and (workers == 1 or _shares_gpu(cell)))
+    plan = plan_study(study, observer, keep=lambda cell: not ray and (workers == 1 or _shares_gpu(cell)))
     if plan.absent and not (plan.items or plan.failed):
         raise FedekdError(f"nothing of study {study.name} can run: {next(iter(plan.absent.values()))}")
     runs = {run.key: run for run in plan.runs}
@@ -85,20 +85,20 @@ def run_study(
     for failure in (*absent, *failed):
         failures.add(asdict(failure))
     with ProgressFile(store.folder) as progress:
-        both = Together([observer, progress])
+        both = ObserverGroup([observer, progress])
         earlier = announce(runs.values(), store, both)
         with closing(_spread(plan.without(earlier), store, both, workers, ray)) as outcomes:
             for outcome in outcomes:
                 if isinstance(outcome, Failure):
                     failures.add(asdict(outcome))
                     failed.append(outcome)
-                    _tell(observer, outcome, runs[outcome.key].cost)
-                    progress.fail(outcome.label, outcome.seed, runs[outcome.key].cost)
+                    work = runs[outcome.key].cost
+                    both.observe(RunFailed(outcome.label, outcome.seed, work, outcome.text()))
                 elif not isinstance(outcome, Started) and outcome["key"] not in fresh:
                     fresh.add(outcome["key"])
                     if ray:  # which tells of nothing in between
-                        both.advance(0, "", runs[outcome["key"]].cost)
-                    both.finish(outcome, cached=False)
+                        both.observe(ClientTrained(0, "", runs[outcome["key"]].cost))
+                    both.observe(RunFinished(outcome, cached=False))
     return StudyOutcome(store.folder, len(runs), list(store.among(runs).values()), len(fresh), failed, plan.absent)
 
 
@@ -133,10 +133,3 @@ def _by_dataset(items: Sequence[WorkItem]) -> list[WorkItem]:
         cells, runs, planned = map(tuple, parts)
         joined.append(WorkItem(cells, runs, planned))
     return [item for item in joined if item.runs]
-
-
-def _tell(observer: Observer, failure: Failure, cost: int) -> None:
-    if isinstance(observer, Tally):
-        observer.fail(failure.text(), cost)
-    else:
-        observer.note(f"failed: {failure.text()}")

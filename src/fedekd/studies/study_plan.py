@@ -9,6 +9,7 @@ from fedekd.data import catalogue
 from fedekd.data.registry import recipe
 from fedekd.errors import FedekdError, unknown
 from fedekd.runs.execution import Failure
+from fedekd.runs.observers import Note, Observer
 from fedekd.runs.plan import Cell, PlannedRun, RunSpec, left_out, make_cells
 from fedekd.settings import Settings
 from fedekd.studies.grid import Study
@@ -35,7 +36,7 @@ class StudyPlan:
         return [item.without(set(done)) for item in self.items]
 
 
-def plan_study(study: Study, note: Callable[[str], None], keep: Callable[[Cell], bool]) -> StudyPlan:
+def plan_study(study: Study, observer: Observer, keep: Callable[[Cell], bool]) -> StudyPlan:
     """Load every dataset and partition it, but train nothing. ``keep`` tells which cells this process will train."""
     found, names, seen, said = StudyPlan([], {}, []), set[str](), set[str](), set[str]()
     for cell in make_cells(study.grid):
@@ -47,7 +48,7 @@ def plan_study(study: Study, note: Callable[[str], None], keep: Callable[[Cell],
                 raise
             if name not in found.absent:
                 found.absent[name] = str(error)
-                note(f"{name} is left out: {error}")
+                observer.observe(Note(f"{name} is left out: {error}"))
             continue
         try:
             cell = cell.with_clusters()
@@ -59,7 +60,7 @@ def plan_study(study: Study, note: Callable[[str], None], keep: Callable[[Cell],
         for line in dict.fromkeys(left_out(settings, federation) for settings in cell.settings):
             if line and line not in said:
                 said.add(line)
-                note(line)
+                observer.observe(Note(line))
         names |= {name for r in runs for name in (r.name, r.label)}
         new = {r.key: r.local_key for r in runs if r.key not in seen and _chosen(study, r)}
         seen |= new.keys()

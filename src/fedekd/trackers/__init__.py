@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedekd.errors import FedekdError, unknown
 from fedekd.settings import Settings
-from fedekd.trackers.group import Group
+from fedekd.trackers.experiment import Experiment
 from fedekd.trackers.tracker import Backend, Tracker
 
 NEEDS = {
@@ -29,16 +29,16 @@ def choose(names: str, settings: Settings, quiet: bool = False) -> list[Tracker]
             raise unknown("tracker", name, (*NEEDS, "none"))
         if missing(NEEDS.get(name, ())):
             raise FedekdError(f"--log-to {name} needs a package that is not installed; pip install 'fedekd[{name}]'")
-    group = Group.of(settings)
-    return [Tracker(name, group, Path(settings.out), _opener(name), quiet) for name in wanted if name != "none"]
+    experiment = Experiment.of(settings)
+    return [Tracker(name, experiment, Path(settings.out), _opener(name), quiet) for name in wanted if name != "none"]
 
 
 def missing(packages: Iterable[str]) -> list[str]:
     return [package for package in packages if find_spec(package) is None]
 
 
-def _opener(name: str) -> Callable[[Group, Path], Backend]:
-    def connect(group: Group, folder: Path) -> Backend:
-        return import_module(f"fedekd.trackers.{name}").connect(group, folder)
+def _opener(name: str) -> Callable[[Experiment, Path], Backend]:
+    def connect(experiment: Experiment, folder: Path) -> Backend:
+        return import_module(f"fedekd.trackers.{name}").connect(experiment, folder)
 
     return connect
