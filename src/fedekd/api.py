@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedekd import trackers
-from fedekd.dataset import Dataset
-from fedekd.report.progress import watch
 from fedekd.runs import results
-from fedekd.runs.progress_file import ProgressFile
 from fedekd.runs.results import RunResults
 from fedekd.settings import Settings, make_settings
+
+if TYPE_CHECKING:
+    from fedekd.dataset import Dataset
 
 
 class NotebookResults(RunResults):
@@ -32,6 +31,8 @@ def run(
     objects where the command line takes names: a ``Dataset``, ``Method`` instances among ``methods``, and functions
     as ``private`` and ``proxy``. ``log_to`` names trackers, as ``--log-to`` does.
     """
+    from fedekd.dataset import Dataset
+
     own = dataset if isinstance(dataset, Dataset) else None
     settings = make_settings({"dataset": own.name if own else dataset, **given})
     return NotebookResults(watched_run(settings, progress, log_to, own).records)
@@ -39,6 +40,10 @@ def run(
 
 def watched_run(settings: Settings, progress: bool, log_to: str, dataset: Dataset | None = None) -> RunResults:
     """A run with its display, its ``progress.json`` and its trackers, which are there while torch takes its seconds."""
+    from fedekd import trackers
+    from fedekd.report.progress import watch
+    from fedekd.runs.progress_file import ProgressFile
+
     also = [ProgressFile(settings.out), *trackers.choose(log_to, settings, not progress)]
     with watch(progress, also) as observer:
         from fedekd.runs.execution import run

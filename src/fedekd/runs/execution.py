@@ -23,7 +23,7 @@ from fedekd.errors import FedekdError
 from fedekd.export import files
 from fedekd.runs import details
 from fedekd.runs.observers import ClientTrained, Note, Observer, RoundMeasured, RunFinished, RunsPlanned, RunStarted
-from fedekd.runs.plan import PlannedRun, RunSpec, left_out, plan
+from fedekd.runs.plan import PlannedRun, RunSpec, left_out, plan, width
 from fedekd.runs.results import RunResults
 from fedekd.runs.store import Record, Store
 from fedekd.settings import Settings
@@ -74,7 +74,7 @@ class Failure:
     time: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
 
     @classmethod
-    def of(cls, run: PlannedRun | RunSpec, error: Exception | str) -> Failure:
+    def of(cls, run: RunSpec, error: Exception | str) -> Failure:
         return cls(run.key, run.label, run.dataset, run.alpha, run.seed, in_words(error))
 
     def text(self) -> str:
@@ -126,7 +126,7 @@ def complete(
     return records
 
 
-def announce(runs: Collection[PlannedRun | RunSpec], store: Store, observer: Observer) -> dict[str, Record]:
+def announce(runs: Collection[RunSpec], store: Store, observer: Observer) -> dict[str, Record]:
     """Tell what is to do and what is there already; the latter's records by key."""
     known = store.among({r.key for r in runs})
     observer.observe(RunsPlanned([(r.label, r.seed, r.cost) for r in runs if r.key not in known]))
@@ -261,11 +261,10 @@ def _resumed(
     runs: Sequence[PlannedRun], saved: Any, observer: Observer, engine: str
 ) -> tuple[Serial | Stacked, History]:
     """Where a checkpoint left off; at the start if there is none, or one that the code here cannot go on from."""
-
-    width = runs[0].width
+    weight = width(runs[0].job)
 
     def advance(round: int, client: str, samples: int) -> None:
-        observer.observe(ClientTrained(round, client, samples * width))
+        observer.observe(ClientTrained(round, client, samples * weight))
 
     def fresh() -> Serial | Stacked:
         if stacks(runs[0], engine):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 Trust = dict[str, Any]  # mean, std and histogram of one client's trust weights in one round
 
@@ -70,15 +71,7 @@ class Note:
 
 Event = RunsPlanned | RunStarted | ClientTrained | RoundMeasured | RunFinished | RunFailed | Note
 
-HANDLERS = {
-    RunsPlanned: "on_runs_planned",
-    RunStarted: "on_run_started",
-    ClientTrained: "on_client_trained",
-    RoundMeasured: "on_round_measured",
-    RunFinished: "on_run_finished",
-    RunFailed: "on_run_failed",
-    Note: "on_note",
-}
+HANDLERS = {kind: "on" + re.sub("([A-Z])", r"_\1", kind.__name__).lower() for kind in get_args(Event)}
 
 
 class Observer:

@@ -19,7 +19,7 @@ from fedekd.data import PublicRows, data_folder, federate, find_public, load_dat
 from fedekd.data.clusters import by_clusters, clusters_for
 from fedekd.dataset import Dataset
 from fedekd.engines.job import Job, Training
-from fedekd.engines.rehearsal import rehearse, traffic
+from fedekd.engines.rehearsal import traffic
 from fedekd.errors import unknown
 from fedekd.federation import Federation
 from fedekd.methods.base import Method
@@ -46,53 +46,12 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class PlannedRun:
-    """One dataset, alpha, seed and method. ``local_key`` names the run of Local that it is measured against."""
-
-    name: str
-    label: str
-    job: Job
-    key: str
-    local_key: str
-
-    @property
-    def dataset(self) -> str:
-        return self.job.federation.dataset.name
-
-    @property
-    def alpha(self) -> float | None:
-        return self.job.federation.partition["alpha"]
-
-    @property
-    def seed(self) -> int:
-        return self.job.seed
-
-    @property
-    def samples(self) -> int:
-        return self.job.work()
-
-    @property
-    def width(self) -> int:
-        return math.prod(self.job.federation.dataset.x.shape[1:])
-
-    @property
-    def cost(self) -> int:
-        return self.samples * self.width
-
-    @property
-    def traffic(self) -> int:
-        return traffic(self.job)
-
-    def spec(self) -> RunSpec:
-        return RunSpec(**{field.name: getattr(self, field.name) for field in fields(RunSpec)})
-
-
-@dataclass(frozen=True)
 class RunSpec:
-    """A planned run without its data: what it is called and what it costs."""
+    """One dataset, alpha, seed and method, without the data: what the run is called and what it costs."""
 
     key: str
     local_key: str
+    """Of the run of Local that it is measured against."""
     label: str
     dataset: str
     alpha: float | None
@@ -103,6 +62,27 @@ class RunSpec:
     """Samples times their width, which is what time goes with."""
     traffic: int
     """Bytes up and down."""
+
+
+@dataclass(frozen=True)
+class PlannedRun(RunSpec):
+    """A run that can be trained."""
+
+    name: str
+    job: Job
+
+    @classmethod
+    def of(cls, chosen: Chosen, job: Job, key: str, local_key: str, traffic: int) -> PlannedRun:
+        dataset, alpha, samples = job.federation.dataset.name, job.federation.partition["alpha"], job.work()
+        about = (key, local_key, chosen.label, dataset, alpha, job.seed, samples, samples * width(job), traffic)
+        return cls(*about, chosen.name, job)
+
+    def spec(self) -> RunSpec:
+        return RunSpec(*(getattr(self, field.name) for field in fields(RunSpec)))
+
+
+def width(job: Job) -> int:
+    return math.prod(job.federation.dataset.x.shape[1:])
 
 
 class LoadedData(NamedTuple):
@@ -162,11 +142,10 @@ class Cell:
         for settings in self.settings:
             chosen = choose_methods(settings, federation.dataset.task, public_rows(federation))
             jobs = [make_job(settings, federation, one.method, self.seed) for one in chosen]
-            for job in jobs:
-                rehearse(job)
+            sent = [traffic(job) for job in jobs]  # found by the dry pass
             keys = [run_key(job, self.data.checksum) for job in jobs]
-            for one, job, key in zip(chosen, jobs, keys, strict=True):
-                found.setdefault(key, PlannedRun(one.name, one.label, job, key, keys[0]))
+            for one, job, key, bytes_ in zip(chosen, jobs, keys, sent, strict=True):
+                found.setdefault(key, PlannedRun.of(one, job, key, keys[0], bytes_))
         return list(found.values())
 
 

@@ -23,9 +23,9 @@ Record = dict[str, Any]
 
 
 class Store:
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, file: str = "results.jsonl") -> None:
         self.folder = Path(folder)
-        self.results = self.folder / "results.jsonl"
+        self.results = self.folder / file
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / ".lock").touch()

@@ -23,14 +23,6 @@ from fedekd.studies.tally import Tally
 from fedekd.studies.worker import WorkItem, in_process
 
 
-class Failures(Store):
-    """The failed runs of a folder, as lines of ``failures.jsonl``: a log, which a later success does not change."""
-
-    def __init__(self, folder: str | Path) -> None:
-        super().__init__(folder)
-        self.results = self.folder / "failures.jsonl"
-
-
 @dataclass(frozen=True)
 class StudyOutcome:
     folder: Path
@@ -75,7 +67,8 @@ def run_study(
         raise FedekdError(f"workers must be a whole number >= 1, got {workers}")
     workers = workers or cores()
     store = Store(folder or study.out)
-    failures, observer = Failures(store.folder), observer or Tally()
+    failures = Store(store.folder, "failures.jsonl")  # a log, which a later success does not change
+    observer = observer or Tally()
     plan = plan_study(study, observer, keep=lambda cell: not ray and (workers == 1 or _shares_gpu(cell)))
     if plan.absent and not (plan.items or plan.failed):
         raise FedekdError(f"nothing of study {study.name} can run: {next(iter(plan.absent.values()))}")

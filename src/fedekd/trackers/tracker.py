@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,15 +38,8 @@ class Backend(Protocol):
 class Tracker(Observer):
     """An observer that passes on to a tracker. What fails there costs a line and the log, never the training."""
 
-    def __init__(
-        self,
-        name: str,
-        experiment: Experiment,
-        folder: Path,
-        connect: Callable[[Experiment, Path], Backend],
-        quiet: bool = False,
-    ) -> None:
-        self.name, self.experiment, self.folder, self.connect, self.quiet = name, experiment, folder, connect, quiet
+    def __init__(self, name: str, experiment: Experiment, folder: Path, quiet: bool = False) -> None:
+        self.name, self.experiment, self.folder, self.quiet = name, experiment, folder, quiet
         self.backend: Backend | None = None
         self.planned: set[tuple[str, int]] = set()
         self.sinks: dict[tuple[str, int], Sink] = {}
@@ -62,12 +56,12 @@ class Tracker(Observer):
         """Connect before anything is trained: what is wrong now, the user can mend."""
         self.planned = {(label, seed) for label, seed, _ in event.runs}
         try:
-            self.backend = self.connect(self.experiment, self.folder)
+            self.backend = import_module(f"fedekd.trackers.{self.name}").connect(self.experiment, self.folder)
         except FedekdError:
             raise
         except Exception as error:
             raise FedekdError(f"--log-to {self.name}: {in_a_line(error)}") from None
-        if not self.quiet:
+        if self.backend and not self.quiet:
             print(f"{self.name}: {self.backend.where}", file=sys.stderr)
 
     def on_run_started(self, event: RunStarted) -> None:
