@@ -18,14 +18,14 @@ import numpy as np
 
 from fedekd.data import Dataset, Split
 from fedekd.engines.serial import Serial
-from fedekd.runs.execution import perform
-from fedekd.runs.observers import Nobody
-from fedekd.runs.plan import Run, plan
+from fedekd.runs.execution import complete
+from fedekd.runs.observers import Observer
+from fedekd.runs.plan import PlannedRun, plan
 from fedekd.runs.store import Store
 from fedekd.settings import make_settings
 
 
-def planned(method: str, clients: int, spec: job.Spec) -> Run:
+def planned(method: str, clients: int, spec: job.Spec) -> PlannedRun:
     """The run that `fedekd run` would do, on the benchmark's own clients."""
     arrays = job.load(spec.data)
     dataset, splits = read(arrays)
@@ -71,7 +71,7 @@ def throughput(spec: job.Spec) -> None:
 def fedavg(spec: job.Spec) -> None:
     run = planned("fedavg", job.CLIENTS, spec)
     with tempfile.TemporaryDirectory(prefix="fedekd-bench-") as out:
-        record = perform([replace(run, local_key=run.key)], Store(out), Nobody(), "serial")[run.key]
+        record = complete([replace(run, local_key=run.key)], Store(out), Observer(), "serial")[run.key]
     accuracies = [client["value"] for client in record["clients"]]
     model = run.job.private(run.job.federation.dataset.x.shape[1:], job.CLASSES)
     job.report_job("fedekd", spec, accuracies, model, run.job.work(), fedekd=record["versions"]["fedekd"])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedekd import metrics
-from fedekd.runs.results import Result
+from fedekd.runs.results import RunResults
 
 METHODS = ("fedekd", "fedavg", "fedprox", "feddyn", "fedtype", "fedtype-prox", "fml", "fedekd-ungated")
 
@@ -56,10 +56,10 @@ def record() -> Callable[..., dict[str, Any]]:
 
 
 @pytest.fixture
-def result() -> Callable[..., Result]:
+def result() -> Callable[..., RunResults]:
     """A result of as many methods and seeds as asked for."""
 
-    def make(methods: int = 2, seeds: int = 1, metric: str = "accuracy", clients: int = 6) -> Result:
+    def make(methods: int = 2, seeds: int = 1, metric: str = "accuracy", clients: int = 6) -> RunResults:
         draw = np.random.default_rng(0)
         scale, local = (0.05, 0.9) if metric == "accuracy" else (3.0, 55.0)
         records = []
@@ -68,6 +68,6 @@ def result() -> Callable[..., Result]:
                 deltas = draw.normal(0, scale, clients)
                 trust = name == "fedekd"
                 records.append(make_record(name, deltas, local=local, metric=metric, seed=seed, trust=trust))
-        return Result(records)
+        return RunResults(records)
 
     return make

@@ -312,10 +312,10 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
     """Let every run end with an exception."""
 
     def arrange(error: BaseException) -> None:
-        def execute(*_: object) -> None:
+        def run(*_: object) -> None:
             raise error
 
-        monkeypatch.setattr("fedekd.runs.execution.execute", execute)
+        monkeypatch.setattr("fedekd.runs.execution.run", run)
 
     return arrange
 

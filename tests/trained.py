@@ -11,7 +11,7 @@ from torch import nn
 
 import fedekd
 from fedekd.data import Dataset, Federation, federate, load_dataset
-from fedekd.runs.results import Result
+from fedekd.runs.results import RunResults
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Trained:
     folder: Path
     dataset: Dataset
     federation: Federation
-    result: Result
+    result: RunResults
 
     def client(self, position: int, method: str = "fedekd") -> dict[str, Any]:
         record = next(r for r in self.result.records if r["label"] == method)

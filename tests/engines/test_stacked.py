@@ -17,8 +17,8 @@ from fedekd.engines.job import Job, Training
 from fedekd.engines.serial import Serial
 from fedekd.engines.stackable import NotStackable, signature
 from fedekd.engines.stacked import CHUNK, SHRINK_STAGES, Stacked
-from fedekd.runs.execution import execute
-from fedekd.runs.observers import Nobody
+from fedekd.runs.execution import run
+from fedekd.runs.observers import Observer
 from fedekd.settings import make_settings
 from tiny import tiny_private, tiny_proxy
 
@@ -149,13 +149,13 @@ def test_a_module_that_cannot_be_mapped_is_refused_and_runs_serially(images, tmp
         Stacked([job(images, methods.get("local"), private=private)])
     lines = []
 
-    class Notes(Nobody):
-        def note(self, line):
-            lines.append(line)
+    class Notes(Observer):
+        def on_note(self, event):
+            lines.append(event.line)
 
     given = {"dataset": "digits", "clients": 3, "alpha": 0.5, "rounds": 1, "epochs": 1, "engine": "stacked"}
     settings = make_settings({**given, "methods": ["fedavg"], "private": private, "out": str(tmp_path)})
-    assert len(execute(settings, Notes(), images.dataset).records) == 2
+    assert len(run(settings, Notes(), images.dataset).records) == 2
     assert len(lines) == 2
     assert "serial engine, since torch.func cannot map Branching" in lines[0]
 

@@ -380,18 +380,18 @@ class Astray(Blend):
 def test_what_a_file_cannot_hold_is_told_and_costs_no_run(
     digits: Any, tmp_path: Path, method: Method, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from fedekd.runs.execution import execute
-    from fedekd.runs.observers import Nobody
+    from fedekd.runs.execution import run
+    from fedekd.runs.observers import Note, Observer
     from fedekd.settings import make_settings
 
-    class Heard(Nobody):
-        def note(self, text: str) -> None:
-            notes.append(text)
+    class Heard(Observer):
+        def on_note(self, event: Note) -> None:
+            notes.append(event.line)
 
     notes: list[str] = []
     given = {"clients": 3, "alpha": 1.0, "rounds": 1, "epochs": 1, "methods": [method], "private": tiny_private}
     settings = make_settings({**given, "proxy": tiny_proxy, "dataset": "digits", "out": str(tmp_path)})
-    result = execute(settings, Heard(), digits)
+    result = run(settings, Heard(), digits)
     assert [record["method"] for record in result.records] == ["local", method.name]
     assert len(notes) == 1
     assert "the run is kept, but not all it leaves" in notes[0]

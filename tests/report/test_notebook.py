@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from fedekd.api import NotebookResults
 from fedekd.report.progress import in_notebook
-from fedekd.runs.results import Result
+from fedekd.runs.results import RunResults
 
 CODE = """
 import torch
@@ -57,8 +58,8 @@ def test_not_in_a_notebook() -> None:
     assert not in_notebook()
 
 
-def test_a_result_as_html(result: Callable[..., Result]) -> None:
-    html = result(methods=3, seeds=2)._repr_html_()
+def test_a_result_as_html(result: Callable[..., RunResults]) -> None:
+    html = NotebookResults(result(methods=3, seeds=2).records)._repr_html_()
     assert html.count("<tr>") == 1 + 4
     assert "95 % interval" in html
     assert "digits, alpha 0.1, 6 clients, 2 seeds" in html
@@ -66,13 +67,13 @@ def test_a_result_as_html(result: Callable[..., Result]) -> None:
 
 def test_names_are_text_and_never_markup(record: Callable[..., dict[str, Any]]) -> None:
     records = [{**each, "dataset": "<b>d"} for each in (record("local"), record(label="<script>x"))]
-    html = Result(records)._repr_html_()
+    html = NotebookResults(records)._repr_html_()
     assert "<script>" not in html
     assert "&lt;script&gt;x" in html
     assert "&lt;b&gt;d" in html
 
 
-def test_results_of_several_kinds_have_a_table_each(result: Callable[..., Result]) -> None:
-    both = Result(result().records + result(metric="rmse").records)
+def test_results_of_several_kinds_have_a_table_each(result: Callable[..., RunResults]) -> None:
+    both = NotebookResults(result().records + result(metric="rmse").records)
     assert both._repr_html_().count("<table>") == 2
-    assert Result([])._repr_html_() == "no results"
+    assert NotebookResults([])._repr_html_() == "no results"

@@ -11,20 +11,21 @@ from rich.console import Console
 
 from fedekd.report import progress
 from fedekd.report.progress import Lines, Live, Watcher, watch
+from fedekd.runs.observers import ClientTrained, Note, RunFinished, RunsPlanned, RunStarted
 
 Make = Callable[..., Any]
 
 
 def drive(observer: Watcher, record: Make) -> None:
     """Two runs of three rounds and two clients, the second resumed after its first round, and one kept."""
-    observer.plan([("local", 0, 600), ("fedekd", 0, 600)])
+    observer.observe(RunsPlanned([("local", 0, 600), ("fedekd", 0, 600)]))
     for method, resumed in (("local", 0), ("fedekd", 1)):
-        observer.begin(method, 0, 600, 3, resumed)
+        observer.observe(RunStarted(method, 0, 600, 3, resumed))
         for round in range(resumed, 3):
             for client in ("0", "1"):
-                observer.advance(round, client, 100)
-        observer.finish(record(method), False)
-    observer.finish(record("fedavg"), True)
+                observer.observe(ClientTrained(round, client, 100))
+        observer.observe(RunFinished(record(method), False))
+    observer.observe(RunFinished(record("fedavg"), True))
 
 
 def test_lines(record: Make, capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,7 +40,7 @@ def test_lines(record: Make, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_lines_when_all_is_done(capsys: pytest.CaptureFixture[str]) -> None:
-    Lines().plan([])
+    Lines().observe(RunsPlanned([]))
     assert "nothing to train" in capsys.readouterr().err
 
 
@@ -54,7 +55,7 @@ def test_a_long_run_is_heard_of(
 def test_counts_what_was_resumed(record: Make) -> None:
     watcher = Watcher()
     drive(watcher, record)
-    assert (watcher.done, watcher.fresh, watcher.finished, watcher.kept) == (1200, 900, 2, 1)
+    assert (watcher.eta.done, watcher.finished, watcher.kept) == (1200, 2, 1)
     assert watcher.left() == ""
 
 
@@ -70,10 +71,10 @@ def test_live_display(record: Make) -> None:
 
 
 def test_notes(record: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    Lines().note("fedekd: serial engine")
+    Lines().observe(Note("fedekd: serial engine"))
     assert capsys.readouterr().err == "fedekd: serial engine\n"
     console = Console(file=io.StringIO(), force_terminal=True, width=80)
-    Live(console).note("fedekd: serial engine")
+    Live(console).observe(Note("fedekd: serial engine"))
     assert "serial engine" in console.file.getvalue()  # type: ignore[attr-defined]
 
 

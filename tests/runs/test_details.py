@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 import pytest
@@ -19,8 +19,8 @@ from fedekd.export import files
 from fedekd.methods import Train
 from fedekd.methods.fedekd import FedeKD
 from fedekd.runs import details
-from fedekd.runs.execution import execute
-from fedekd.runs.observers import Nobody
+from fedekd.runs.execution import run
+from fedekd.runs.observers import Observer
 from fedekd.settings import make_settings
 from tiny import tiny_private, tiny_proxy
 
@@ -31,19 +31,19 @@ def settings(out, **given):
     return make_settings({**SMALL, "dataset": "digits", "methods": "fedekd,fedavg", "out": str(out), **given})
 
 
-class Heard(Nobody):
+class Heard(Observer):
     def __init__(self):
         self.rounds = []
 
-    def measured(self, label, seed, round, clients, trust):
-        self.rounds.append((label, seed, round, clients, trust))
+    def on_round_measured(self, event):
+        self.rounds.append(astuple(event))
 
 
 @pytest.fixture(scope="module", params=["serial", "stacked"])
 def finished(request, tmp_path_factory):
     out = tmp_path_factory.mktemp(request.param)
     heard = Heard()
-    result = execute(settings(out, engine=request.param), heard)
+    result = run(settings(out, engine=request.param), heard)
     return out, {r["method"]: r for r in result.records}, heard
 
 
@@ -139,7 +139,7 @@ class Swayed(FedeKD):
 
 @pytest.mark.parametrize("engine", ["serial", "stacked"])
 def test_reliability_is_that_of_the_answers(tmp_path, engine):
-    result = execute(settings(tmp_path, engine=engine, methods=[Swayed()]))
+    result = run(settings(tmp_path, engine=engine, methods=[Swayed()]))
     record = result.records[-1]
     found = details.read(tmp_path)[record["key"]]
     right = sum(c["value"] * c["n_test"] for c in record["clients"]) / sum(found["reliability"]["count"])
@@ -152,7 +152,7 @@ def test_reliability_is_that_of_the_answers(tmp_path, engine):
 def test_both_engines_leave_the_same(tmp_path):
     results = {}
     for engine in ("serial", "stacked"):
-        result = execute(settings(tmp_path / engine, engine=engine, methods="fedekd"))
+        result = run(settings(tmp_path / engine, engine=engine, methods="fedekd"))
         results[engine] = details.read(tmp_path / engine)[result.records[-1]["key"]]
     ours, theirs = results.values()
     assert ours["curve"] == pytest.approx(np.array(theirs["curve"]), abs=1e-4)
@@ -161,7 +161,7 @@ def test_both_engines_leave_the_same(tmp_path):
 
 
 def test_regression_speaks_in_the_users_units(tmp_path):
-    result = execute(settings(tmp_path, dataset="diabetes", methods="fedekd"))
+    result = run(settings(tmp_path, dataset="diabetes", methods="fedekd"))
     found = details.read(tmp_path)[result.records[-1]["key"]]
     assert found["classes"] == []
     assert len(found["edges"]) == 11
@@ -171,16 +171,16 @@ def test_regression_speaks_in_the_users_units(tmp_path):
 
 
 def test_an_interrupted_run_leaves_the_same_details(tmp_path):
-    class Stop(Nobody):
-        def measured(self, label, seed, round, clients, trust):
-            if (label, round) == ("fedekd", 3):
+    class Stop(Observer):
+        def on_round_measured(self, event):
+            if (event.label, event.round) == ("fedekd", 3):
                 raise KeyboardInterrupt
 
     whole, cut = settings(tmp_path / "whole", methods="fedekd"), settings(tmp_path / "cut", methods="fedekd")
-    key = execute(whole).records[-1]["key"]
+    key = run(whole).records[-1]["key"]
     with pytest.raises(KeyboardInterrupt):
-        execute(cut, Stop())
-    execute(cut)
+        run(cut, Stop())
+    run(cut)
     assert details.read(tmp_path / "cut")[key] == details.read(tmp_path / "whole")[key]
 
 
@@ -189,7 +189,7 @@ def test_an_interrupted_run_leaves_the_same_details(tmp_path):
 
 def test_models_are_kept_with_what_it_takes_to_use_them(tmp_path):
     digits = load_dataset("digits")
-    result = execute(settings(tmp_path, methods="fedekd", seeds="0-1"))
+    result = run(settings(tmp_path, methods="fedekd", seeds="0-1"))
     kept = list(files.kept(tmp_path))
     assert {one.about["seed"] for one in kept} == {0}
     assert len(kept) == 2 * 3
@@ -206,7 +206,7 @@ def test_models_are_kept_with_what_it_takes_to_use_them(tmp_path):
 
 @pytest.mark.parametrize(("which", "seeds"), [("all", {0, 1}), ("none", set())])
 def test_which_models_are_kept(tmp_path, which, seeds):
-    execute(settings(tmp_path, methods="fedekd", seeds="0-1", rounds=1, models=which))
+    run(settings(tmp_path, methods="fedekd", seeds="0-1", rounds=1, models=which))
     assert {one.about["seed"] for one in files.kept(tmp_path)} == seeds
 
 

@@ -26,8 +26,8 @@ from fedekd.engines.serial import Serial
 from fedekd.errors import FedekdError
 from fedekd.export.facts import read_facts
 from fedekd.export.predict import predict
-from fedekd.runs.execution import execute
-from fedekd.runs.observers import Nobody
+from fedekd.runs.execution import run
+from fedekd.runs.observers import Observer
 from fedekd.runs.plan import choose_methods, left_out, plan, run_key
 from fedekd.settings import make_settings
 from tiny import tiny_private, tiny_proxy
@@ -106,13 +106,13 @@ def test_the_same_seed_gives_the_same_bits(digits, tmp_path):
     assert list(map(numbers, a.records)) == list(map(numbers, b.records))
 
 
-class Stop(Nobody):
+class Stop(Observer):
     """Interrupts the run as Ctrl-C would, after some training steps."""
 
     def __init__(self, after: int) -> None:
         self.left = after
 
-    def advance(self, round, client, samples):
+    def on_client_trained(self, event):
         self.left -= 1
         if self.left == 0:
             raise KeyboardInterrupt
@@ -122,12 +122,12 @@ class Stop(Nobody):
 @pytest.mark.parametrize("name", ["fedekd", "feddyn", "fedtype", "fedekd-feature"])
 def test_an_interrupted_run_ends_with_the_same_bits(digits, tmp_path, name, engine):
     given = {**SMALL, "dataset": "digits", "methods": [name], "rounds": 3, "engine": engine}
-    whole = execute(make_settings({**given, "out": str(tmp_path / "whole")}), dataset=digits)
+    whole = run(make_settings({**given, "out": str(tmp_path / "whole")}), dataset=digits)
     settings = make_settings({**given, "out": str(tmp_path / "cut")})
     for after in (8, 5, 7):  # each time somewhere else
         with pytest.raises(KeyboardInterrupt):
-            execute(settings, Stop(after), digits)
-    cut = execute(settings, dataset=digits)
+            run(settings, Stop(after), digits)
+    cut = run(settings, dataset=digits)
     assert list(map(numbers, cut.records)) == list(map(numbers, whole.records))
     assert not list((tmp_path / "cut").glob("checkpoints/*"))
 
@@ -238,12 +238,12 @@ def public_methods(monkeypatch):
         methods.register(name, family="distillation")(dataclass(frozen=True)(kind))
 
 
-class Listening(Nobody):
+class Listening(Observer):
     def __init__(self):
         self.notes = []
 
-    def note(self, line):
-        self.notes.append(line)
+    def on_note(self, event):
+        self.notes.append(event.line)
 
 
 @pytest.mark.usefixtures("public_methods")
@@ -251,7 +251,7 @@ def test_a_group_leaves_out_what_lacks_public_rows_and_says_so(digits, tmp_path)
     def asked(**given):
         watching = Listening()
         settings = make_settings({**SMALL, "dataset": "digits", "out": str(tmp_path), "rounds": 1, **given})
-        names = {record["method"] for record in execute(settings, watching, digits).records}
+        names = {record["method"] for record in run(settings, watching, digits).records}
         return names & {"needy", "needier"}, [line for line in watching.notes if "public" in line]
 
     assert asked(methods="all") == (set(), ["needier, needy need public rows (--public 0.1): left out"])
@@ -285,12 +285,12 @@ def test_batch_norm_buffers_travel(digits, tmp_path):
     assert means[0].abs().sum() > 0
 
 
-class Notes(Nobody):
+class Notes(Observer):
     def __init__(self) -> None:
         self.lines = []
 
-    def note(self, line):
-        self.lines.append(line)
+    def on_note(self, event):
+        self.lines.append(event.line)
 
 
 @pytest.mark.parametrize("what", ["details", "models"])
@@ -300,7 +300,7 @@ def test_a_run_whose_details_cannot_be_written_is_kept(digits, tmp_path, what):
         make_settings({**SMALL, "dataset": "digits", "methods": ["fedavg"], "out": str(tmp_path)}),
         Notes(),
     )
-    assert len(execute(settings, notes, digits).records) == 2
+    assert len(run(settings, notes, digits).records) == 2
     assert [line.partition(":")[0] for line in notes.lines] == ["local", "fedavg"]
     assert all(f"cannot write {tmp_path / what}" in line for line in notes.lines)
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 2
@@ -308,20 +308,20 @@ def test_a_run_whose_details_cannot_be_written_is_kept(digits, tmp_path, what):
 
 def test_a_checkpoint_of_the_other_engine_is_started_anew(digits, tmp_path):
     given = {**SMALL, "dataset": "digits", "methods": ["fedekd"], "rounds": 3}
-    whole = execute(make_settings({**given, "out": str(tmp_path / "whole")}), dataset=digits)
+    whole = run(make_settings({**given, "out": str(tmp_path / "whole")}), dataset=digits)
     with pytest.raises(KeyboardInterrupt):
-        execute(make_settings({**given, "engine": "stacked", "out": str(tmp_path / "cut")}), Stop(16), digits)
+        run(make_settings({**given, "engine": "stacked", "out": str(tmp_path / "cut")}), Stop(16), digits)
     (checkpoint,) = (tmp_path / "cut").glob("checkpoints/*.pt")
     old = torch.load(checkpoint, weights_only=True)
     for saved in ({**old, "format": -1}, {**old, "engine": {}}, [1, 2], old):
         torch.save(saved, checkpoint)
         notes = Notes()
         if saved is not old:
-            notes.advance = Stop(1).advance
+            notes.on_client_trained = Stop(1).on_client_trained
             with pytest.raises(KeyboardInterrupt):
-                execute(make_settings({**given, "out": str(tmp_path / "cut")}), notes, digits)
+                run(make_settings({**given, "out": str(tmp_path / "cut")}), notes, digits)
         else:
-            cut = execute(make_settings({**given, "out": str(tmp_path / "cut")}), notes, digits)
+            cut = run(make_settings({**given, "out": str(tmp_path / "cut")}), notes, digits)
         assert notes.lines == ["fedekd: starts anew, since its checkpoint is of another version or engine"]
     assert list(map(numbers, cut.records)) == list(map(numbers, whole.records))
 

@@ -12,12 +12,12 @@ from small_study import RUNS, make_home, same, start
 
 from fedekd.errors import FedekdError
 from fedekd.report.paper_tables import make_tables, render
-from fedekd.runs.observers import Nobody
+from fedekd.runs.observers import Observer
 from fedekd.runs.progress_file import condition, read
 from fedekd.runs.store import Store, read_records
 from fedekd.studies import load_study, run_study
 from fedekd.studies.processes import over_processes
-from fedekd.studies.survey import survey
+from fedekd.studies.study_plan import plan_study
 
 GO = """
 from fedekd.studies import load_study, run_study
@@ -43,7 +43,7 @@ def table(folder):
 def test_processes_give_the_same_records_and_outlive_one_that_dies(home):
     text = (home / "study.toml").read_text()
     (home / "study.toml").write_text(text.replace('"constant"]', '"studyparts:Deadly", "constant"]'))
-    outcome = run_study(load_study("study.toml", only="seed=0"), "out", Nobody(), workers=2)
+    outcome = run_study(load_study("study.toml", only="seed=0"), "out", Observer(), workers=2)
     (failure,) = outcome.failed
     assert failure.label == "studyparts:Deadly"
     assert "ended with status 7" in failure.error
@@ -52,13 +52,13 @@ def test_processes_give_the_same_records_and_outlive_one_that_dies(home):
     assert (condition(seen), seen["ended"], seen["failed"], seen["now"]) == ("done", RUNS // 2 + 1, 1, [])
     assert len(seen["finished"]) == RUNS // 2
     (home / "study.toml").write_text(text)
-    run_study(load_study("study.toml", only="seed=0"), "alone", Nobody(), workers=1)
+    run_study(load_study("study.toml", only="seed=0"), "alone", Observer(), workers=1)
     assert same(home / "out") == same(home / "alone")
 
 
 def test_when_it_is_stopped_its_processes_stop(home):
-    store, view = Store("out"), survey(load_study("study.toml"), print)
-    items = over_processes(view.tasks([])[:2], store, Nobody(), workers=1)
+    store, view = Store("out"), plan_study(load_study("study.toml"), Observer(), keep=lambda cell: False)
+    items = over_processes(view.items[:2], store, Observer(), workers=1)
     next(items)
     assert len(multiprocessing.active_children()) == 1
     items.close()
@@ -78,9 +78,9 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_table(home):
     done = results.read_bytes().count(b"\n")
     assert 4 <= done < RUNS
     results.write_bytes(results.read_bytes() + b'{"half a li')
-    outcome = run_study(load_study("study.toml"), "out", Nobody(), workers=1)
+    outcome = run_study(load_study("study.toml"), "out", Observer(), workers=1)
     assert (outcome.fresh, outcome.complete) == (RUNS - done, True)
-    run_study(load_study("study.toml"), "whole", Nobody(), workers=1)
+    run_study(load_study("study.toml"), "whole", Observer(), workers=1)
     assert table(home / "out") == table(home / "whole")
     assert not list(home.glob("out/checkpoints/*.pt"))
 
@@ -95,7 +95,7 @@ def test_two_processes_share_a_folder_and_nothing_is_done_twice(home):
 
 
 def test_it_runs_with_torch_and_numpy_alone(home):
-    run_study(load_study("study.toml", only="alpha=0.5"), "here", Nobody(), workers=1)
+    run_study(load_study("study.toml", only="alpha=0.5"), "here", Observer(), workers=1)
     process = start(home, BARE + GO.replace('"study.toml"', '"study.toml", only="alpha=0.5"'))
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
@@ -105,14 +105,14 @@ def test_it_runs_with_torch_and_numpy_alone(home):
 
 def test_ray_gives_the_same_records(home):
     pytest.importorskip("ray")
-    outcome = run_study(load_study("study.toml"), "out", Nobody(), workers=2, ray="local")
+    outcome = run_study(load_study("study.toml"), "out", Observer(), workers=2, ray="local")
     assert (outcome.complete, outcome.fresh) == (True, RUNS)
-    run_study(load_study("study.toml"), "here", Nobody(), workers=1)
+    run_study(load_study("study.toml"), "here", Observer(), workers=1)
     assert same(home / "out") == same(home / "here")
-    assert run_study(load_study("study.toml"), "out", Nobody(), ray="local").fresh == 0
+    assert run_study(load_study("study.toml"), "out", Observer(), ray="local").fresh == 0
 
 
 def test_without_ray_it_says_what_to_install(home, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(FedekdError, match=r"pip install 'fedekd\[ray\]'"):
-        run_study(load_study("study.toml", only="alpha=0.3,seed=0"), "out", Nobody(), ray="local")
+        run_study(load_study("study.toml", only="alpha=0.3,seed=0"), "out", Observer(), ray="local")

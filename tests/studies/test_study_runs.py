@@ -13,10 +13,11 @@ from small_study import RUNS, make_home, same
 from fedekd.data import clusters
 from fedekd.errors import FedekdError
 from fedekd.methods.local import Local
-from fedekd.runs.observers import Nobody
-from fedekd.runs.plan import plan
-from fedekd.studies import Tally, carry, cells, describe, load_study, run_study
-from fedekd.studies.survey import survey
+from fedekd.runs import execution
+from fedekd.runs.observers import ClientTrained, Observer, RunFailed, RunFinished, RunsPlanned, RunStarted
+from fedekd.runs.plan import Cell, plan
+from fedekd.studies import Tally, describe, load_study, run_study
+from fedekd.studies.study_plan import plan_study
 
 
 @pytest.fixture
@@ -24,21 +25,21 @@ def home(tmp_path, monkeypatch):
     return make_home(tmp_path, monkeypatch)
 
 
-class Counting(Nobody):
+class Counting(Observer):
     def __init__(self):
         self.cost, self.planned, self.begun, self.fresh, self.kept = 0, [], [], [], []
 
-    def plan(self, jobs):
-        self.planned = jobs
+    def on_runs_planned(self, event):
+        self.planned = event.runs
 
-    def begin(self, label, seed, work, rounds, resumed):
-        self.begun.append(label)
+    def on_run_started(self, event):
+        self.begun.append(event.label)
 
-    def advance(self, round, client, samples):
-        self.cost += samples
+    def on_client_trained(self, event):
+        self.cost += event.work
 
-    def finish(self, record, cached):
-        (self.kept if cached else self.fresh).append(record)
+    def on_run_finished(self, event):
+        (self.kept if event.cached else self.fresh).append(event.record)
 
 
 def small(only="", **overrides):
@@ -93,26 +94,35 @@ def test_a_run_that_fails_leaves_the_others_alone_and_is_tried_again(home, monke
         assert "2 failed" in outcome.text()
         assert any("12/12" in line for line in told)
         assert not list(folder.glob("checkpoints/*"))
-        assert len(run_study(study, folder, Nobody(), workers=1).failed) == 2
+        assert len(run_study(study, folder, Observer(), workers=1).failed) == 2
     monkeypatch.setattr("studyparts.Fragile.begin", lambda self, client: {})
-    assert run_study(study, folder, Nobody(), workers=1).complete
+    assert run_study(study, folder, Observer(), workers=1).complete
+
+
+def test_what_this_process_planned_it_trains_without_planning_it_again(home, monkeypatch):
+    planned, make = [], Cell.runs
+    monkeypatch.setattr(Cell, "runs", lambda cell, federation=None: planned.append(cell) or make(cell, federation))
+    for engine in ("serial", "stacked"):
+        assert run_study(small("seed=0", engine=engine), engine, Observer(), workers=1).complete
+        assert len(planned) == 3
+        planned.clear()
 
 
 def test_a_part_of_a_study_leaves_the_checkpoints_of_the_rest(home):
-    class Stop(Nobody):
-        def begin(self, label, seed, work, rounds, resumed):
-            self.label = label
+    class Stop(Observer):
+        def on_run_started(self, event):
+            self.label = event.label
 
-        def advance(self, round, client, samples):
-            if (self.label, round) == ("fedavg", 1):
+        def on_client_trained(self, event):
+            if (self.label, event.round) == ("fedavg", 1):
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         run_study(small("seed=0,alpha=0.3"), "out", Stop(), workers=1)
     (left,) = home.glob("out/checkpoints/*.pt")
-    run_study(small("seed=0,alpha=0.3,method=fedekd"), "out", Nobody(), workers=1)
+    run_study(small("seed=0,alpha=0.3,method=fedekd"), "out", Observer(), workers=1)
     assert left.exists()
-    assert run_study(small("seed=0,alpha=0.3"), "out", Nobody(), workers=1).fresh == 1
+    assert run_study(small("seed=0,alpha=0.3"), "out", Observer(), workers=1).fresh == 1
     assert not left.exists()
 
 
@@ -123,28 +133,28 @@ def test_where_local_fails_nothing_is_measured_against_it(home, monkeypatch):
         return {}
 
     monkeypatch.setattr(Local, "begin", fails)
-    outcome = run_study(small("seed=0,alpha=0.3"), "out", Nobody(), workers=1)
+    outcome = run_study(small("seed=0,alpha=0.3"), "out", Observer(), workers=1)
     assert outcome.records == []
     assert [f.error for f in outcome.failed] == ["no"] + ["Local failed, and every Δ is measured against it"] * 2
 
 
 def test_mistakes_in_methods_stop_a_study_before_it_trains(home):
     with pytest.raises(FedekdError, match="unknown method in --only 'fedekt'; did you mean 'fedekd'"):
-        run_study(small("method=fedekt"), "out", Nobody(), workers=1)
+        run_study(small("method=fedekt"), "out", Observer(), workers=1)
     with pytest.raises(FedekdError, match="unknown method 'fedavgg'"):
-        run_study(small(methods="fedavgg"), "out", Nobody(), workers=1)
+        run_study(small(methods="fedavgg"), "out", Observer(), workers=1)
     with pytest.raises(FedekdError, match="workers must be a whole number >= 1"):
-        run_study(small(), "out", Nobody(), workers=0)
+        run_study(small(), "out", Observer(), workers=0)
     with pytest.raises(FedekdError, match="there is no file"):
-        run_study(small(dataset="gone.npz"), "out", Nobody(), workers=1)
+        run_study(small(dataset="gone.npz"), "out", Observer(), workers=1)
 
 
 def test_a_dataset_that_is_not_here_is_left_out(home):
     text = (home / "study.toml").read_text() + '\n[[block]]\ndataset = "octmnist"\nmethods = ["fedekd"]'
     (home / "more.toml").write_text(text)
     study = load_study("more.toml", only="seed=0")
-    assert "octmnist is left out: OCTMNIST is not in" in describe(study, "out", lambda line: None).text()
-    outcome = run_study(study, "out", Nobody(), workers=1)
+    assert "octmnist is left out: OCTMNIST is not in" in describe(study, "out", Observer()).text()
+    outcome = run_study(study, "out", Observer(), workers=1)
     assert len(outcome.records) == RUNS // 2
     assert list(outcome.absent) == ["octmnist"]
     (line,) = failures(home / "out")
@@ -154,12 +164,12 @@ def test_a_dataset_that_is_not_here_is_left_out(home):
 def test_a_study_without_any_of_its_datasets_says_so(home):
     (home / "gone.toml").write_text('dataset = "octmnist"\nmethods = ["fedekd"]')
     with pytest.raises(FedekdError, match=r"nothing of study gone can run: OCTMNIST is not in .*; run `fedekd"):
-        run_study(load_study("gone.toml"), "out", Nobody(), workers=1)
+        run_study(load_study("gone.toml"), "out", Observer(), workers=1)
     assert not (home / "out" / "failures.jsonl").exists()
 
 
 def test_a_cell_without_a_partition_is_recorded(home):
-    outcome = run_study(small("seed=0", clients=17), "out", Nobody(), workers=1)
+    outcome = run_study(small("seed=0", clients=17), "out", Observer(), workers=1)
     assert outcome.records == []
     cells_ = {(f.dataset, f.alpha) for f in outcome.failed}
     assert cells_ == {("digits-small", 0.3), ("digits-small", 0.5), ("patients", 0.5)}
@@ -167,7 +177,7 @@ def test_a_cell_without_a_partition_is_recorded(home):
 
 
 def test_stacks_are_cut_to_what_fits(home, monkeypatch):
-    monkeypatch.setattr(carry, "MODELS", 8)  # two runs of three clients
+    monkeypatch.setattr(execution, "MODELS", 8)  # two runs of three clients
     watcher = Counting()
     outcome = run_study(small("dataset=" + str(home / "digits-small.npz"), engine="stacked"), "out", watcher)
     assert (outcome.complete, len(outcome.records)) == (True, RUNS - 6)
@@ -181,23 +191,28 @@ def test_the_tally_knows_how_long_it_takes(monkeypatch):
     now, told = [0.0], []
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     tally = Tally(told.append)
-    tally.plan([("local", 0, 100), ("fedekd", 0, 200), ("fedavg", 0, 100)])
+    tally.observe(RunsPlanned([("local", 0, 100), ("fedekd", 0, 200), ("fedavg", 0, 100)]))
     assert told == ["3 runs to do"]
-    tally.begin("local", 0, 100, 4, 2)  # half of it was done before
+    tally.observe(RunStarted("local", 0, 100, 4, 2))  # half of it was done before
+    tally.observe(ClientTrained(2, "0", 25))
     now[0] = 50.0
-    tally.advance(2, "0", 50)
-    assert tally.left() == "0:05:00"
+    tally.observe(ClientTrained(3, "0", 25))
+    assert tally.eta.seconds() == 600
     record = {"dataset": "d", "alpha": 0.5, "seed": 0, "label": "local", "method": "local", "mean": 0.5, "seconds": 50}
-    tally.finish(record, cached=False)
-    assert told[-1] == "1/3 d α=0.5 seed 0 local: mean 0.5000, 50.0 s (0:05:00 left)"
-    tally.fail("d fedekd: diverged", 200)
-    assert told[-1] == "2/3 FAILED d fedekd: diverged (0:01:40 left)"
+    tally.observe(RunFinished(record, cached=False))
+    assert told[-1] == "1/3 d α=0.5 seed 0 local: mean 0.5000, 50.0 s (0:10:00 left)"
+    tally.observe(RunFailed("fedekd", 0, 200, "d fedekd: diverged"))
+    assert told[-1] == "2/3 FAILED d fedekd: diverged (0:03:20 left)"
     now[0] += 61
-    tally.advance(0, "0", 50)
+    tally.observe(ClientTrained(0, "0", 50))
     assert told[-1].startswith("2/3 training (")
 
 
 # --- clusters --------------------------------------------------------------------------------------------
+
+
+def planned(study):
+    return plan_study(study, Observer(), keep=lambda cell: False)
 
 
 def patients(home):
@@ -231,14 +246,14 @@ def test_without_scikit_learn_the_clusters_are_asked_for(home, monkeypatch):
         raise ImportError("No module named 'sklearn'")
 
     monkeypatch.setattr(clusters, "input_clusters", missing)
-    outcome = run_study(patients(home), "out", Nobody(), workers=1)
+    outcome = run_study(patients(home), "out", Observer(), workers=1)
     assert {f.seed for f in outcome.failed} == {0, 1}
     assert "needs scikit-learn or its clusters in" in outcome.failed[0].error
 
 
 def test_a_run_uses_the_clusters_of_a_study(home, monkeypatch):
     describe(patients(home), "out")
-    known = [r.key for _, runs in survey(patients(home), lambda line: None).cells for r in runs]
+    known = [r.key for item in planned(patients(home)).items for r in item.runs]
     monkeypatch.setattr(clusters, "input_clusters", lambda dataset, seed: pytest.fail("found anew"))
     (settings,) = patients(home).grid
     assert [r.key for r in plan(settings)] == known
@@ -246,26 +261,26 @@ def test_a_run_uses_the_clusters_of_a_study(home, monkeypatch):
 
 def test_a_cell_carries_its_clusters_and_gives_the_same_runs(home):
     (settings,) = patients(home).grid
-    cell = cells.Cell((replace(settings, seeds=(0,)),), 0)
-    assert [r.key for r in cell.prepared().runs()] == [r.key for r in cell.runs()]
+    cell = Cell((replace(settings, seeds=(0,)),), 0)
+    assert [r.key for r in cell.with_clusters().runs()] == [r.key for r in cell.runs()]
 
 
 @pytest.mark.parametrize("public", ["0.1", "open.npz"])
 def test_public_rows_are_those_of_a_run(home, monkeypatch, public):
     np.savez("open.npz", x=np.ones((4, 10)))
-    without = [r.key for _, runs in survey(patients(home), lambda line: None).cells for r in runs]
+    without = [r.key for item in planned(patients(home)).items for r in item.runs]
     monkeypatch.setattr(clusters, "input_clusters", lambda dataset, seed: pytest.fail("found anew"))
     study = small("dataset=" + str(home / "patients.npz"), public=public)
-    view, (settings,) = survey(study, lambda line: None), study.grid
-    keys = [r.key for _, runs in view.cells for r in runs]
+    view, (settings,) = planned(study), study.grid
+    keys = [r.key for item in view.items for r in item.runs]
     assert [r.key for r in plan(settings)] == keys
     assert not set(keys) & set(without)
-    federations = [cell.federation() for cell, _ in view.cells]
+    federations = [item.cells[0].federation() for item in view.items]
     assert [len(f.public) for f in federations] == [15 if public == "0.1" else 4] * 2
     assert federations[0].dataset is federations[1].dataset
 
 
 def test_records_are_the_same_whatever_the_clusters_came_from(home):
-    run_study(patients(home), "one", Nobody(), workers=1)
-    run_study(patients(home), "two", Nobody(), workers=1)
+    run_study(patients(home), "one", Observer(), workers=1)
+    run_study(patients(home), "two", Observer(), workers=1)
     assert same(home / "one") == same(home / "two")

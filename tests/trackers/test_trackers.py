@@ -12,24 +12,24 @@ import fedekd
 from fedekd import trackers
 from fedekd.errors import FedekdError
 from fedekd.runs import details
-from fedekd.runs.execution import execute
-from fedekd.runs.observers import Nobody, Together
+from fedekd.runs.execution import run
+from fedekd.runs.observers import Observer, ObserverGroup
 from fedekd.settings import make_settings
-from fedekd.trackers.group import Group, tags
+from fedekd.trackers.experiment import Experiment, tags
 from tiny import tiny_private, tiny_proxy
 
 SMALL = {"clients": 3, "alpha": 0.5, "rounds": 3, "epochs": 1, "batch_size": 16, "methods": "fedekd", "lr": 1e-3}
 SMALL |= {"private": tiny_private, "proxy": tiny_proxy, "models": "none"}
 
 
-class StopsAt(Nobody):
+class StopsAt(Observer):
     """Ctrl-C in a round of a run, after the trackers have seen it and before it is saved."""
 
     def __init__(self, label, round):
         self.place = (label, round)
 
-    def measured(self, label, seed, round, clients, trust):
-        if (label, round) == self.place:
+    def on_round_measured(self, event):
+        if (event.label, event.round) == self.place:
             raise KeyboardInterrupt
 
 
@@ -37,7 +37,7 @@ def go(digits, out, tracker, *more, **changes):
     settings = make_settings({"dataset": digits.name, "out": str(out), **SMALL, **changes})
     (one,) = trackers.choose(tracker, settings)
     with one:
-        return execute(settings, Together([one, *more]), digits)
+        return run(settings, ObserverGroup([one, *more]), digits)
 
 
 def check(points, record, found):
@@ -116,8 +116,8 @@ def test_a_failing_tracker_costs_a_line(tracker, digits, out, capsys):
     """Its folder becomes a file after the first run, as good as a disk that is gone."""
     home = out / {"mlflow": "mlruns"}.get(tracker, tracker)
 
-    class Breaks(Nobody):
-        def finish(self, record, cached):
+    class Breaks(Observer):
+        def on_run_finished(self, event):
             if home.is_dir():
                 shutil.rmtree(home)
                 home.touch()
@@ -165,13 +165,13 @@ def test_names():
 
 
 def test_a_group_is_named_by_what_decides_the_numbers():
-    name = Group.of(make_settings({})).name
+    name = Experiment.of(make_settings({})).name
     assert name.startswith("digits-alpha0.1-")
     same = {"methods": "fedavg", "seeds": "3", "out": "elsewhere", "models": "all", "parameters": {"fedavg": {}}}
-    assert Group.of(make_settings(same)).name == name
+    assert Experiment.of(make_settings(same)).name == name
     for other in ({"rounds": 3}, {"lr": 0.1}, {"alpha": 0.5}, {"private": tiny_private}):
-        assert Group.of(make_settings(other)).name != name
-    assert json.loads(json.dumps(Group.of(make_settings({"private": tiny_private})).params))
+        assert Experiment.of(make_settings(other)).name != name
+    assert json.loads(json.dumps(Experiment.of(make_settings({"private": tiny_private})).params))
 
 
 def test_every_client_has_a_tag_of_its_own():

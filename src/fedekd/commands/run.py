@@ -42,16 +42,10 @@ def add(commands: Any) -> None:
 
 def run_methods(given: argparse.Namespace) -> None:
     settings = make_settings(_merged(given))
-    from fedekd import trackers
-    from fedekd.report.progress import watch
-    from fedekd.runs.progress_file import Beacon
+    from fedekd.api import watched_run
 
-    also = [Beacon(settings.out), *trackers.choose(given.log_to, settings, given.quiet)]
     try:
-        with watch(not given.quiet, also) as observer:  # which is there while torch takes its seconds to import
-            from fedekd.runs.execution import execute
-
-            result = execute(settings, observer)
+        result = watched_run(settings, not given.quiet, given.log_to)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("the same command continues where it stopped") from None
     from fedekd.report.terminal import print_result

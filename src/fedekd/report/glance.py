@@ -17,7 +17,7 @@ MOST_CLIENTS = 40
 
 
 def glance(progress: dict[str, Any]) -> RenderableType:
-    """``progress`` as ``beacon.read`` gives it."""
+    """``progress`` as ``progress_file.read`` gives it."""
     parts: list[RenderableType] = [_headline(progress), _bar(progress)]
     unit = Unit(progress["finished"][-1]["metric"], 4) if progress["finished"] else None
     if progress["now"]:

@@ -10,13 +10,13 @@ from fedekd import metrics
 from fedekd.report.summary import summary_columns
 from fedekd.report.tables import Cell, Column
 from fedekd.report.terminal import grouped, legend, title
-from fedekd.runs.results import Result
+from fedekd.runs.results import RunResults
 from fedekd.units import BAD, GOOD, Unit
 
 COLOURS = {GOOD: "#1a7f37", BAD: "#d1242f"}  # readable on white and on black; the sign says the same
 
 
-def result_as_html(result: Result) -> str:
+def result_as_html(result: RunResults) -> str:
     """A table for each dataset and alpha, as the terminal prints it."""
     return "".join(_one(list(records)) for records in grouped(result.records, "dataset", "alpha")) or "no results"
 

@@ -12,7 +12,17 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from fedekd.runs.observers import Nobody, Observer, Together
+from fedekd.runs.eta import Eta
+from fedekd.runs.observers import (
+    ClientTrained,
+    Note,
+    Observer,
+    ObserverGroup,
+    RunFailed,
+    RunFinished,
+    RunsPlanned,
+    RunStarted,
+)
 from fedekd.units import Unit, count, duration
 
 QUIET_SECONDS = 60.0  # between plain lines about one long run
@@ -20,13 +30,13 @@ QUIET_SECONDS = 60.0  # between plain lines about one long run
 
 @contextmanager
 def watch(progress: bool | None = None, also: Sequence[Observer] = ()) -> Iterator[Observer]:
-    """An observer for ``runs.execute``; False means that nothing is shown. Those in ``also`` see the same."""
+    """An observer for ``execution.run``; False means that nothing is shown. Those in ``also`` see the same."""
     observers = [_display(progress), *also]
     with ExitStack() as stack:
         for each in observers:
             if isinstance(each, AbstractContextManager):
                 stack.enter_context(each)
-        yield Together(observers) if also else observers[0]
+        yield ObserverGroup(observers) if also else observers[0]
 
 
 def _display(progress: bool | None) -> Observer:
@@ -46,76 +56,91 @@ def in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-class Watcher(Nobody):
-    """Keeps count of the work; what is shown is up to the subclass. Work is counted in samples trained on."""
+class Watcher(Observer):
+    """Keeps count of the work and of what is being trained; how that is shown is up to the subclass."""
 
     def __init__(self) -> None:
         self.runs = self.finished = self.kept = 0
-        self.total = self.done = self.fresh = 0
+        self.eta, self.now = Eta(), "starting"
         self.label, self.seed, self.rounds = "", 0, 0
-        self.goal = 0  # what `done` must be when the current run ends
-        self.began: float | None = None  # when the first client was done: what came before says nothing of the pace
+        self.goal = 0  # what `eta.done` must be when the current run ends
 
-    def plan(self, jobs: list[tuple[str, int, int]]) -> None:
-        self.runs, self.total = len(jobs), sum(work for _, _, work in jobs)
+    def show(self, urgent: bool = True) -> None:
+        """Something has changed; what is not urgent may wait until more has."""
 
-    def begin(self, label: str, seed: int, work: int, rounds: int, resumed: int) -> None:
-        self.label, self.seed, self.rounds = label, seed, rounds
-        self.goal = self.done + work
-        self.done += work * resumed // max(rounds, 1)
+    def show_line(self, line: str) -> None:
+        """A line that stays."""
 
-    def advance(self, round: int, client: str, samples: int) -> None:
-        self.done += samples
-        if self.began is None:
-            self.began = time.monotonic()
-        else:
-            self.fresh += samples
+    def on_runs_planned(self, event: RunsPlanned) -> None:
+        self.runs, self.eta.total = len(event.runs), sum(work for *_, work in event.runs)
+        self.show()
 
-    def finish(self, record: dict[str, Any], cached: bool) -> None:
-        if cached:
+    def on_run_started(self, event: RunStarted) -> None:
+        self.label, self.seed, self.rounds = event.label, event.seed, event.rounds
+        self.goal = self.eta.done + event.work
+        self.eta.skip(event.work * event.resumed // max(event.rounds, 1))
+        self.now = self._current(f"round {min(event.resumed + 1, event.rounds)}/{event.rounds}")
+        self.show()
+
+    def on_client_trained(self, event: ClientTrained) -> None:
+        self.eta.advance(event.work)
+        self.now = self._current(f"round {event.round + 1}/{self.rounds}, client {event.client}")
+        self.show(urgent=False)
+
+    def on_run_finished(self, event: RunFinished) -> None:
+        if event.cached:
             self.kept += 1
         else:
             self.finished += 1
-            self.done = self.goal
+            self.eta.done = self.goal
+            self.show_line(self.summary(event.record))
+        self.show(urgent=False)
+
+    def on_run_failed(self, event: RunFailed) -> None:
+        self.show_line(f"failed: {event.text}")
+
+    def on_note(self, event: Note) -> None:
+        self.show_line(event.line)
+
+    def summary(self, record: dict[str, Any]) -> str:
+        return outcome(record)
 
     def left(self) -> str:
-        """The time left at the pace of this session so far; nothing before there is a pace."""
-        if self.began is None or not self.fresh or self.done >= self.total:
-            return ""
-        pace = (time.monotonic() - self.began) / self.fresh
-        return f"about {duration(pace * (self.total - self.done))} left"
+        """The time left, in words; nothing where it is not known."""
+        seconds = self.eta.seconds()
+        return "" if seconds is None else f"about {duration(seconds)} left"
+
+    def _current(self, where: str) -> str:
+        return f"{self.finished + 1}/{self.runs} {self.label}, seed {self.seed}, {where}"
 
 
 class Lines(Watcher):
     """A line when a run ends, and one a minute while a long one lasts."""
 
-    spoke = 0.0
+    wrote = 0.0
 
-    def say(self, text: str) -> None:
-        self.spoke = time.monotonic()
-        print(text, file=sys.stderr, flush=True)
+    def show_line(self, line: str) -> None:
+        self.wrote = time.monotonic()
+        print(line, file=sys.stderr, flush=True)
 
-    def plan(self, jobs: list[tuple[str, int, int]]) -> None:
-        super().plan(jobs)
-        self.say(f"training {count(len(jobs), 'run')}" if jobs else "nothing to train: every run is in the results")
+    def on_runs_planned(self, event: RunsPlanned) -> None:
+        super().on_runs_planned(event)
+        todo = f"training {count(self.runs, 'run')}" if self.runs else "nothing to train: every run is in the results"
+        self.show_line(todo)
 
-    def begin(self, label: str, seed: int, work: int, rounds: int, resumed: int) -> None:
-        super().begin(label, seed, work, rounds, resumed)
-        if resumed:
-            self.say(f"{label}, seed {seed}: goes on after round {resumed} of {rounds}")
+    def on_run_started(self, event: RunStarted) -> None:
+        super().on_run_started(event)
+        if event.resumed:
+            self.show_line(f"{self.label}, seed {self.seed}: goes on after round {event.resumed} of {self.rounds}")
 
-    def advance(self, round: int, client: str, samples: int) -> None:
-        super().advance(round, client, samples)
-        if time.monotonic() - self.spoke > QUIET_SECONDS:
-            self.say(f"{self.label}, seed {self.seed}: round {round + 1} of {self.rounds}{self._then()}")
+    def on_client_trained(self, event: ClientTrained) -> None:
+        super().on_client_trained(event)
+        if time.monotonic() - self.wrote > QUIET_SECONDS:
+            where = f"round {event.round + 1} of {self.rounds}"
+            self.show_line(f"{self.label}, seed {self.seed}: {where}{self._then()}")
 
-    def finish(self, record: dict[str, Any], cached: bool) -> None:
-        super().finish(record, cached)
-        if not cached:
-            self.say(f"{self.finished}/{self.runs} {outcome(record)}{self._then()}")
-
-    def note(self, line: str) -> None:
-        self.say(line)
+    def summary(self, record: dict[str, Any]) -> str:
+        return f"{self.finished}/{self.runs} {outcome(record)}{self._then()}"
 
     def _then(self) -> str:
         left = self.left()
@@ -154,32 +179,12 @@ class Live(Watcher):
     def __exit__(self, *_: object) -> None:
         self.progress.stop()
 
-    def plan(self, jobs: list[tuple[str, int, int]]) -> None:
-        super().plan(jobs)
-        self._update(total=self.total)
+    def show(self, urgent: bool = True) -> None:
+        done, total = self.eta.done, self.eta.total
+        self.progress.update(self.task, completed=done, total=total, description=self.now, left=self.left())
 
-    def begin(self, label: str, seed: int, work: int, rounds: int, resumed: int) -> None:
-        super().begin(label, seed, work, rounds, resumed)
-        self._update(description=self._current(f"round {min(resumed + 1, rounds)}/{rounds}"))
-
-    def advance(self, round: int, client: str, samples: int) -> None:
-        super().advance(round, client, samples)
-        self._update(description=self._current(f"round {round + 1}/{self.rounds}, client {client}"))
-
-    def finish(self, record: dict[str, Any], cached: bool) -> None:
-        super().finish(record, cached)
-        if not cached:
-            self.note(outcome(record))
-        self._update()
-
-    def note(self, line: str) -> None:
+    def show_line(self, line: str) -> None:
         self.progress.console.print(Text(line, "dim"), soft_wrap=True)
-
-    def _current(self, where: str) -> str:
-        return f"{self.finished + 1}/{self.runs} {self.label}, seed {self.seed}, {where}"
-
-    def _update(self, **changes: Any) -> None:
-        self.progress.update(self.task, completed=self.done, left=self.left(), **changes)
 
 
 def outcome(record: dict[str, Any]) -> str:

@@ -13,14 +13,14 @@ from fedekd import metrics
 from fedekd.report.clients import print_clients
 from fedekd.report.partition import KINDS
 from fedekd.report.summary import print_summary, trust, verdict
-from fedekd.runs.results import Result
+from fedekd.runs.results import RunResults
 from fedekd.units import Unit, count
 
 Records = Sequence[dict[str, Any]]
 
 
 def print_result(
-    console: Console, result: Result, folder: str | Path | None = None, show_clients: bool = False
+    console: Console, result: RunResults, folder: str | Path | None = None, show_clients: bool = False
 ) -> None:
     """Everything about a result; with several seeds the clients only on demand, since each seed splits anew."""
     for records in grouped(result.records, "dataset", "alpha"):

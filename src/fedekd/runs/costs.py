@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from fedekd import methods
-from fedekd.data import federate, find_public
+from fedekd.data import federate
 from fedekd.engines.rehearsal import ExchangeCost, rehearse
 from fedekd.errors import FedekdError
 from fedekd.runs import plan
@@ -27,8 +27,7 @@ class Costs:
 
 
 def costs(settings: Settings) -> Costs:
-    dataset = plan.load(settings)
-    public = find_public(settings.public, dataset, target=settings.target, clients_from=settings.clients_from)
+    dataset, _, public = plan.load(settings)
     kind = "iid" if dataset.sites is None else "sites"  # what is sent does not depend on how rows are dealt out
     federation = federate(dataset, clients=2, partition=kind, public=public)
     found = Costs(dataset.name)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import platform
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,178 +22,265 @@ from fedekd.engines.stacked import Stacked
 from fedekd.errors import FedekdError
 from fedekd.export import files
 from fedekd.runs import details
-from fedekd.runs.observers import Nobody, Observer
-from fedekd.runs.plan import Run, left_out, plan
-from fedekd.runs.results import Result
+from fedekd.runs.observers import ClientTrained, Note, Observer, RoundMeasured, RunFinished, RunsPlanned, RunStarted
+from fedekd.runs.plan import PlannedRun, RunSpec, left_out, plan, width
+from fedekd.runs.results import RunResults
 from fedekd.runs.store import Record, Store
-from fedekd.settings import Settings, make_settings
+from fedekd.settings import Settings
 
 CHECKPOINT_FORMAT = 3
 STACK_CHECKPOINTS = 60.0  # seconds at least between checkpoints of a stack, which may hold gigabytes
+MODELS = 540  # in one stack: enough to fill a GPU, few enough that records come steadily
+
+Values = list[list[float]]
 
 
 @dataclass(frozen=True)
-class Keep:
+class Artifacts:
     """What a run leaves besides its record: details for the report, and the clients' models on these seeds."""
 
     details: bool = False
     seeds: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, settings: Settings) -> Keep:
+    def of(cls, settings: Settings) -> Artifacts:
         seeds = {"first": settings.seeds[:1], "all": settings.seeds, "none": ()}[settings.models]
         return cls(True, frozenset(seeds))
 
 
 @dataclass
-class Story:
-    """What a worker has gone through so far, for each of its runs; it survives an interruption with the worker."""
+class History:
+    """What runs that train together have gone through so far; it survives an interruption with their engine."""
 
     seconds: float
-    curves: list[list[list[float]]]  # by run, round and client
+    curves: list[Values]  # by run, round and client
     exchange: list[list[dict[str, int]]]  # by run and round
 
     @classmethod
-    def fresh(cls, runs: int) -> Story:
+    def fresh(cls, runs: int) -> History:
         return cls(0.0, [[] for _ in range(runs)], [[] for _ in range(runs)])
 
 
-NOTHING = Keep()
+@dataclass(frozen=True)
+class Failure:
+    """A run that ended in an error, or a whole cell or dataset; the next call of the study tries it again."""
+
+    key: str
+    label: str
+    dataset: str
+    alpha: float | None
+    seed: int | None
+    error: str
+    time: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
+
+    @classmethod
+    def of(cls, run: RunSpec, error: Exception | str) -> Failure:
+        return cls(run.key, run.label, run.dataset, run.alpha, run.seed, in_words(error))
+
+    def text(self) -> str:
+        alpha = "" if self.alpha is None else f" α={self.alpha:g}"
+        seed = "" if self.seed is None else f" seed {self.seed}"
+        return f"{self.dataset}{alpha}{seed} {self.label}: {self.error}"
 
 
-def run(dataset: str | Dataset = "digits", *, progress: bool = True, log_to: str = "none", **given: Any) -> Result:
-    """Train the methods on every seed and compare each client with training alone.
-
-    Takes every setting of ``fedekd run`` by its name (``methods``, ``alpha``, ``seeds``, ``rounds``, ...). Also takes
-    objects where the command line takes names: a ``Dataset``, ``Method`` instances among ``methods``, and functions
-    as ``private`` and ``proxy``. ``log_to`` names trackers, as ``--log-to`` does.
-    """
-    from fedekd import trackers
-    from fedekd.report.progress import watch
-    from fedekd.runs.progress_file import Beacon
-
-    name = dataset.name if isinstance(dataset, Dataset) else dataset
-    settings = make_settings({"dataset": name, **given})
-    with watch(progress, [Beacon(settings.out), *trackers.choose(log_to, settings, not progress)]) as observer:
-        return execute(settings, observer, dataset if isinstance(dataset, Dataset) else None)
+def in_words(error: Exception | str) -> str:
+    """An error in one line; one that is not the user's keeps its kind."""
+    own = isinstance(error, (FedekdError, str))
+    return " ".join((str(error) if own else f"{type(error).__name__}: {error}").split())
 
 
-def execute(settings: Settings, observer: Observer | None = None, dataset: Dataset | None = None) -> Result:
-    """Do what the settings say, skipping what their folder already holds."""
-    observer = observer or Nobody()
+@dataclass(frozen=True)
+class Started:
+    """These runs are being trained now: what is to blame if their process dies."""
+
+    keys: tuple[str, ...]
+
+
+Outcome = Record | Failure | Started
+NOTHING = Artifacts()
+
+
+def run(settings: Settings, observer: Observer | None = None, dataset: Dataset | None = None) -> RunResults:
+    """Do what the settings say, skipping what their folder already holds. The first error ends it."""
+    observer = observer or Observer()
     runs = plan(settings, dataset)
     store = Store(settings.out)
     if lacking := left_out(settings, runs[0].job.federation):
-        observer.note(lacking)
+        observer.observe(Note(lacking))
     if settings.precision == "bf16" and not has_bf16(runs[0].job.training.device):
-        observer.note("this CPU has no bf16 instructions: bf16 is emulated here, and slower than fp32")
-    records = perform(runs, store, observer, settings.engine, Keep.of(settings))
-    return Result([records[r.key] for r in runs])
+        observer.observe(Note("this CPU has no bf16 instructions: bf16 is emulated here, and slower than fp32"))
+    records = complete(runs, store, observer, settings.engine, Artifacts.of(settings))
+    return RunResults([records[r.key] for r in runs])
 
 
-def perform(
-    runs: Sequence[Run], store: Store, observer: Observer, engine: str = "auto", keep: Keep = NOTHING
+def complete(
+    runs: Sequence[PlannedRun], store: Store, observer: Observer, engine: str, artifacts: Artifacts = NOTHING
 ) -> dict[str, Record]:
     """The records of all these runs by key: from the store where they are, by running where they are not."""
-    wanted = {r.key for r in runs}
-    records = {record["key"]: record for record in store.records() if record.get("key") in wanted}
-    waiting = [r for r in runs if r.key not in records]
-    observer.plan([(r.label, r.job.seed, r.job.work()) for r in waiting])
-    for key in list(records):
-        store.discard(key)  # a process killed at its very end may have left a checkpoint
-        observer.finish(records[key], cached=True)
-    for group in in_groups(waiting, engine):
-        for record in run_group(group, store, observer, records, engine, keep):
-            records[record["key"]] = record
-            observer.finish(record, cached=False)
+    records = announce(runs, store, observer)
+    waiting = [r.key for r in runs if r.key not in records]
+    for outcome in execute(runs, waiting, store, observer, engine, artifacts, strict=True):
+        if not isinstance(outcome, (Failure, Started)):
+            records[outcome["key"]] = outcome
+            observer.observe(RunFinished(outcome, cached=False))
     return records
 
 
-def in_groups(runs: Sequence[Run], engine: str) -> Iterator[list[Run]]:
+def announce(runs: Collection[RunSpec], store: Store, observer: Observer) -> dict[str, Record]:
+    """Tell what is to do and what is there already; the latter's records by key."""
+    known = store.among({r.key for r in runs})
+    observer.observe(RunsPlanned([(r.label, r.seed, r.cost) for r in runs if r.key not in known]))
+    for key, record in known.items():
+        store.discard(key)  # a process killed at its very end may have left a checkpoint
+        observer.observe(RunFinished(record, cached=True))
+    return known
+
+
+def execute(
+    runs: Sequence[PlannedRun],
+    wanted: Collection[str],
+    store: Store,
+    observer: Observer,
+    engine: str,
+    artifacts: Artifacts = NOTHING,
+    strict: bool = False,
+) -> Iterator[Outcome]:
+    """A record or a failure for each of the runs that are wanted, Local first. Runs of one stack come together.
+
+    ``runs`` are all that were planned with them, so that a resumed stack is the same stack. ``strict`` raises the first
+    error; otherwise a stack that fails is halved until the runs that fail stand alone.
+    """
+    known = store.among({r.key for r in runs})
+    yield from (known[key] for key in wanted if key in known)  # what another process has done meanwhile
+
+    def attempt(stack: Sequence[PlannedRun]) -> Iterator[Outcome]:
+        coming = known.keys() | {r.key for r in stack}
+        for r in stack:
+            if r.local_key not in coming:
+                yield Failure.of(r, "Local failed, and every Δ is measured against it")
+        stack = [r for r in stack if r.local_key in coming]
+        if not stack:
+            return
+        yield Started(tuple(r.key for r in stack))
+        try:
+            for record in train_together(stack, store, observer, known, engine, artifacts):
+                known[record["key"]] = record
+                yield record
+        except Exception as error:
+            if strict:
+                raise
+            if len(stack) == 1:
+                yield Failure.of(stack[0], error)
+                return
+        rest = [r for r in stack if r.key not in known]
+        if rest:
+            store.discard(stack_key(stack))
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            half = (len(rest) + 1) // 2
+            yield from attempt(rest[:half])
+            yield from attempt(rest[half:])
+
+    for whole in in_stacks(runs, engine):
+        if any(r.key in known for r in whole):  # no longer the stack that may have left a checkpoint
+            store.discard(stack_key(whole))
+        yield from attempt([r for r in whole if r.key in wanted and r.key not in known])
+
+
+def in_stacks(runs: Sequence[PlannedRun], engine: str) -> Iterator[Sequence[PlannedRun]]:
     """Runs that train together, Local before the runs that are measured against it."""
     if not runs:
         return
     if not stacks(runs[0], engine):
         yield from ([r] for r in runs)
         return
-    groups: dict[tuple[Any, ...], list[Run]] = {}
+    groups: dict[tuple[Any, ...], list[PlannedRun]] = {}
     for r in sorted(runs, key=lambda r: r.key != r.local_key):
         groups.setdefault(signature(r.job), []).append(r)
-    yield from groups.values()
+    for group in groups.values():
+        most = max(1, MODELS // len(group[0].job.federation.clients))
+        yield from (group[start : start + most] for start in range(0, len(group), most))
 
 
-def stacks(run: Run, engine: str) -> bool:
+def stacks(run: PlannedRun, engine: str) -> bool:
     """On a GPU clients are stacked; on a CPU one after another is faster."""
     return engine == "stacked" or (engine == "auto" and pick_device(run.job.training.device).type == "cuda")
 
 
-def run_group(
-    runs: Sequence[Run],
+def train_together(
+    runs: Sequence[PlannedRun],
     store: Store,
     observer: Observer,
     known: Mapping[str, Record],
     engine: str,
-    keep: Keep = NOTHING,
+    artifacts: Artifacts,
 ) -> Iterator[Record]:
-    """Runs that train together, from their last checkpoint or from the start, to their records."""
+    """Runs of one stack, from their last checkpoint or from the start, to their records."""
     key, rounds = stack_key(runs), runs[0].job.training.rounds
     try:
-        worker, story = _resumed(runs, store.restore(key), observer, engine)
+        worker, history = _resumed(runs, store.restore(key), observer, engine)
     except NotStackable as reason:
-        observer.note(f"{runs[0].label}: serial engine, since {reason}")
+        observer.observe(Note(f"{runs[0].label}: serial engine, since {reason}"))
         for r in runs:
-            yield from run_group([r], store, observer, known, "serial", keep)
+            yield from train_together([r], store, observer, known, "serial", artifacts)
         return
     label = runs[0].label if len(runs) == 1 else f"{runs[0].label} and {len(runs) - 1} more"
-    observer.begin(label, runs[0].job.seed, sum(r.job.work() for r in runs), rounds, worker.round_number)
+    work = sum(r.cost for r in runs)
+    observer.observe(RunStarted(label, runs[0].seed, work, rounds, worker.round_number))
     began = saved_at = time.perf_counter()
     while worker.round_number < rounds:
         before = [(door.bytes_up, door.bytes_down) for door in worker.doors]
         worker.round()
-        for history, door, (up, down) in zip(story.exchange, worker.doors, before, strict=True):
-            history.append({"up": door.bytes_up - up, "down": door.bytes_down - down})
+        for exchanged, door, (up, down) in zip(history.exchange, worker.doors, before, strict=True):
+            exchanged.append({"up": door.bytes_up - up, "down": door.bytes_down - down})
         if worker.round_number == rounds:
             break
-        if keep.details:
-            _tell(observer, runs, worker, worker.evaluate(), story)
+        if artifacts.details:
+            _measured(observer, runs, worker, worker.evaluate(), history)
         if len(runs) == 1 or time.perf_counter() - saved_at > STACK_CHECKPOINTS:
             saved_at = time.perf_counter()
-            so_far = replace(story, seconds=story.seconds + saved_at - began)
+            so_far = replace(history, seconds=history.seconds + saved_at - began)
             store.save(key, {"format": CHECKPOINT_FORMAT, "engine": worker.state(), "story": vars(so_far)})
     with worker.personalised():  # once, for the record, the details and the models
         values = worker.evaluate()
-        _tell(observer, runs, worker, values, story)
-        seconds = story.seconds + time.perf_counter() - began
+        _measured(observer, runs, worker, values, history)
+        seconds = history.seconds + time.perf_counter() - began
         for j, (r, own, door) in enumerate(zip(runs, values, worker.doors, strict=True)):
             alone = own if r.key == r.local_key else [client["value"] for client in known[r.local_key]["clients"]]
             record = make_record(r, own, alone, door.bytes_up, door.bytes_down, seconds / len(runs), worker.trust[j])
-            if keep.details:
+            if artifacts.details:
                 clients = worker.clients_of(j)
-                found = details.describe(r.key, clients, story.curves[j], worker.trust[j], story.exchange[j])
-                _leave(store, observer, record, found, clients if r.job.seed in keep.seeds else ())
+                found = details.describe(r.key, clients, history.curves[j], worker.trust[j], history.exchange[j])
+                _leave(store, observer, record, found, clients if r.seed in artifacts.seeds else ())
             store.add(record)
             yield record
     store.discard(key)
 
 
-def _resumed(runs: Sequence[Run], saved: Any, observer: Observer, engine: str) -> tuple[Serial | Stacked, Story]:
+def _resumed(
+    runs: Sequence[PlannedRun], saved: Any, observer: Observer, engine: str
+) -> tuple[Serial | Stacked, History]:
     """Where a checkpoint left off; at the start if there is none, or one that the code here cannot go on from."""
+    weight = width(runs[0].job)
+
+    def advance(round: int, client: str, samples: int) -> None:
+        observer.observe(ClientTrained(round, client, samples * weight))
 
     def fresh() -> Serial | Stacked:
         if stacks(runs[0], engine):
-            return Stacked([r.job for r in runs], observer.advance)
-        return Serial(runs[0].job, observer.advance)
+            return Stacked([r.job for r in runs], advance)
+        return Serial(runs[0].job, advance)
 
     worker = fresh()
     try:
         if saved is not None and saved["format"] == CHECKPOINT_FORMAT:
             worker.restore(saved["engine"])
-            return worker, Story(**saved["story"])
+            return worker, History(**saved["story"])
     except (KeyError, IndexError, TypeError, ValueError, RuntimeError):
         worker = fresh()  # the first may be half restored
     if saved is not None:
-        observer.note(f"{runs[0].label}: starts anew, since its checkpoint is of another version or engine")
-    return worker, Story.fresh(len(runs))
+        observer.observe(Note(f"{runs[0].label}: starts anew, since its checkpoint is of another version or engine"))
+    return worker, History.fresh(len(runs))
 
 
 def _leave(store: Store, observer: Observer, record: Record, found: details.Details, clients: Sequence[Client]) -> None:
@@ -204,27 +291,37 @@ def _leave(store: Store, observer: Observer, record: Record, found: details.Deta
             if client.models:
                 files.write(store.folder, record, position, client)
     except FedekdError as error:
-        observer.note(f"{record['label']}: the run is kept, but not all it leaves: {error}")
+        observer.observe(Note(f"{record['label']}: the run is kept, but not all it leaves: {error}"))
 
 
-def _tell(
-    observer: Observer, runs: Sequence[Run], worker: Serial | Stacked, values: list[list[float]], story: Story
+def _measured(
+    observer: Observer,
+    runs: Sequence[PlannedRun],
+    worker: Serial | Stacked,
+    values: list[list[float]],
+    history: History,
 ) -> None:
-    for r, own, curve, trust in zip(runs, values, story.curves, worker.trust, strict=True):
+    for r, own, curve, trust in zip(runs, values, history.curves, worker.trust, strict=True):
         curve.append(own)
         names, now = r.job.federation.names, worker.round_number
         seen = trust[-1]["clients"] if trust and trust[-1]["round"] == now else None
         by_name = dict(zip(names, seen, strict=True)) if seen else None
-        observer.measured(r.label, r.job.seed, now, dict(zip(names, own, strict=True)), by_name)
+        observer.observe(RoundMeasured(r.label, r.seed, now, dict(zip(names, own, strict=True)), by_name))
 
 
-def stack_key(runs: Sequence[Run]) -> str:
+def stack_key(runs: Sequence[PlannedRun]) -> str:
     """The name of a group's checkpoint."""
     return runs[0].key if len(runs) == 1 else hashlib.sha256("".join(r.key for r in runs).encode()).hexdigest()[:16]
 
 
 def make_record(
-    run: Run, values: list[float], local: list[float], bytes_up: int, bytes_down: int, seconds: float, trust: list[Any]
+    run: PlannedRun,
+    values: list[float],
+    local: list[float],
+    bytes_up: int,
+    bytes_down: int,
+    seconds: float,
+    trust: list[Any],
 ) -> Record:
     federation, task = run.job.federation, run.job.task
     clients = [
@@ -242,7 +339,7 @@ def make_record(
     return {
         "dataset": federation.dataset.name,
         "alpha": federation.partition.get("alpha"),
-        "seed": run.job.seed,
+        "seed": run.seed,
         "method": run.name,
         "label": run.label,
         "params": {**asdict(run.job.method), **asdict(run.job.training)},

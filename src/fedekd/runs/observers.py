@@ -2,73 +2,93 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, get_args
 
 Trust = dict[str, Any]  # mean, std and histogram of one client's trust weights in one round
 
 
-class Observer(Protocol):
-    def plan(self, jobs: list[tuple[str, int, int]]) -> None:
-        """What is waiting: (label, seed, samples to train on)."""
-
-    def begin(self, label: str, seed: int, work: int, rounds: int, resumed: int) -> None:
-        """A run, or a stack of runs, starts or goes on after ``resumed`` rounds."""
-
-    def advance(self, round: int, client: str, samples: int) -> None:
-        """A client has been trained in a round (which counts from 0)."""
-
-    def measured(
-        self, label: str, seed: int, round: int, clients: dict[str, float], trust: dict[str, Trust] | None
-    ) -> None:
-        """A round (which counts from 1) is over: each client's test metric, and its trust where there is a gate."""
-
-    def finish(self, record: dict[str, Any], cached: bool) -> None:
-        """A run has its record, which the results held already if it is ``cached``."""
-
-    def note(self, line: str) -> None:
-        """Something worth knowing that stops nothing."""
+@dataclass(frozen=True, slots=True)
+class RunsPlanned:
+    runs: list[tuple[str, int, int]]
+    """What is waiting: (label, seed, work). Work is counted in samples times their width, which time goes with."""
 
 
-class Nobody:
-    def plan(self, jobs: list[tuple[str, int, int]]) -> None: ...
-    def begin(self, label: str, seed: int, work: int, rounds: int, resumed: int) -> None: ...
-    def advance(self, round: int, client: str, samples: int) -> None: ...
-    def measured(
-        self, label: str, seed: int, round: int, clients: dict[str, float], trust: dict[str, Trust] | None
-    ) -> None: ...
-    def finish(self, record: dict[str, Any], cached: bool) -> None: ...
-    def note(self, line: str) -> None: ...
+@dataclass(frozen=True, slots=True)
+class RunStarted:
+    """A run, or a stack of runs, starts or goes on after ``resumed`` rounds."""
+
+    label: str
+    seed: int
+    work: int
+    rounds: int
+    resumed: int
 
 
-class Together:
+@dataclass(frozen=True, slots=True)
+class ClientTrained:
+    round: int
+    """Counts from 0."""
+    client: str
+    work: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundMeasured:
+    label: str
+    seed: int
+    round: int
+    """Counts from 1."""
+    clients: dict[str, float]
+    """Each client's test metric."""
+    trust: dict[str, Trust] | None
+    """By client, where there is a gate."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFinished:
+    record: dict[str, Any]
+    cached: bool
+    """Whether the results held it already."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFailed:
+    label: str
+    seed: int | None
+    work: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something worth knowing that stops nothing."""
+
+    line: str
+
+
+Event = RunsPlanned | RunStarted | ClientTrained | RoundMeasured | RunFinished | RunFailed | Note
+
+HANDLERS = {kind: "on" + re.sub("([A-Z])", r"_\1", kind.__name__).lower() for kind in get_args(Event)}
+
+
+class Observer:
+    """Passes each event to its own method ``on_run_started`` and so on; what it has no method for, it ignores."""
+
+    def observe(self, event: Event) -> None:
+        handler = getattr(self, HANDLERS[type(event)], None)
+        if handler is not None:
+            handler(event)
+
+
+class ObserverGroup(Observer):
     """Several observers as one."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self.observers = observers
 
-    def plan(self, jobs: list[tuple[str, int, int]]) -> None:
+    def observe(self, event: Event) -> None:
         for each in self.observers:
-            each.plan(jobs)
-
-    def begin(self, label: str, seed: int, work: int, rounds: int, resumed: int) -> None:
-        for each in self.observers:
-            each.begin(label, seed, work, rounds, resumed)
-
-    def advance(self, round: int, client: str, samples: int) -> None:
-        for each in self.observers:
-            each.advance(round, client, samples)
-
-    def measured(
-        self, label: str, seed: int, round: int, clients: dict[str, float], trust: dict[str, Trust] | None
-    ) -> None:
-        for each in self.observers:
-            each.measured(label, seed, round, clients, trust)
-
-    def finish(self, record: dict[str, Any], cached: bool) -> None:
-        for each in self.observers:
-            each.finish(record, cached)
-
-    def note(self, line: str) -> None:
-        for each in self.observers:
-            each.note(line)
+            each.observe(event)

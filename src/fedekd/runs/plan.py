@@ -1,4 +1,4 @@
-"""What is to be run: settings become runs, each named by everything that decides its numbers."""
+"""What is to be run: settings become cells and their runs, each named by everything that decides its numbers."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import contextlib
 import hashlib
 import inspect
 import json
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cache
-from typing import Any
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedekd import methods, models
-from fedekd.data import data_folder, federate, find_public, load_dataset
+from fedekd.data import PublicRows, data_folder, federate, find_public, load_dataset
 from fedekd.data.clusters import by_clusters, clusters_for
 from fedekd.dataset import Dataset
 from fedekd.engines.job import Job, Training
-from fedekd.engines.rehearsal import rehearse
+from fedekd.engines.rehearsal import traffic
 from fedekd.errors import unknown
 from fedekd.federation import Federation
 from fedekd.methods.base import Method
@@ -26,6 +27,8 @@ from fedekd.settings import NEWER, SHORTCUTS, Settings, model_name
 
 SUFFICES = {"": ("",), "rows": ("", "rows"), "labels": ("", "rows", "labels")}
 """By what there is of public rows: which needs of a method it meets."""
+SOURCE = ("dataset", "data", "target", "task", "clients_from", "public")  # settings that decide the data of a cell
+FEDERATION = ("clients", "alpha", "partition", "engine", "device")  # and those that decide how they are dealt out
 
 
 @dataclass(frozen=True)
@@ -43,51 +46,149 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Run:
-    """One dataset, alpha, seed and method. ``local_key`` names the run of Local that it is measured against."""
+class RunSpec:
+    """One dataset, alpha, seed and method, without the data: what the run is called and what it costs."""
 
-    name: str
-    label: str
-    job: Job
     key: str
     local_key: str
+    """Of the run of Local that it is measured against."""
+    label: str
+    dataset: str
+    alpha: float | None
+    seed: int
+    samples: int
+    """Trained on, counting every pass."""
+    cost: int
+    """Samples times their width, which is what time goes with."""
+    traffic: int
+    """Bytes up and down."""
 
 
-def plan(settings: Settings, dataset: Dataset | None = None) -> list[Run]:
-    """The runs that the settings ask for: seed by seed, Local first."""
-    named, dataset = dataset is None, dataset or load(settings)
-    checksum, clusters, runs = fingerprint(dataset), None, list[Run]()
-    public = find_public(settings.public, dataset, target=settings.target, clients_from=settings.clients_from)
-    for seed in settings.seeds:
-        if named and by_clusters(dataset, settings.partition):
-            clusters = clusters_for(dataset, checksum, seed, data_folder(settings.data))
-        federation = federate(
+@dataclass(frozen=True)
+class PlannedRun(RunSpec):
+    """A run that can be trained."""
+
+    name: str
+    job: Job
+
+    @classmethod
+    def of(cls, chosen: Chosen, job: Job, key: str, local_key: str, traffic: int) -> PlannedRun:
+        dataset, alpha, samples = job.federation.dataset.name, job.federation.partition["alpha"], job.work()
+        about = (key, local_key, chosen.label, dataset, alpha, job.seed, samples, samples * width(job), traffic)
+        return cls(*about, chosen.name, job)
+
+    def spec(self) -> RunSpec:
+        return RunSpec(*(getattr(self, field.name) for field in fields(RunSpec)))
+
+
+def width(job: Job) -> int:
+    return math.prod(job.federation.dataset.x.shape[1:])
+
+
+class LoadedData(NamedTuple):
+    """A dataset, its checksum and what of it is public."""
+
+    dataset: Dataset
+    checksum: str
+    public: float | PublicRows | None
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """One dataset, alpha and seed, so one federation, with settings that differ in methods, parameters or training.
+
+    Another process can build the runs of a cell from it, unless the dataset was ``given`` as an object.
+    """
+
+    settings: tuple[Settings, ...]
+    seed: int
+    given: LoadedData | None = None
+    clusters: np.ndarray | None = None  # of a regression's rows, where the partition needs them
+
+    @property
+    def first(self) -> Settings:
+        return self.settings[0]
+
+    @property
+    def source(self) -> tuple[Any, ...]:
+        return _values(self.first, SOURCE)
+
+    @property
+    def name(self) -> str:
+        return repr((*self.source, *_values(self.first, FEDERATION), self.seed))
+
+    @property
+    def data(self) -> LoadedData:
+        return self.given or _loaded(*self.source)
+
+    def with_clusters(self) -> Cell:
+        """The same with its clusters, so that whoever runs it needs neither scikit-learn nor the time."""
+        dataset, checksum, _ = self.data
+        if self.given or self.clusters is not None or not by_clusters(dataset, self.first.partition):
+            return self
+        return replace(self, clusters=clusters_for(dataset, checksum, self.seed, data_folder(self.first.data)))
+
+    def federation(self) -> Federation:
+        first, (dataset, _, public) = self.first, self.data
+        return federate(
             dataset,
-            clients=settings.clients, alpha=settings.alpha, seed=seed, partition=settings.partition, clusters=clusters,
+            clients=first.clients, alpha=first.alpha, seed=self.seed, partition=first.partition, clusters=self.clusters,
             public=public,
         )  # fmt: skip
-        runs += runs_on(federation, settings, seed, checksum)
-    return runs
+
+    def runs(self, federation: Federation | None = None) -> list[PlannedRun]:
+        """Each run once, Local before those that are measured against it; every one has passed a dry pass."""
+        federation, found = federation or self.federation(), dict[str, PlannedRun]()
+        for settings in self.settings:
+            chosen = choose_methods(settings, federation.dataset.task, public_rows(federation))
+            jobs = [make_job(settings, federation, one.method, self.seed) for one in chosen]
+            sent = [traffic(job) for job in jobs]  # found by the dry pass
+            keys = [run_key(job, self.data.checksum) for job in jobs]
+            for one, job, key, bytes_ in zip(chosen, jobs, keys, sent, strict=True):
+                found.setdefault(key, PlannedRun.of(one, job, key, keys[0], bytes_))
+        return list(found.values())
 
 
-def runs_on(federation: Federation, settings: Settings, seed: int, checksum: str) -> list[Run]:
-    """The runs on one federation, whose data have that fingerprint: Local first."""
-    chosen = choose_methods(settings, federation.dataset.task, public_rows(federation))
-    jobs = [make_job(settings, federation, one.method, seed) for one in chosen]
-    for job in jobs:
-        rehearse(job)
-    keys = [run_key(job, checksum) for job in jobs]
-    return [Run(c.name, c.label, j, key, keys[0]) for c, j, key in zip(chosen, jobs, keys, strict=True)]
+def plan(settings: Settings, dataset: Dataset | None = None) -> list[PlannedRun]:
+    """The runs that the settings ask for: seed by seed, Local first."""
+    return [run for cell in make_cells([settings], dataset) for run in cell.with_clusters().runs()]
 
 
-def load(settings: Settings) -> Dataset:
-    return load_dataset(
-        settings.dataset,
-        data_dir=settings.data,
-        target=settings.target,
-        task=settings.task,
-        clients_from=settings.clients_from,
-    )
+def make_cells(grid: Sequence[Settings], dataset: Dataset | None = None) -> list[Cell]:
+    """The cells of a grid, dataset by dataset, so that each is loaded once; ``dataset`` stands for the one named."""
+    _loaded.cache_clear()  # a file may have changed since an earlier plan
+    given = load(grid[0], dataset) if dataset else None
+    found: dict[tuple[Any, ...], dict[tuple[Any, ...], list[Settings]]] = {}
+    for settings in grid:
+        by_seed = found.setdefault(_values(settings, SOURCE), {})
+        for seed in settings.seeds:
+            key = (*_values(settings, FEDERATION), seed)
+            by_seed.setdefault(key, []).append(replace(settings, seeds=(seed,)))
+    return [Cell(tuple(some), some[0].seeds[0], given) for cells in found.values() for some in cells.values()]
+
+
+def load(settings: Settings, dataset: Dataset | None = None) -> LoadedData:
+    """The dataset that the settings name, or the given one, with what they say is public."""
+    target, clients_from = settings.target, settings.clients_from
+    if dataset is None:
+        dataset = load_dataset(
+            settings.dataset, data_dir=settings.data, target=target, task=settings.task, clients_from=clients_from
+        )
+    public = find_public(settings.public, dataset, target=target, clients_from=clients_from)
+    return LoadedData(dataset, fingerprint(dataset), public)
+
+
+@lru_cache(maxsize=1)
+def _loaded(*source: Any) -> LoadedData:
+    """Kept until another is asked for."""
+    return load(Settings(**dict(zip(SOURCE, source, strict=True))))
+
+
+def _values(settings: Settings, names: Iterable[str]) -> tuple[Any, ...]:
+    return tuple(getattr(settings, name) for name in names)
+
+
+# --- methods and jobs ---------------------------------------------------------------------------------------
 
 
 def choose_methods(settings: Settings, task: str, public: str = "") -> list[Chosen]:
@@ -150,6 +251,9 @@ def make_job(settings: Settings, federation: Federation, method: Method, seed: i
     shared = {f.name: getattr(settings, f.name) for f in fields(Training)}
     private, proxy = (models.factory(role, getattr(settings, role)) for role in ("private", "proxy"))
     return Job(federation, method, seed, Training(**shared), private, proxy)
+
+
+# --- keys ---------------------------------------------------------------------------------------------------
 
 
 def run_key(job: Job, data_checksum: str) -> str:

@@ -13,14 +13,23 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from fedekd import __version__
 from fedekd.errors import FedekdError
 from fedekd.files import write_whole
-from fedekd.runs.observers import Nobody, Trust
+from fedekd.runs.eta import Eta
+from fedekd.runs.observers import (
+    ClientTrained,
+    Event,
+    Observer,
+    RoundMeasured,
+    RunFailed,
+    RunFinished,
+    RunsPlanned,
+    RunStarted,
+)
 
 EVERY = 1.0  # seconds at least between two writings
 STILL = 15.0  # seconds after which the file is written with nothing new in it: a sign of life
@@ -35,23 +44,22 @@ KINDS = {
 OUTCOME = ("dataset", "alpha", "label", "method", "seed", "metric", "mean", "avg_delta", "worst_delta", "seconds")
 
 
-class Beacon(Nobody):
+class ProgressFile(Observer):
     """An observer of runs, also of several at the same time. A thread writes, so that the training never waits."""
 
     def __init__(self, folder: str | Path) -> None:
         self.file = Path(folder) / "progress.json"
-        self.lock, self.over = threading.Lock(), threading.Event()
+        self.lock, self.over = threading.RLock(), threading.Event()
         self.thread: threading.Thread | None = None
         self.changed = True
-        self.began: float | None = None
-        self.fresh = 0
+        self.eta = Eta()
         self.state: dict[str, Any] = {
             "fedekd": __version__, "pid": os.getpid(), "host": socket.gethostname(), "state": "running", "error": None,
             "started": time.time(), "updated": 0.0, "runs": 0, "ended": 0, "kept": 0, "failed": 0,
             "done": 0, "total": 0, "left": None, "now": [], "finished": [],
         }  # fmt: skip
 
-    def __enter__(self) -> Beacon:
+    def __enter__(self) -> ProgressFile:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
@@ -59,77 +67,68 @@ class Beacon(Nobody):
             return
         self.over.set()
         self.thread.join()
-        with self.lock:
-            self.state |= {"state": "done", "now": []}
-            if isinstance(error, KeyboardInterrupt):
-                self.state["state"] = "interrupted"
-            elif error is not None:
-                text = str(error) if isinstance(error, FedekdError) else f"{type(error).__name__}: {error}"
-                self.state |= {"state": "failed", "error": " ".join(text.split())}
+        self.state |= {"state": "done", "now": []}
+        if isinstance(error, KeyboardInterrupt):
+            self.state["state"] = "interrupted"
+        elif error is not None:
+            text = str(error) if isinstance(error, FedekdError) else f"{type(error).__name__}: {error}"
+            self.state |= {"state": "failed", "error": " ".join(text.split())}
         self._write()
 
-    def plan(self, jobs: list[tuple[str, int, int]]) -> None:
+    def observe(self, event: Event) -> None:
         with self.lock:
-            self.state["runs"], self.state["total"] = len(jobs), sum(work for *_, work in jobs)
+            self.changed = True
+            super().observe(event)
+
+    def on_runs_planned(self, event: RunsPlanned) -> None:
+        self.state["runs"], self.eta.total = len(event.runs), sum(work for *_, work in event.runs)
         self._write()
-        self.thread = threading.Thread(target=self._keep_writing, name="fedekd-beacon", daemon=True)
+        self.thread = threading.Thread(target=self._keep_writing, name="fedekd-progress-file", daemon=True)
         self.thread.start()
 
-    def begin(self, label: str, seed: int, work: int, rounds: int, resumed: int) -> None:
-        with self._change() as state:
-            state["done"] += work * resumed // max(rounds, 1)
-            state["now"].append({"label": label, "seed": seed, "round": resumed, "rounds": rounds, "clients": {}})
+    def on_run_started(self, event: RunStarted) -> None:
+        self.eta.skip(event.work * event.resumed // max(event.rounds, 1))
+        self._add(event.label, event.seed, event.resumed, event.rounds, {})
 
-    def advance(self, round: int, client: str, samples: int) -> None:
-        with self._change() as state:
-            state["done"] += samples
-            if self.began is None:
-                self.began = time.monotonic()
-            else:
-                self.fresh += samples
-            if len(state["now"]) == 1:  # of several, who knows whose round it is
-                state["now"][0]["round"] = round + 1
+    def on_client_trained(self, event: ClientTrained) -> None:
+        self.eta.advance(event.work)
+        if len(self.state["now"]) == 1:  # of several, who knows whose round it is
+            self.state["now"][0]["round"] = event.round + 1
 
-    def measured(
-        self, label: str, seed: int, round: int, clients: dict[str, float], trust: dict[str, Trust] | None
-    ) -> None:
-        with self._change() as state:
-            known = {name: value if math.isfinite(value) else None for name, value in clients.items()}
-            for run in state["now"]:
-                if (run["label"], run["seed"]) == (label, seed):
-                    run |= {"round": round, "clients": known}
-                    return
-            rounds = max((run["rounds"] for run in state["now"]), default=round)  # one of a stack
-            state["now"].append({"label": label, "seed": seed, "round": round, "rounds": rounds, "clients": known})
+    def on_round_measured(self, event: RoundMeasured) -> None:
+        known = {name: value if math.isfinite(value) else None for name, value in event.clients.items()}
+        for run in self.state["now"]:
+            if (run["label"], run["seed"]) == (event.label, event.seed):
+                run |= {"round": event.round, "clients": known}
+                return
+        rounds = max((run["rounds"] for run in self.state["now"]), default=event.round)  # one of a stack
+        self._add(event.label, event.seed, event.round, rounds, known)
 
-    def finish(self, record: dict[str, Any], cached: bool) -> None:
-        with self._change() as state:
-            state["kept" if cached else "ended"] += 1
-            self._forget(record["label"], record["seed"])
-            outcome = {name: record[name] for name in OUTCOME}
-            bad = [name for name, value in outcome.items() if isinstance(value, float) and not math.isfinite(value)]
-            outcome |= dict.fromkeys(bad) | {"cached": cached}
-            state["finished"] = [*state["finished"], outcome][-RECENT:]
+    def on_run_finished(self, event: RunFinished) -> None:
+        record = event.record
+        self.state["kept" if event.cached else "ended"] += 1
+        self._remove(record["label"], record["seed"])
+        outcome = {name: record[name] for name in OUTCOME}
+        bad = [name for name, value in outcome.items() if isinstance(value, float) and not math.isfinite(value)]
+        outcome |= dict.fromkeys(bad) | {"cached": event.cached}
+        self.state["finished"] = [*self.state["finished"], outcome][-RECENT:]
 
-    def fail(self, label: str, seed: int | None, work: int) -> None:
-        with self._change() as state:
-            state["failed"] += 1
-            state["ended"] += 1
-            state["total"] -= work
-            self._forget(label, seed)
+    def on_run_failed(self, event: RunFailed) -> None:
+        self.state["failed"] += 1
+        self.state["ended"] += 1
+        self.eta.total -= event.work
+        self._remove(event.label, event.seed)
 
-    def _forget(self, label: str, seed: int | None) -> None:
+    def _add(self, label: str, seed: int, round: int, rounds: int, clients: dict[str, float | None]) -> None:
+        run = {"label": label, "seed": seed, "round": round, "rounds": rounds, "clients": clients}
+        self.state["now"].append(run)
+
+    def _remove(self, label: str, seed: int | None) -> None:
         """A stack is known by its first run: "fedekd and 5 more"."""
         for run in self.state["now"]:
             if (re.sub(r" and \d+ more$", "", run["label"]), run["seed"]) == (label, seed):
                 self.state["now"].remove(run)
                 return
-
-    @contextlib.contextmanager
-    def _change(self) -> Iterator[dict[str, Any]]:
-        with self.lock:
-            self.changed = True
-            yield self.state
 
     def _keep_writing(self) -> None:
         wrote = time.monotonic()
@@ -141,17 +140,12 @@ class Beacon(Nobody):
     def _write(self) -> None:
         with self.lock:
             self.changed = False
-            self.state |= {"updated": time.time(), "left": self._left()}
+            self.state |= {"updated": time.time(), "done": self.eta.done, "total": self.eta.total}
+            self.state["left"] = self.eta.seconds()
             text = json.dumps(self.state, allow_nan=False)
         with contextlib.suppress(FedekdError, OSError):  # a full disk stops the training where it matters, not here
             if not _of_another(self.file):
                 write_whole(self.file, text.encode())
-
-    def _left(self) -> float | None:
-        rest = self.state["total"] - self.state["done"]
-        if self.began is None or not self.fresh or rest <= 0:
-            return None
-        return (time.monotonic() - self.began) / self.fresh * rest
 
 
 def _of_another(file: Path) -> bool:

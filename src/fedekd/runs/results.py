@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Result:
+class RunResults:
     """The records of a set of runs, one per dataset, alpha, seed and method."""
 
     records: list[Record]
@@ -37,14 +37,8 @@ class Result:
 
         return pandas.DataFrame(self.clients)
 
-    def _repr_html_(self) -> str:
-        """The summary, as a notebook shows it."""
-        from fedekd.report.html_table import result_as_html
 
-        return result_as_html(self)
-
-
-def load(folder: str | Path) -> Result:
+def load(folder: str | Path) -> RunResults:
     """The results that an earlier run left in a folder."""
     path = Path(folder) / "results.jsonl"
     records = read_records(path)
@@ -52,4 +46,4 @@ def load(folder: str | Path) -> Result:
         raise FedekdError(f"no results.jsonl in {folder}; run `fedekd run --out {folder}` first")
     if not all("key" in record for record in records):
         raise FedekdError(f"{path} is not a results file: a line is not a record")
-    return Result(list({record["key"]: record for record in records}.values()))  # two processes may do a run twice
+    return RunResults(list({record["key"]: record for record in records}.values()))  # two processes may do a run twice

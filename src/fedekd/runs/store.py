@@ -12,7 +12,7 @@ import gzip
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +23,19 @@ Record = dict[str, Any]
 
 
 class Store:
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, file: str = "results.jsonl") -> None:
         self.folder = Path(folder)
-        self.results = self.folder / "results.jsonl"
+        self.results = self.folder / file
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / ".lock").touch()
 
     def records(self) -> list[Record]:
         return read_records(self.results)
+
+    def among(self, keys: Collection[str]) -> dict[str, Record]:
+        """Those records that have one of these keys, by key."""
+        return {record["key"]: record for record in self.records() if record.get("key") in keys}
 
     def add(self, record: Record) -> None:
         """Append one line. A line that an earlier crash cut short is removed first."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedekd.studies.carry import Failure
+from fedekd.runs.execution import Failure
 from fedekd.studies.dry_run import DryRun, describe
 from fedekd.studies.grid import Study, load_study, presets
 from fedekd.studies.runner import StudyOutcome, run_study

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedekd.runs.execution import Failure
+from fedekd.runs.observers import Observer
 from fedekd.runs.store import read_records
-from fedekd.studies.carry import Failure
 from fedekd.studies.grid import Study
-from fedekd.studies.survey import survey
-from fedekd.studies.tally import to_stderr
+from fedekd.studies.study_plan import plan_study
+from fedekd.studies.tally import Tally
 
 
 @dataclass(frozen=True)
-class Cost:
+class DatasetCost:
     """A dataset's part of a study. Samples and bytes are those of the runs still to do."""
 
     dataset: str
@@ -28,14 +28,14 @@ class Cost:
 @dataclass(frozen=True)
 class DryRun:
     name: str
-    parts: list[Cost]
+    parts: list[DatasetCost]
     absent: dict[str, str]
     failed: list[Failure]
 
     @property
-    def total(self) -> Cost:
+    def total(self) -> DatasetCost:
         sums = (sum(getattr(part, key) for part in self.parts) for key in ("runs", "done", "samples", "traffic"))
-        return Cost("in all", *sums)
+        return DatasetCost("in all", *sums)
 
     def text(self) -> str:
         table: list[tuple[str, ...]] = [("dataset", "runs", "done", "to do", "samples to train on", "MB to exchange")]
@@ -52,14 +52,14 @@ class DryRun:
         return "\n".join(lines)
 
 
-def describe(study: Study, folder: str | Path | None = None, note: Callable[[str], None] = to_stderr) -> DryRun:
+def describe(study: Study, folder: str | Path | None = None, observer: Observer | None = None) -> DryRun:
     """What ``run_study`` would do; writes nothing but the clusters of regression datasets, beside the data."""
-    view = survey(study, note)
+    plan = plan_study(study, observer or Tally(), keep=lambda cell: False)
     done = {record["key"] for record in read_records(Path(folder or study.out) / "results.jsonl")}
     parts = []
-    for dataset, group in itertools.groupby(view.runs, lambda run: run.dataset):
+    for dataset, group in itertools.groupby(plan.runs, lambda run: run.dataset):
         runs = list(group)
         waiting = [run for run in runs if run.key not in done]
         samples, traffic = sum(r.samples for r in waiting), sum(r.traffic for r in waiting)
-        parts.append(Cost(dataset, len(runs), len(runs) - len(waiting), samples, traffic))
-    return DryRun(study.name, parts, view.absent, view.failed)
+        parts.append(DatasetCost(dataset, len(runs), len(runs) - len(waiting), samples, traffic))
+    return DryRun(study.name, parts, plan.absent, plan.failed)

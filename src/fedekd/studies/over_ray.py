@@ -1,4 +1,4 @@
-"""Tasks over a Ray cluster, whose nodes need fedekd and the data; records come back and are stored by the driver."""
+"""Work items over a Ray cluster, whose nodes need fedekd and the data; the driver stores the records."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from fedekd.errors import FedekdError
-from fedekd.runs.observers import Nobody
+from fedekd.runs.execution import Failure, Outcome, Started
+from fedekd.runs.observers import Observer
 from fedekd.runs.store import Record, Store
-from fedekd.studies.carry import Failure, Item, Started, Task, carry_out
+from fedekd.studies.worker import WorkItem, work
 
 
-def over_ray(tasks: Sequence[Task], store: Store, address: str, workers: int) -> Iterator[Item]:
+def over_ray(items: Sequence[WorkItem], store: Store, address: str, workers: int) -> Iterator[Outcome]:
     """``address`` is a running cluster's ("auto", "ray://host:10001"), or "local" for one of ``workers`` cores here."""
     try:
         import ray  # type: ignore[import-not-found,unused-ignore]
@@ -25,13 +26,13 @@ def over_ray(tasks: Sequence[Task], store: Store, address: str, workers: int) ->
     if mine:
         _connect(ray, address, workers)
     try:
-        gpus = int(any(cell.first.device.startswith("cuda") for task in tasks for cell in task.cells))
+        gpus = int(any(cell.first.device.startswith("cuda") for item in items for cell in item.cells))
         on_node = ray.remote(_on_node).options(num_returns="streaming", num_cpus=1, num_gpus=gpus)
         records = {record["key"]: record for record in store.records()}
-        streams: dict[Any, Task] = {}
-        for task in tasks:
-            alone = {run.local_key for run in task.runs} & records.keys()
-            streams[on_node.remote(task, [records[key] for key in alone])] = task
+        streams: dict[Any, WorkItem] = {}
+        for item in items:
+            alone = {run.local_key for run in item.runs} & records.keys()
+            streams[on_node.remote(item, [records[key] for key in alone])] = item
         while streams:
             ready, _ = ray.wait(list(streams), num_returns=1)
             for stream in ready:
@@ -52,25 +53,25 @@ def _connect(ray: Any, address: str, workers: int) -> None:
         raise FedekdError(f"cannot reach a Ray cluster at {address!r}: {error}; `--ray local` starts one") from None
 
 
-def _next(ray: Any, stream: Any, streams: dict[Any, Task], store: Store) -> Iterator[Item]:
+def _next(ray: Any, stream: Any, streams: dict[Any, WorkItem], store: Store) -> Iterator[Outcome]:
     try:
-        item: Item = ray.get(next(stream))
+        outcome: Outcome = ray.get(next(stream))
     except StopIteration:
         del streams[stream]
         return
     except Exception as error:
         yield from streams.pop(stream).failed(error)
         return
-    streams[stream] = streams[stream].after(item)
-    if not isinstance(item, (Failure, Started)):
-        store.add(item)
-    yield item
+    streams[stream] = streams[stream].after(outcome)
+    if not isinstance(outcome, (Failure, Started)):
+        store.add(outcome)
+    yield outcome
 
 
-def _on_node(task: Task, known: Sequence[Record]) -> Iterator[Item]:
+def _on_node(item: WorkItem, known: Sequence[Record]) -> Iterator[Outcome]:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         store = Store(folder)
         for record in known:
             store.add(record)
-        yield from carry_out(task, store, Nobody())
+        yield from work(item, store, Observer())

@@ -1,4 +1,4 @@
-"""Tasks over processes of one thread each, which on a CPU beat one process of many threads."""
+"""Work items over processes of one thread each, which on a CPU beat one process of many threads."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from typing import Any
 
 import torch
 
-from fedekd.runs.observers import Nobody, Observer
+from fedekd.runs.execution import Failure, Outcome, Started, in_words
+from fedekd.runs.observers import Event, Observer
 from fedekd.runs.store import Store
-from fedekd.studies.carry import Busy, Failure, Item, Started, Task, carry_out, in_words
+from fedekd.studies.worker import Busy, WorkItem, work
 
 
 def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def over_processes(tasks: Sequence[Task], store: Store, observer: Observer, workers: int) -> Iterator[Item]:
+def over_processes(items: Sequence[WorkItem], store: Store, observer: Observer, workers: int) -> Iterator[Outcome]:
     """A process that dies takes down the run it was at, nothing else."""
-    waiting: deque[Task] = deque(tasks)
+    waiting: deque[WorkItem] = deque(items)
     crew: dict[Any, Worker] = {}
     try:
         while waiting or crew:
@@ -41,17 +42,16 @@ def over_processes(tasks: Sequence[Task], store: Store, observer: Observer, work
                     del crew[pipe]
                     yield from worker.bury(waiting)
                     continue
-                if what == "seen":
-                    name, arguments = value
-                    getattr(observer, name)(*arguments)
-                elif what == "item":
+                if what == "event":
+                    observer.observe(value)
+                elif what == "outcome":
                     worker.hear(value)
                     yield value
                 else:
                     if what == "busy":
-                        waiting.append(replace(worker.task, patient=True))
+                        waiting.append(replace(worker.item, patient=True))
                     elif what == "broken":
-                        yield from worker.task.failed(value)
+                        yield from worker.item.failed(value)
                     if waiting:
                         worker.give(waiting.popleft())
                     else:
@@ -66,47 +66,47 @@ def over_processes(tasks: Sequence[Task], store: Store, observer: Observer, work
 
 
 class Worker:
-    """A process and what is left of its task."""
+    """A process and what is left of its work item."""
 
-    def __init__(self, folder: Path, task: Task) -> None:
+    def __init__(self, folder: Path, item: WorkItem) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=serve, args=(theirs, folder), daemon=True)
         self.process.start()
         theirs.close()
-        self.give(task)
+        self.give(item)
 
-    def give(self, task: Task) -> None:
-        self.task, self.started = task, tuple[str, ...]()
+    def give(self, item: WorkItem) -> None:
+        self.item, self.started = item, tuple[str, ...]()
         with contextlib.suppress(OSError):  # that it is dead is noticed when it is listened to
-            self.pipe.send(task)
+            self.pipe.send(item)
 
-    def hear(self, item: Item) -> None:
-        self.task = self.task.after(item)
-        if isinstance(item, Started):
-            self.started = item.keys
+    def hear(self, outcome: Outcome) -> None:
+        self.item = self.item.after(outcome)
+        if isinstance(outcome, Started):
+            self.started = outcome.keys
 
-    def bury(self, waiting: deque[Task]) -> Iterator[Failure]:
-        """The run that the process died of failed; the rest of its task goes to another."""
+    def bury(self, waiting: deque[WorkItem]) -> Iterator[Failure]:
+        """The run that the process died of failed; the rest of its item goes to another."""
         self.process.join()
-        rest = self.task.without(set(self.started))
-        guilty = self.task.without({r.key for r in rest.runs}) if self.started else self.task
+        rest = self.item.without(set(self.started))
+        guilty = self.item.without({r.key for r in rest.runs}) if self.started else self.item
         yield from guilty.failed(f"its process ended with status {self.process.exitcode} (out of memory?)")
         if self.started and rest.runs:
             waiting.append(rest)
 
 
 def serve(pipe: Connection, folder: Path) -> None:
-    """A worker's life: tasks in, items and what an observer sees out, until the pipe closes."""
+    """A worker's life: work items in, outcomes and events out, until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     torch.set_num_threads(1)
-    store, observer = Store(folder), Teller(pipe)
+    store, observer = Store(folder), PipeObserver(pipe)
     with contextlib.suppress(EOFError, OSError):
         while True:
-            task: Task = pipe.recv()
+            item: WorkItem = pipe.recv()
             try:
-                for item in carry_out(task, store, observer):
-                    pipe.send(("item", item))
+                for outcome in work(item, store, observer):
+                    pipe.send(("outcome", outcome))
                 pipe.send(("done", None))
             except Busy:
                 pipe.send(("busy", None))
@@ -114,20 +114,11 @@ def serve(pipe: Connection, folder: Path) -> None:
                 pipe.send(("broken", in_words(error)))
 
 
-class Teller(Nobody):
-    """An observer that passes on what it sees to another process."""
+class PipeObserver(Observer):
+    """Passes on what it sees to another process."""
 
     def __init__(self, pipe: Connection) -> None:
         self.pipe = pipe
 
-    def begin(self, *arguments: Any) -> None:
-        self.pipe.send(("seen", ("begin", arguments)))
-
-    def advance(self, *arguments: Any) -> None:
-        self.pipe.send(("seen", ("advance", arguments)))
-
-    def measured(self, *arguments: Any) -> None:
-        self.pipe.send(("seen", ("measured", arguments)))
-
-    def note(self, line: str) -> None:
-        self.pipe.send(("seen", ("note", (line,))))
+    def observe(self, event: Event) -> None:
+        self.pipe.send(("event", event))

@@ -10,23 +10,17 @@ from pathlib import Path
 
 from fedekd.engines.job import pick_device
 from fedekd.errors import FedekdError
-from fedekd.runs.observers import Observer, Together
-from fedekd.runs.progress_file import Beacon
+from fedekd.runs.execution import Failure, Outcome, Started, announce
+from fedekd.runs.observers import ClientTrained, Observer, ObserverGroup, RunFailed, RunFinished
+from fedekd.runs.plan import Cell
+from fedekd.runs.progress_file import ProgressFile
 from fedekd.runs.store import Record, Store
-from fedekd.studies.carry import Failure, Item, Started, Task, here
 from fedekd.studies.grid import Study
 from fedekd.studies.over_ray import over_ray
 from fedekd.studies.processes import cores, over_processes
-from fedekd.studies.survey import survey
+from fedekd.studies.study_plan import plan_study
 from fedekd.studies.tally import Tally
-
-
-class Failures(Store):
-    """The failed runs of a folder, as lines of ``failures.jsonl``: a log, which a later success does not change."""
-
-    def __init__(self, folder: str | Path) -> None:
-        super().__init__(folder)
-        self.results = self.folder / "failures.jsonl"
+from fedekd.studies.worker import WorkItem, in_process
 
 
 @dataclass(frozen=True)
@@ -71,69 +65,64 @@ def run_study(
     """
     if workers is not None and workers < 1:
         raise FedekdError(f"workers must be a whole number >= 1, got {workers}")
+    workers = workers or cores()
     store = Store(folder or study.out)
-    failures, observer = Failures(store.folder), observer or Tally()
-    view = survey(study, observer.note)
-    if view.absent and not (view.cells or view.failed):
-        raise FedekdError(f"nothing of study {study.name} can run: {next(iter(view.absent.values()))}")
-    cost = {run.key: run.cost for run in view.runs}
-    earlier = {record["key"]: record for record in store.records() if record["key"] in cost}
-    tasks = view.tasks(earlier)
-    failed, fresh = list(view.failed), set[str]()
-    absent = [Failure("", "every run", name, None, None, reason) for name, reason in view.absent.items()]
+    failures = Store(store.folder, "failures.jsonl")  # a log, which a later success does not change
+    observer = observer or Tally()
+    plan = plan_study(study, observer, keep=lambda cell: not ray and (workers == 1 or _shares_gpu(cell)))
+    if plan.absent and not (plan.items or plan.failed):
+        raise FedekdError(f"nothing of study {study.name} can run: {next(iter(plan.absent.values()))}")
+    runs = {run.key: run for run in plan.runs}
+    failed, fresh = list(plan.failed), set[str]()
+    absent = [Failure("", "every run", name, None, None, reason) for name, reason in plan.absent.items()]
     for failure in (*absent, *failed):
         failures.add(asdict(failure))
-    with Beacon(store.folder) as beacon:
-        both = Together([observer, beacon])
-        both.plan([(run.label, run.seed, run.cost) for task in tasks for run in task.runs])
-        for key, record in earlier.items():
-            store.discard(key)  # a process killed at its very end may have left a checkpoint
-            both.finish(record, cached=True)
-        with closing(_spread(tasks, store, both, workers or cores(), ray)) as items:
-            for item in items:
-                if isinstance(item, Failure):
-                    failures.add(asdict(item))
-                    failed.append(item)
-                    _tell(observer, item, cost[item.key])
-                    beacon.fail(item.label, item.seed, cost[item.key])
-                elif not isinstance(item, Started) and item["key"] not in fresh:
-                    fresh.add(item["key"])
+    with ProgressFile(store.folder) as progress:
+        both = ObserverGroup([observer, progress])
+        earlier = announce(runs.values(), store, both)
+        with closing(_spread(plan.without(earlier), store, both, workers, ray)) as outcomes:
+            for outcome in outcomes:
+                if isinstance(outcome, Failure):
+                    failures.add(asdict(outcome))
+                    failed.append(outcome)
+                    work = runs[outcome.key].cost
+                    both.observe(RunFailed(outcome.label, outcome.seed, work, outcome.text()))
+                elif not isinstance(outcome, Started) and outcome["key"] not in fresh:
+                    fresh.add(outcome["key"])
                     if ray:  # which tells of nothing in between
-                        both.advance(0, "", cost[item["key"]])
-                    both.finish(item, cached=False)
-    records = {record["key"]: record for record in store.records() if record["key"] in cost}
-    return StudyOutcome(store.folder, len(cost), list(records.values()), len(fresh), failed, view.absent)
+                        both.observe(ClientTrained(0, "", runs[outcome["key"]].cost))
+                    both.observe(RunFinished(outcome, cached=False))
+    return StudyOutcome(store.folder, len(runs), list(store.among(runs).values()), len(fresh), failed, plan.absent)
 
 
-def _spread(tasks: Sequence[Task], store: Store, observer: Observer, workers: int, ray: str | None) -> Generator[Item]:
+def _spread(
+    items: Sequence[WorkItem], store: Store, observer: Observer, workers: int, ray: str | None
+) -> Generator[Outcome]:
     if ray:
-        waiting = [task for task in tasks if task.runs]
+        waiting = [item for item in items if item.runs]
         yield from over_ray(waiting, store, ray, workers) if waiting else ()
         return
-    alone = [task for task in tasks if task.runs and not _together(task)]
-    yield from over_processes(alone, store, observer, workers) if workers > 1 else here(alone, store, observer)
-    yield from here(_by_dataset([task for task in tasks if _together(task)]), store, observer)
+    alone = [item for item in items if item.runs and not _shares_gpu(item.cells[0])]
+    yield from over_processes(alone, store, observer, workers) if workers > 1 else in_process(alone, store, observer)
+    yield from in_process(_by_dataset([i for i in items if _shares_gpu(i.cells[0])]), store, observer)
 
 
-def _together(task: Task) -> bool:
+def _shares_gpu(cell: Cell) -> bool:
     """Whether the cell's runs share stacks with other cells', or at least a GPU."""
-    first = task.cells[0].first
-    return first.engine == "stacked" or pick_device(first.device).type == "cuda"
+    return cell.first.engine == "stacked" or pick_device(cell.first.device).type == "cuda"
 
 
-def _by_dataset(tasks: Sequence[Task]) -> list[Task]:
-    """The cells of a dataset as one task. Finished cells stay in it, so that a resumed stack is the same stack."""
+def _by_dataset(items: Sequence[WorkItem]) -> list[WorkItem]:
+    """The cells of a dataset as one item. Finished cells stay in it, so that a resumed stack is the same stack."""
 
-    def alike(task: Task) -> tuple[object, ...]:
-        return (*task.cells[0].source, task.cells[0].first.engine, task.cells[0].first.device)
+    def alike(item: WorkItem) -> tuple[object, ...]:
+        first = item.cells[0]
+        return (*first.source, first.first.engine, first.first.device)
 
-    groups = [list(group) for _, group in itertools.groupby(tasks, alike)]
-    joined = [Task(tuple(c for t in g for c in t.cells), tuple(r for t in g for r in t.runs)) for g in groups]
-    return [task for task in joined if task.runs]
-
-
-def _tell(observer: Observer, failure: Failure, cost: int) -> None:
-    if isinstance(observer, Tally):
-        observer.fail(failure.text(), cost)
-    else:
-        observer.note(f"failed: {failure.text()}")
+    joined = []
+    for _, group in itertools.groupby(items, alike):
+        several = list(group)
+        parts = ([x for item in several for x in getattr(item, name)] for name in ("cells", "runs", "planned"))
+        cells, runs, planned = map(tuple, parts)
+        joined.append(WorkItem(cells, runs, planned))
+    return [item for item in joined if item.runs]

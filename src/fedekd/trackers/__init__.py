@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from importlib import import_module
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
 from fedekd.errors import FedekdError, unknown
 from fedekd.settings import Settings
-from fedekd.trackers.group import Group
-from fedekd.trackers.tracker import Backend, Tracker
+from fedekd.trackers.experiment import Experiment
+from fedekd.trackers.tracker import Tracker
 
 NEEDS = {
     "tensorboard": ("tensorboard",),
@@ -29,16 +28,9 @@ def choose(names: str, settings: Settings, quiet: bool = False) -> list[Tracker]
             raise unknown("tracker", name, (*NEEDS, "none"))
         if missing(NEEDS.get(name, ())):
             raise FedekdError(f"--log-to {name} needs a package that is not installed; pip install 'fedekd[{name}]'")
-    group = Group.of(settings)
-    return [Tracker(name, group, Path(settings.out), _opener(name), quiet) for name in wanted if name != "none"]
+    experiment = Experiment.of(settings)
+    return [Tracker(name, experiment, Path(settings.out), quiet) for name in wanted if name != "none"]
 
 
 def missing(packages: Iterable[str]) -> list[str]:
     return [package for package in packages if find_spec(package) is None]
-
-
-def _opener(name: str) -> Callable[[Group, Path], Backend]:
-    def connect(group: Group, folder: Path) -> Backend:
-        return import_module(f"fedekd.trackers.{name}").connect(group, folder)
-
-    return connect

@@ -19,21 +19,21 @@ from mlflow.tracking import MlflowClient
 
 from fedekd.errors import FedekdError
 from fedekd.runs.observers import Trust
-from fedekd.trackers.group import Group
+from fedekd.trackers.experiment import Experiment
 from fedekd.trackers.tracker import in_a_line
 
 IDENTITY = "fedekd.run"
 
 
-def connect(group: Group, folder: Path) -> MLflow:
+def connect(experiment: Experiment, folder: Path) -> MLflow:
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    return MLflow(group, folder.resolve())
+    return MLflow(experiment, folder.resolve())
 
 
 class MLflow:
-    def __init__(self, group: Group, folder: Path) -> None:
-        self.group, self.folder = group, folder
+    def __init__(self, experiment: Experiment, folder: Path) -> None:
+        self.experiment, self.folder = experiment, folder
         uri, artifacts = os.environ.get("MLFLOW_TRACKING_URI"), None
         self.where = f"logging to {uri}"
         if not uri:
@@ -43,12 +43,12 @@ class MLflow:
             self.where = f"mlflow ui --backend-store-uri {uri}"
         self.client = MlflowClient(uri)
         try:
-            self.experiment = self._experiment(f"fedekd {group.name}", artifacts)
+            self.id = self._id(f"fedekd {experiment.name}", artifacts)
         except MlflowException as error:
             remedy = "start it, or unset MLFLOW_TRACKING_URI" if artifacts is None else "remove it, or mend it"
             raise FedekdError(f"--log-to mlflow: cannot use {uri}: {in_a_line(error)}; {remedy}") from None
 
-    def _experiment(self, name: str, artifacts: str | None) -> str:
+    def _id(self, name: str, artifacts: str | None) -> str:
         known = self.client.get_experiment_by_name(name)
         return known.experiment_id if known else self.client.create_experiment(name, artifacts)
 
@@ -63,15 +63,15 @@ class MLflow:
                 return Logged(self.client, run.info.run_id, self._steps(run))
             self.client.delete_run(run.info.run_id)
         marks = {IDENTITY: self._identity(label, seed), "method": label, "seed": str(seed), "folder": str(self.folder)}
-        run = self.client.create_run(self.experiment, run_name=f"{label} seed {seed}", tags=marks)
+        run = self.client.create_run(self.id, run_name=f"{label} seed {seed}", tags=marks)
         return Logged(self.client, run.info.run_id, set())
 
     def _runs(self, label: str, seed: int, compared: str) -> list[Any]:
         same = f"tags.`{IDENTITY}` = '{self._identity(label, seed)}' and attributes.status {compared} 'FINISHED'"
-        return list(self.client.search_runs([self.experiment], same, max_results=1))
+        return list(self.client.search_runs([self.id], same, max_results=1))
 
     def _identity(self, label: str, seed: int) -> str:
-        return hashlib.sha256(f"{self.folder}\n{self.group.name}\n{label}\n{seed}".encode()).hexdigest()[:16]
+        return hashlib.sha256(f"{self.folder}\n{self.experiment.name}\n{label}\n{seed}".encode()).hexdigest()[:16]
 
     def _steps(self, run: Any) -> set[tuple[str, int]]:
         history = self.client.get_metric_history

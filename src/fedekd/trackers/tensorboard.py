@@ -10,19 +10,19 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 from fedekd.runs.observers import Trust
-from fedekd.trackers.group import Group, tag
+from fedekd.trackers.experiment import Experiment, tag
 
 COMPLETE = "complete"  # an empty file beside the events
 OUTCOME = ("final/avg_delta", "final/worst_delta", "final/tail_delta", "final/mean")
 
 
-def connect(group: Group, folder: Path) -> TensorBoard:
-    return TensorBoard(folder / "tensorboard", group)
+def connect(experiment: Experiment, folder: Path) -> TensorBoard:
+    return TensorBoard(folder / "tensorboard", experiment)
 
 
 class TensorBoard:
-    def __init__(self, folder: Path, group: Group) -> None:
-        self.folder = folder / group.name
+    def __init__(self, folder: Path, experiment: Experiment) -> None:
+        self.folder = folder / experiment.name
         self.folder.mkdir(parents=True, exist_ok=True)
         self.where = f"tensorboard --logdir {folder}"
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
 from fedekd.errors import FedekdError
-from fedekd.runs.observers import Nobody, Trust
-from fedekd.trackers.group import Group, tags
+from fedekd.runs.observers import Observer, RoundMeasured, RunFinished, RunsPlanned, RunStarted, Trust
+from fedekd.trackers.experiment import Experiment, tags
 
 SUMMARY = ("avg_delta", "worst_delta", "tail_delta", "mean", "worst", "bytes_up", "bytes_down", "seconds")
 
@@ -34,13 +35,11 @@ class Backend(Protocol):
         """A run that goes on in ``round``: what an interrupted process logged of this and later rounds is void."""
 
 
-class Tracker(Nobody):
+class Tracker(Observer):
     """An observer that passes on to a tracker. What fails there costs a line and the log, never the training."""
 
-    def __init__(
-        self, name: str, group: Group, folder: Path, connect: Callable[[Group, Path], Backend], quiet: bool = False
-    ) -> None:
-        self.name, self.group, self.folder, self.connect, self.quiet = name, group, folder, connect, quiet
+    def __init__(self, name: str, experiment: Experiment, folder: Path, quiet: bool = False) -> None:
+        self.name, self.experiment, self.folder, self.quiet = name, experiment, folder, quiet
         self.backend: Backend | None = None
         self.planned: set[tuple[str, int]] = set()
         self.sinks: dict[tuple[str, int], Sink] = {}
@@ -53,38 +52,36 @@ class Tracker(Nobody):
             self._try(sink.abandon)
         self.sinks.clear()
 
-    def plan(self, jobs: list[tuple[str, int, int]]) -> None:
+    def on_runs_planned(self, event: RunsPlanned) -> None:
         """Connect before anything is trained: what is wrong now, the user can mend."""
-        self.planned = {(label, seed) for label, seed, _ in jobs}
+        self.planned = {(label, seed) for label, seed, _ in event.runs}
         try:
-            self.backend = self.connect(self.group, self.folder)
+            self.backend = import_module(f"fedekd.trackers.{self.name}").connect(self.experiment, self.folder)
         except FedekdError:
             raise
         except Exception as error:
             raise FedekdError(f"--log-to {self.name}: {in_a_line(error)}") from None
-        if not self.quiet:
+        if self.backend and not self.quiet:
             print(f"{self.name}: {self.backend.where}", file=sys.stderr)
 
-    def begin(self, label: str, seed: int, work: int, rounds: int, resumed: int) -> None:
+    def on_run_started(self, event: RunStarted) -> None:
         """Open the run while its clock stands still; one of a stack, which has another label, when it is measured."""
-        if (label, seed) in self.planned:
-            self._try(self._sink, label, seed, resumed + 1)
+        if (event.label, event.seed) in self.planned:
+            self._try(self._sink, event.label, event.seed, event.resumed + 1)
 
-    def measured(
-        self, label: str, seed: int, round: int, clients: dict[str, float], trust: dict[str, Trust] | None
-    ) -> None:
-        self._try(self._measured, label, seed, round, clients, trust or {})
+    def on_round_measured(self, event: RoundMeasured) -> None:
+        self._try(self._measured, event)
 
-    def finish(self, record: dict[str, Any], cached: bool) -> None:
-        self._try(self._catch_up if cached else self._finish, record)
+    def on_run_finished(self, event: RunFinished) -> None:
+        self._try(self._catch_up if event.cached else self._finish, event.record)
 
-    def _measured(self, label: str, seed: int, round: int, clients: dict[str, float], trust: dict[str, Trust]) -> None:
-        names = tags(clients)
-        gated = {names[client]: weights for client, weights in trust.items() if weights}
-        scalars = {f"metric/{names[client]}": value for client, value in clients.items()}
+    def _measured(self, event: RoundMeasured) -> None:
+        names = tags(event.clients)
+        gated = {names[client]: weights for client, weights in (event.trust or {}).items() if weights}
+        scalars = {f"metric/{names[client]}": value for client, value in event.clients.items()}
         scalars |= {f"trust_mean/{name}": weights["mean"] for name, weights in gated.items()}
         histograms = {f"trust/{name}": weights for name, weights in gated.items()}
-        self._sink(label, seed, round).log(finite(scalars), histograms, round)
+        self._sink(event.label, event.seed, event.round).log(finite(scalars), histograms, event.round)
 
     def _finish(self, record: dict[str, Any]) -> None:
         names = tags(client["id"] for client in record["clients"])
@@ -97,7 +94,7 @@ class Tracker(Nobody):
         sink = self._sink(record["label"], record["seed"], rounds)
         del self.sinks[record["label"], record["seed"]]
         own = {"label": record["label"], "seed": record["seed"], "key": record["key"]}
-        sink.end({**self.group.params, **record["params"], **own}, finite(scalars), rounds)
+        sink.end({**self.experiment.params, **record["params"], **own}, finite(scalars), rounds)
 
     def _catch_up(self, record: dict[str, Any]) -> None:
         """A run that ended before the tracker was asked for is logged from what it left."""
@@ -113,7 +110,7 @@ class Tracker(Nobody):
         self._sink(label, seed, 1)
         for round, values in enumerate(found["curve"], 1):
             seen = dict(zip(names, trust.get(round, []), strict=False))
-            self._measured(label, seed, round, dict(zip(names, values, strict=True)), seen)
+            self._measured(RoundMeasured(label, seed, round, dict(zip(names, values, strict=True)), seen))
         self._finish(record)
 
     def _sink(self, label: str, seed: int, round: int) -> Sink:

@@ -14,11 +14,11 @@ from requests.utils import get_netrc_auth
 
 from fedekd.files import write_whole
 from fedekd.runs.observers import Trust
-from fedekd.trackers.group import Group
+from fedekd.trackers.experiment import Experiment
 
 
-def connect(group: Group, folder: Path) -> WandB:
-    return WandB(group, folder.resolve())
+def connect(experiment: Experiment, folder: Path) -> WandB:
+    return WandB(experiment, folder.resolve())
 
 
 def logged_in() -> bool:
@@ -27,8 +27,8 @@ def logged_in() -> bool:
 
 
 class WandB:
-    def __init__(self, group: Group, folder: Path) -> None:
-        self.group, self.folder = group, folder
+    def __init__(self, experiment: Experiment, folder: Path) -> None:
+        self.experiment, self.folder = experiment, folder
         (folder / "wandb").mkdir(parents=True, exist_ok=True)
         self.mode = os.environ.get("WANDB_MODE") or ("online" if logged_in() else "offline")
         sync = f"; wandb sync {folder / 'wandb' / 'offline-run-*'} uploads it" if self.mode == "offline" else ""
@@ -43,20 +43,20 @@ class WandB:
             ledger.write(attempt=ledger.entry["attempt"] + 1, last=0, complete=False)
         run = wandb.init(
             project="fedekd",
-            group=self.group.name,
+            group=self.experiment.name,
             name=f"{label} seed {seed}",
             id=f"{ledger.run}-{ledger.entry['attempt']}",
             resume="allow" if self.mode == "online" else None,
             mode=self.mode,  # type: ignore[arg-type,unused-ignore]
             dir=str(self.folder),
-            config={**self.group.params, "method": label, "seed": seed},
+            config={**self.experiment.params, "method": label, "seed": seed},
             reinit="create_new",  # a stack trains several at once
             settings=wandb.Settings(silent=True, console="off", init_timeout=30, finish_timeout=60),
         )
         return Sent(run, ledger)
 
     def _ledger(self, label: str, seed: int) -> Ledger:
-        name = f"{self.folder}\n{self.group.name}\n{label}\n{seed}"
+        name = f"{self.folder}\n{self.experiment.name}\n{label}\n{seed}"
         return Ledger(self.folder / "wandb" / "fedekd-logged.json", hashlib.sha256(name.encode()).hexdigest()[:12])
 
 

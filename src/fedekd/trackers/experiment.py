@@ -16,7 +16,7 @@ ELSEWHERE = ("methods", "seeds", "parameters", "out", "data", "engine", "models"
 
 
 @dataclass(frozen=True)
-class Group:
+class Experiment:
     """Runs that differ in method and seed alone, and can therefore be compared."""
 
     name: str
@@ -24,7 +24,7 @@ class Group:
     params: dict[str, Any]
 
     @classmethod
-    def of(cls, settings: Settings) -> Group:
+    def of(cls, settings: Settings) -> Experiment:
         names = [field.name for field in fields(settings) if field.name not in ELSEWHERE]
         params = {name: _plain(value) for name in names if (value := getattr(settings, name)) is not None}
         digest = hashlib.sha256(json.dumps(params, sort_keys=True).encode()).hexdigest()[:6]

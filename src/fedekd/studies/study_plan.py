@@ -8,49 +8,50 @@ from dataclasses import dataclass
 from fedekd.data import catalogue
 from fedekd.data.registry import recipe
 from fedekd.errors import FedekdError, unknown
-from fedekd.runs.plan import Run, left_out
+from fedekd.runs.execution import Failure
+from fedekd.runs.observers import Note, Observer
+from fedekd.runs.plan import Cell, PlannedRun, RunSpec, left_out, make_cells
 from fedekd.settings import Settings
-from fedekd.studies.carry import Failure, Task
-from fedekd.studies.cells import Cell, Sketch, loaded, make_cells, sketch
 from fedekd.studies.grid import Study
+from fedekd.studies.worker import WorkItem
 
 
 @dataclass(frozen=True)
-class Survey:
+class StudyPlan:
     """Every run of a study by its cell, and what could not be planned."""
 
-    cells: list[tuple[Cell, list[Sketch]]]
+    items: list[WorkItem]
+    """One for each cell, with all of its runs."""
     absent: dict[str, str]
     """Datasets whose files are not here, and what to do about it."""
     failed: list[Failure]
     """Cells without a partition."""
 
     @property
-    def runs(self) -> list[Sketch]:
-        return list({run.key: run for _, runs in self.cells for run in runs}.values())
+    def runs(self) -> list[RunSpec]:
+        return list({run.key: run for item in self.items for run in item.runs}.values())
 
-    def tasks(self, done: Collection[str]) -> list[Task]:
-        """A task for each cell, with the runs that are not done; some have none."""
-        return [Task((cell,), tuple(r for r in runs if r.key not in done)) for cell, runs in self.cells]
+    def without(self, done: Collection[str]) -> list[WorkItem]:
+        """The items with the runs that are not done; some have none."""
+        return [item.without(set(done)) for item in self.items]
 
 
-def survey(study: Study, note: Callable[[str], None]) -> Survey:
-    """Load every dataset and partition it, but train nothing."""
-    loaded.cache_clear()
-    found, names, seen, said = Survey([], {}, []), set[str](), set[str](), set[str]()
+def plan_study(study: Study, observer: Observer, keep: Callable[[Cell], bool]) -> StudyPlan:
+    """Load every dataset and partition it, but train nothing. ``keep`` tells which cells this process will train."""
+    found, names, seen, said = StudyPlan([], {}, []), set[str](), set[str](), set[str]()
     for cell in make_cells(study.grid):
         try:
-            name = loaded(*cell.source)[0].name
+            name = cell.data.dataset.name
         except FedekdError as error:
             name = _absent(cell.first)
             if not name:
                 raise
             if name not in found.absent:
                 found.absent[name] = str(error)
-                note(f"{name} is left out: {error}")
+                observer.observe(Note(f"{name} is left out: {error}"))
             continue
         try:
-            cell = cell.prepared()
+            cell = cell.with_clusters()
             federation = cell.federation()
         except FedekdError as error:
             found.failed.append(Failure("", "every run", name, cell.first.alpha, cell.seed, str(error)))
@@ -59,18 +60,19 @@ def survey(study: Study, note: Callable[[str], None]) -> Survey:
         for line in dict.fromkeys(left_out(settings, federation) for settings in cell.settings):
             if line and line not in said:
                 said.add(line)
-                note(line)
+                observer.observe(Note(line))
         names |= {name for r in runs for name in (r.name, r.label)}
         new = {r.key: r.local_key for r in runs if r.key not in seen and _chosen(study, r)}
         seen |= new.keys()
-        found.cells.append((cell, [sketch(r) for r in runs if r.key in new or r.key in new.values()]))
+        specs = tuple(r.spec() for r in runs if r.key in new or r.key in new.values())
+        found.items.append(WorkItem((cell,), specs, tuple(runs) if keep(cell) else ()))
     for method in study.methods:
         if names and method not in names:
             raise unknown("method in --only", method, names)
     return found
 
 
-def _chosen(study: Study, run: Run) -> bool:
+def _chosen(study: Study, run: PlannedRun) -> bool:
     return not study.methods or run.name in study.methods or run.label in study.methods
 
 

@@ -1,0 +1,56 @@
+"""fedekd for Python: ``fedekd.run`` and ``fedekd.load``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedekd.runs import results
+from fedekd.runs.results import RunResults
+from fedekd.settings import Settings, make_settings
+
+if TYPE_CHECKING:
+    from fedekd.dataset import Dataset
+
+
+class NotebookResults(RunResults):
+    """Results that a notebook shows as their summary."""
+
+    def _repr_html_(self) -> str:
+        from fedekd.report.html_table import result_as_html
+
+        return result_as_html(self)
+
+
+def run(
+    dataset: str | Dataset = "digits", *, progress: bool = True, log_to: str = "none", **given: Any
+) -> NotebookResults:
+    """Train the methods on every seed and compare each client with training alone.
+
+    Takes every setting of ``fedekd run`` by its name (``methods``, ``alpha``, ``seeds``, ``rounds``, ...). Also takes
+    objects where the command line takes names: a ``Dataset``, ``Method`` instances among ``methods``, and functions
+    as ``private`` and ``proxy``. ``log_to`` names trackers, as ``--log-to`` does.
+    """
+    from fedekd.dataset import Dataset
+
+    own = dataset if isinstance(dataset, Dataset) else None
+    settings = make_settings({"dataset": own.name if own else dataset, **given})
+    return NotebookResults(watched_run(settings, progress, log_to, own).records)
+
+
+def watched_run(settings: Settings, progress: bool, log_to: str, dataset: Dataset | None = None) -> RunResults:
+    """A run with its display, its ``progress.json`` and its trackers, which are there while torch takes its seconds."""
+    from fedekd import trackers
+    from fedekd.report.progress import watch
+    from fedekd.runs.progress_file import ProgressFile
+
+    also = [ProgressFile(settings.out), *trackers.choose(log_to, settings, not progress)]
+    with watch(progress, also) as observer:
+        from fedekd.runs.execution import run
+
+        return run(settings, observer, dataset)
+
+
+def load(folder: str | Path) -> NotebookResults:
+    """The results that an earlier run left in a folder."""
+    return NotebookResults(results.load(folder).records)
