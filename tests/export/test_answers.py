@@ -18,9 +18,9 @@ from torch import Tensor
 from fedekd import cli, methods
 from fedekd.errors import FedekdError
 from fedekd.export.export import export
-from fedekd.export.facts import kept_models, read_facts
 from fedekd.export.predict import predict
 from fedekd.methods import Batch, Beginning, Exchange, Method, Remember, Train
+from fedekd.runs.metadata import kept_models, read_facts
 from tiny import tiny_private, tiny_proxy
 from trained import Trained, train
 

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from fedekd.errors import FedekdError
 from fedekd.export.card import make_card, verdict
 from fedekd.export.export import export
-from fedekd.export.facts import Facts, kept_models, read_facts
 from fedekd.export.predict import predict
+from fedekd.runs.metadata import Facts, kept_models, read_facts
 from tiny import tiny_proxy
 from trained import Trained, by_number, patients, train, write_patients
 

@@ -20,9 +20,9 @@ from fedekd import cli
 from fedekd.data import Dataset
 from fedekd.errors import FedekdError
 from fedekd.export.export import export
-from fedekd.export.facts import read_facts
 from fedekd.export.predict import predict
-from fedekd.export.ready import make_ready
+from fedekd.runs.inference import make_ready
+from fedekd.runs.metadata import read_facts
 from tiny import tiny_private, tiny_proxy
 from trained import Trained, patients, train, write_patients
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from fedekd.errors import FedekdError
-from fedekd.flower.report import Report, print_report, read_report
+from fedekd.runs.federation_report import Report, print_report, read_report
 
 REPORT = {
     "method": "fedekd", "complete": True, "rounds": 3, "bytes_up": 1_234_000, "bytes_down": 999, "seconds": 41.6,

@@ -24,9 +24,9 @@ from fedekd.data import federate
 from fedekd.engines.job import Training
 from fedekd.engines.serial import Serial
 from fedekd.errors import FedekdError
-from fedekd.export.facts import read_facts
 from fedekd.export.predict import predict
 from fedekd.runs.execution import execute
+from fedekd.runs.metadata import read_facts
 from fedekd.runs.observers import Nobody
 from fedekd.runs.plan import choose_methods, left_out, plan, run_key
 from fedekd.settings import make_settings

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedekd.export.facts import Facts
+from fedekd.runs.metadata import Facts
 from fedekd.units import Unit
 
 MOST_NAMES = 60

@@ -10,9 +10,9 @@ from typing import Any, cast
 
 from fedekd.errors import FedekdError, unknown
 from fedekd.export.card import card_path, make_card
-from fedekd.export.facts import Code, Facts, kept_models
 from fedekd.files import write_whole
 from fedekd.runs import results
+from fedekd.runs.metadata import Code, Facts, kept_models
 
 KINDS = (".safetensors", ".onnx")
 
@@ -80,7 +80,7 @@ def _record(folder: Path, facts: Facts) -> dict[str, Any]:
 def _safetensors(facts: Facts, about: dict[str, str], code: Code) -> bytes:
     from safetensors.torch import save
 
-    from fedekd.export.ready import read_weights
+    from fedekd.runs.inference import read_weights
 
     return save(read_weights(facts), about)
 
@@ -88,7 +88,7 @@ def _safetensors(facts: Facts, about: dict[str, str], code: Code) -> bytes:
 def _onnx(facts: Facts, about: dict[str, str], code: Code) -> bytes:
     import torch
 
-    from fedekd.export.ready import make_ready
+    from fedekd.runs.inference import make_ready
 
     model = make_ready(facts, code)
     rows = torch.zeros(2, *facts.shape)

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from fedekd.errors import FedekdError
-from fedekd.export.facts import Code, Facts, read_facts
-from fedekd.export.unseen import read_unseen
+from fedekd.export.inputs import read_unseen
+from fedekd.runs.metadata import Code, Facts, read_facts
 
 BATCH = 256
 Answer = Callable[[np.ndarray], np.ndarray]
@@ -71,7 +71,7 @@ def _from_safetensors(path: Path, code: Code) -> tuple[Facts, Answer]:
     facts = read_facts(path)
     import torch
 
-    from fedekd.export.ready import make_ready
+    from fedekd.runs.inference import make_ready
 
     model = make_ready(facts, code)
 

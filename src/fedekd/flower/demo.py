@@ -16,7 +16,7 @@ from fedekd.flower.addresses import free_port
 from fedekd.flower.init import init_server, init_site
 from fedekd.flower.needs import need_flower
 from fedekd.flower.processes import Child, command, say, stopping
-from fedekd.flower.report import Report, read_report
+from fedekd.runs.federation_report import Report, read_report
 
 SITES = ("north", "south", "west")
 LIMIT = 1800.0  # seconds for all of it

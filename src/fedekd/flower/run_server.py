@@ -21,10 +21,10 @@ from fedekd.flower.keys import read_public_keys, renew_secret
 from fedekd.flower.logs import Tail
 from fedekd.flower.needs import need_flower
 from fedekd.flower.processes import Child, alone, command, environment, say, stop, stopping
-from fedekd.flower.report import Report, read_report
 from fedekd.flower.server_certificate import check_certificate, local_address
 from fedekd.flower.server_file import Server, check_method, check_schema, read_server
 from fedekd.flower.superlink import LARGEST
+from fedekd.runs.federation_report import Report, read_report
 
 STARTING = 60.0  # seconds a SuperLink may take to answer
 PAUSE = 2.0  # seconds before it is started again

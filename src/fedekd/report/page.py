@@ -34,9 +34,9 @@ def write_page(folder: str | Path, out: Path | None = None, keys: Collection[str
 
 def write_federation(state: Path, out: Path | None = None) -> Path:
     """The same for a federation of real sites, from the state that its server keeps."""
-    from fedekd.flower.report import read_report
     from fedekd.report.html.federation import federation_page
     from fedekd.report.html.render import render
+    from fedekd.runs.federation_report import read_report
 
     report = read_report(state)
     if report is None:

@@ -20,8 +20,7 @@ from fedekd.engines.serial import Serial
 from fedekd.engines.stackable import NotStackable, signature
 from fedekd.engines.stacked import Stacked
 from fedekd.errors import FedekdError
-from fedekd.export import files
-from fedekd.runs import details
+from fedekd.runs import details, saved_models
 from fedekd.runs.observers import Nobody, Observer
 from fedekd.runs.plan import Run, left_out, plan
 from fedekd.runs.results import Result
@@ -202,7 +201,7 @@ def _leave(store: Store, observer: Observer, record: Record, found: details.Deta
         details.write(store.folder, record["key"], found)
         for position, client in enumerate(clients):
             if client.models:
-                files.write(store.folder, record, position, client)
+                saved_models.write(store.folder, record, position, client)
     except FedekdError as error:
         observer.note(f"{record['label']}: the run is kept, but not all it leaves: {error}")
 

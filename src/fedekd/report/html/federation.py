@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedekd.flower.report import Report, cells
 from fedekd.report.html.chart import (
     Chart,
     Column,
@@ -20,6 +19,7 @@ from fedekd.report.html.chart import (
 )
 from fedekd.report.html.section import Block, Page, Section, Variants
 from fedekd.report.html.words import minus
+from fedekd.runs.federation_report import Report, cells
 from fedekd.units import count, duration, volume
 
 

@@ -17,9 +17,9 @@ from fedekd import methods, models
 from fedekd.engines.client import trainable
 from fedekd.engines.view import held_to_answer, make_batch
 from fedekd.errors import FedekdError
-from fedekd.export.facts import Code, Facts
-from fedekd.export.files import nested
 from fedekd.methods.base import Method
+from fedekd.runs.metadata import Code, Facts
+from fedekd.runs.saved_models import nested
 from fedekd.settings import model_name
 from fedekd.tasks import make_task
 

@@ -43,7 +43,7 @@ def write(folder: Path, record: Record, position: int, client: Client) -> None:
         tensors = {name: t.detach().cpu().contiguous().clone() for name, t in held(client).items()}
         about = card(record, position, client, tensors)
     if "answers" in about:
-        from fedekd.export.ready import try_out
+        from fedekd.runs.inference import try_out
 
         try_out(path, about, client.job, tensors)
     write_whole(path, save(tensors, {name: json.dumps(value) for name, value in about.items()}))

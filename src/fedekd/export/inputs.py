@@ -13,7 +13,7 @@ from fedekd.data.own import channels
 from fedekd.data.tables import read_table
 from fedekd.dataset import as_float32
 from fedekd.errors import FedekdError
-from fedekd.export.facts import Facts
+from fedekd.runs.metadata import Facts
 
 if TYPE_CHECKING:
     import pandas as pd

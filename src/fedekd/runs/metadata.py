@@ -12,7 +12,7 @@ import numpy as np
 
 from fedekd.dataset import TASKS
 from fedekd.errors import FedekdError
-from fedekd.export import files
+from fedekd.runs import saved_models
 
 NEEDED = ("client", "method", "model", "shape", "outputs", "task", "gain", "shift", "target_mean", "target_std")
 
@@ -188,14 +188,14 @@ def read_facts(path: Path) -> Facts:
     """What a .safetensors file says of its model; reads the head of the file only."""
     if not path.is_file():
         raise FedekdError(f"there is no model file {str(path)!r}; `fedekd export` makes one")
-    return Facts.of(path, files.read_card(path))
+    return Facts.of(path, saved_models.read_card(path))
 
 
 def kept_models(folder: Path) -> list[Facts]:
     """The models that a run has kept in its folder."""
     if not folder.is_dir():
         raise FedekdError(f"there is no folder {str(folder)!r}; give the --out folder of a run")
-    found = [Facts.of(one.path, one.about) for one in files.kept(folder)]
+    found = [Facts.of(one.path, one.about) for one in saved_models.kept(folder)]
     if not found and (below := _newest_below(folder)):
         raise FedekdError(f"no models are kept in {folder} itself; give the folder of one federation: {below}")
     if not found:
