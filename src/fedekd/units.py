@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from rich.text import Text
-
 GOOD, BAD, SAME = "green", "red", "dim"
 BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -70,9 +68,6 @@ class Unit:
     def style(self, delta: float) -> str:
         harm = self.harm(delta)
         return SAME if abs(harm) < 1e-12 else BAD if not harm < 0 else GOOD
-
-    def coloured(self, delta: float) -> Text:
-        return Text(self.delta(delta), self.style(delta))
 
 
 def volume(nbytes: float) -> str:

@@ -39,7 +39,7 @@ def write_report(given: argparse.Namespace) -> None:
 def _tell_site(state: Path) -> None:
     """A site's own numbers are a line: there is nobody to compare it with."""
     from fedekd.flower.folders import site_reports
-    from fedekd.runs.federation_report import own_numbers
+    from fedekd.report.federation import own_numbers
 
     found = site_reports(state)
     if not found:

@@ -44,6 +44,6 @@ def init_server(given: argparse.Namespace) -> None:
 
 def run_server(given: argparse.Namespace) -> None:
     from fedekd.flower import run_server
-    from fedekd.runs import federation_report
+    from fedekd.report.federation import print_report
 
-    federation_report.print_report(console(), run_server.run_server(given.file))
+    print_report(console(), run_server.run_server(given.file))

@@ -95,7 +95,7 @@ def _finished(runs: list[dict[str, Any]]) -> RenderableType:
 
 
 def _delta(value: float | None, method: str, unit: Unit) -> Text:
-    return Text() if value is None or method == "local" else unit.coloured(value)
+    return Text() if value is None or method == "local" else Text(unit.delta(value), unit.style(value))
 
 
 def _table(first: str) -> Table:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedekd import metrics
 from fedekd.errors import FedekdError
 from fedekd.runs.store import Record, read_records
+from fedekd.runs.summary import as_html
 
 if TYPE_CHECKING:
     import pandas
@@ -39,9 +40,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         """The summary, as a notebook shows it."""
-        from fedekd.report.html_table import result_as_html
-
-        return result_as_html(self)
+        return as_html(self.records)
 
 
 def load(folder: str | Path) -> Result:

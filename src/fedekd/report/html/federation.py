@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fedekd.report.federation import cells
 from fedekd.report.html.chart import (
     Chart,
     Column,
@@ -19,11 +20,11 @@ from fedekd.report.html.chart import (
 )
 from fedekd.report.html.section import Block, Page, Section, Variants
 from fedekd.report.html.words import minus
-from fedekd.runs.federation_report import Report, cells
+from fedekd.runs.federation_report import FederationReport
 from fedekd.units import count, duration, volume
 
 
-def federation_page(report: Report) -> Page:
+def federation_page(report: FederationReport) -> Page:
     scale = Scale(report.unit)
     sites: list[Chart | Block] = [*([_deltas(report, scale)] if report.known else []), _table(report, scale)]
     sections = [
@@ -35,7 +36,7 @@ def federation_page(report: Report) -> Page:
     return Page("Federation: did joining help?", " · ".join(["Federation", *parts]), hero, sections, ())
 
 
-def _headline(report: Report) -> dict[str, Any]:
+def _headline(report: FederationReport) -> dict[str, Any]:
     known, harmed, silent = report.known, report.harmed, len(report.sites) - len(report.known)
     if not known:
         title = "No site shares its Δ"
@@ -59,7 +60,7 @@ def _headline(report: Report) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _rows(report: Report, scale: Scale) -> list[Row]:
+def _rows(report: FederationReport, scale: Scale) -> list[Row]:
     """The most harmed site first, those without a Δ last."""
     rows = []
     for site in report.sites:
@@ -73,7 +74,7 @@ def _rows(report: Report, scale: Scale) -> list[Row]:
     return sorted(rows, key=lambda row: -scale.unit.harm(row["delta"]) if row["delta"] is not None else float("inf"))
 
 
-def _deltas(report: Report, scale: Scale) -> Chart:
+def _deltas(report: FederationReport, scale: Scale) -> Chart:
     columns = [
         Column("site", "site"),
         Column("local", "alone", scale.value), Column("value", "with the federation", scale.value),
@@ -108,7 +109,7 @@ def _deltas(report: Report, scale: Scale) -> Chart:
     return Chart("deltas", "Site by site", about, spec, columns, {"": rows})
 
 
-def _table(report: Report, scale: Scale) -> Block:
+def _table(report: FederationReport, scale: Scale) -> Block:
     def cell(text: str, mark: str = "") -> dict[str, str]:
         return {"main": minus(text), "small": "", "paper": "", "mark": mark}
 
@@ -126,7 +127,7 @@ def _unit(scale: Scale) -> str:
     return "%" if scale.unit.higher_is_better else scale.unit.name
 
 
-def _groups(report: Report) -> dict[str, dict[str, str]]:
+def _groups(report: FederationReport) -> dict[str, dict[str, str]]:
     refused: dict[str, str] = {}
     for one in report.refused:
         place = f"visit {one['visit'] + 1}, {one['site']}"  # one that failed as a whole was done again

@@ -7,8 +7,7 @@ from typing import Any
 from fedekd.report.html.chart import variant
 from fedekd.report.html.clients import client_rows
 from fedekd.report.html.material import Material
-from fedekd.report.partition import KINDS
-from fedekd.report.summary import direction
+from fedekd.runs.summary import SPLITS, direction
 from fedekd.units import Unit, count
 
 
@@ -23,7 +22,7 @@ def kicker(material: Material) -> str:
     params = first["params"]
     parts = [
         first["dataset"],
-        f"Dirichlet α = {alpha:g}" if alpha is not None else KINDS.get(kind, ""),
+        f"Dirichlet α = {alpha:g}" if alpha is not None else SPLITS.get(kind, ""),
         count(len(first["clients"]), "client"),
         f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds",
         count(params["rounds"], "round") if "rounds" in params else "",
