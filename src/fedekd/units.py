@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ class Unit:
     decimals: int
 
     @classmethod
-    def of(cls, records: Iterable[dict[str, Any]]) -> Unit:
+    def of(cls, records: Iterable[Mapping[str, Any]]) -> Unit:
         """One decimal for accuracies; for errors as many as give the typical value four digits."""
         records = list(records)
         metric = records[0]["metric"] if records else "accuracy"

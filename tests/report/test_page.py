@@ -91,7 +91,9 @@ def test_the_headline_counts_who_was_harmed_and_names_the_worst(tmp_path, record
 
 
 def test_a_harmless_run_says_so(tmp_path, record):
-    words = " ".join(Outline(page(save(tmp_path, [record("local"), record("fedekd", deltas=(0.05, 0.0, 0.01))]))).words)
+    words = " ".join(
+        Outline(page(save(tmp_path, [record(m, deltas=(0.05, 0.0, 0.01)) for m in ("local", "fedekd")]))).words
+    )
     assert "fedekd harmed no client" in words
 
 
@@ -109,7 +111,7 @@ def test_clients_that_are_the_same_sites_get_intervals_over_seeds(tmp_path, resu
     low, high = (dealt["fields"].index(name) for name in ("low", "high"))
     assert all(row[low] < row[high] for rows in dealt["rows"].values() for row in rows)
     for one in records:
-        one["partition"] = {"kind": "sites", "clients": 6}
+        one["partition"] |= {"kind": "sites"}
     sites = material(page(save(tmp_path / "sites", records)))["charts"]["clients"]
     assert sites["follows"] == ["method"]
     low, delta, high = (sites["fields"].index(name) for name in ("low", "delta", "high"))
@@ -195,7 +197,7 @@ def test_very_many_clients_stay_readable_and_small(tmp_path, result):
 def test_the_latest_settings_are_shown_and_the_others_counted(tmp_path, result):
     old, new = result(1, 1).records, result(2, 1).records
     for one in old:
-        one.update(key="old" + one["key"], params={"rounds": 3}, finished="2026-01-01T00:00:00Z")
+        one.update(key="old" + one["key"], params={"rounds": 3, "epochs": 2}, finished="2026-01-01T00:00:00Z")
     for one in new:
         one.update(finished="2026-02-01T00:00:00Z")
     text = page(save(tmp_path, new + old))

@@ -33,6 +33,7 @@ def record(
         "clients": clients,
         **metrics.summarise(values, [local] * len(values), task == "classification"),
         "trust": more.pop("trust", []),
+        "partition": {"kind": "dirichlet", "clients": len(values)},
         "key": f"{method} {label} {dataset} {alpha} {seed} {more}",
         **more,
     }

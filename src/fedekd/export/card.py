@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fedekd.runs.metadata import Facts
+from fedekd.runs.records import Record
 from fedekd.units import Unit
 
 MOST_NAMES = 60
@@ -31,8 +31,8 @@ def card_path(model: Path) -> Path:
     return model.with_suffix(".card.md")
 
 
-def make_card(facts: Facts, record: dict[str, Any], file: str) -> str:
-    """``record`` is the run's, or empty where it is gone; ``file`` is what the model's file is called."""
+def make_card(facts: Facts, record: Record | None, file: str) -> str:
+    """``record`` is the run's, or None where it is gone; ``file`` is what the model's file is called."""
     sections = {
         "Did joining help?": _comparison(facts, record),
         "Data": _data(facts, record),
@@ -46,10 +46,10 @@ def make_card(facts: Facts, record: dict[str, Any], file: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _comparison(facts: Facts, record: dict[str, Any]) -> list[str]:
+def _comparison(facts: Facts, record: Record | None) -> list[str]:
     value, local, delta = (facts.number(name) for name in ("value", "local", "delta"))
     alone = {"metric": facts.about.get("metric", "accuracy"), "clients": [{"local": local}]}
-    unit = Unit.of([record if record.get("clients") else alone])
+    unit = Unit.of([record or alone])
     percent = " %" if unit.higher_is_better else ""
     return [
         f"| {unit.name} on its test rows | |",
@@ -79,14 +79,14 @@ def verdict(facts: Facts) -> str:
     )
 
 
-def _data(facts: Facts, record: dict[str, Any]) -> list[str]:
-    split = record.get("partition", {})
-    how = {"sites": "real sites", "iid": "dealt out at random"}.get(split.get("kind", ""), "")
-    if split.get("kind") == "dirichlet":
+def _data(facts: Facts, record: Record | None) -> list[str]:
+    split = record["partition"] if record else None
+    how = {"sites": "real sites", "iid": "dealt out at random"}.get(split["kind"], "") if split else ""
+    if split and split["kind"] == "dirichlet":
         how = f"dealt out by a Dirichlet distribution, α = {split['alpha']}, seed {split['seed']}"
     sizes = [f"{facts.about.get('n_' + part, '?')} {name}" for part, name in PARTS.items()]
     lines = [f"- dataset: {facts.about.get('dataset', '?')}", f"- rows of this client: {', '.join(sizes)}"]
-    return [*lines, f"- clients: {split['clients']}, {how}"] if how else lines
+    return [*lines, f"- clients: {split['clients']}, {how}"] if split and how else lines
 
 
 def _inputs(facts: Facts) -> list[str]:
@@ -142,8 +142,8 @@ def _output(facts: Facts) -> list[str]:
     ]
 
 
-def _training(facts: Facts, record: dict[str, Any]) -> list[str]:
-    params = record.get("params", {})
+def _training(facts: Facts, record: Record | None) -> list[str]:
+    params = dict(record["params"]) if record else {}
     lines = [f"- method: {facts.method}, seed {facts.seed}, run {facts.about.get('key', '?')}"]
     lines += [f"- {', '.join(f'{name} {value}' for name, value in params.items())}"] if params else []
     proxy = facts.answers and facts.answers.proxy

@@ -11,8 +11,9 @@ from typing import Any, cast
 from fedekd.errors import FedekdError, unknown
 from fedekd.export.card import card_path, make_card
 from fedekd.files import write_whole
-from fedekd.runs import results
 from fedekd.runs.metadata import Code, Facts, kept_models
+from fedekd.runs.records import Record
+from fedekd.runs.store import read_records
 
 KINDS = (".safetensors", ".onnx")
 
@@ -68,13 +69,10 @@ def choose(kept: list[Facts], client: str, method: str | None, seed: int | None)
     return max(own, key=lambda facts: facts.path.stat().st_mtime)
 
 
-def _record(folder: Path, facts: Facts) -> dict[str, Any]:
-    """The run's line in results.jsonl, for what the card says of the training; nothing where it is gone."""
-    try:
-        records = results.load(folder).records
-    except FedekdError:
-        return {}
-    return next((record for record in records if record.get("key") == facts.about.get("key")), {})
+def _record(folder: Path, facts: Facts) -> Record | None:
+    """The run's line in results.jsonl, for what the card says of the training; None where it is gone."""
+    records = read_records(folder / "results.jsonl")
+    return next((record for record in reversed(records) if record["key"] == facts.about.get("key")), None)
 
 
 def _safetensors(facts: Facts, about: dict[str, str], code: Code) -> bytes:

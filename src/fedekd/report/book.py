@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from fedekd import metrics
-from fedekd.metrics import shared_settings
 from fedekd.report.table_formats import Cell
+from fedekd.runs.aggregate import shared_settings
+from fedekd.runs.records import FailureRow, Figure, Record
 from fedekd.units import count
 
-Record = dict[str, Any]
 Column = tuple[str, float | None]  # dataset and alpha
 
 TITLES = {
@@ -27,7 +27,7 @@ TITLES = {
 class Book:
     """The last record for each dataset, alpha, label and seed, of each dataset's most frequent settings."""
 
-    def __init__(self, records: Sequence[Record], failures: Sequence[Mapping[str, Any]] = ()) -> None:
+    def __init__(self, records: Sequence[Record], failures: Sequence[FailureRow] = ()) -> None:
         unique = list({record["key"]: record for record in records}.values())
         counts: dict[str, Counter[tuple[Any, ...]]] = {}
         for record in unique:
@@ -71,7 +71,7 @@ class Book:
 
     # --- figures -----------------------------------------------------------------------------------------
 
-    def mean(self, label: str, column: Column, key: str) -> Cell:
+    def mean(self, label: str, column: Column, key: Figure) -> Cell:
         values = [run[key] for run in self.runs(label, column)]
         if not values:
             return Cell()

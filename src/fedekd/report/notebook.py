@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from html import escape
-from typing import Any
 
 from fedekd.report.progress import Watcher, outcome
+from fedekd.runs.records import Record
 from fedekd.units import count
 
 EVERY = 0.5  # seconds at least between two updates
@@ -47,7 +47,7 @@ class Notebook(Watcher):
         if time.monotonic() - self.shown > EVERY:
             self._show()
 
-    def finish(self, record: dict[str, Any], cached: bool) -> None:
+    def finish(self, record: Record, cached: bool) -> None:
         super().finish(record, cached)
         if not cached:
             self.note(outcome(record))

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
-from typing import Any
 
 from fedekd import metrics
-from fedekd.report.book import Book, Record
+from fedekd.report.book import Book
 from fedekd.report.sweeps import sweep_tables
 from fedekd.report.table_formats import NOTHING, Cell, Row, Table, ranked, render, select
+from fedekd.runs.records import FailureRow, Figure, Record
 
 __all__ = ["Table", "make_tables", "paper_figures", "render", "select"]
 
@@ -41,7 +41,7 @@ OURS = {  # rows that the paper lacks, below its own
     "fedtype-nograd": ("FedAvg", "FedType, no gradient"),
     "constant": (NOTHING, "client's training mean"),
 }
-QUANTITIES = {
+QUANTITIES: dict[str, tuple[Figure, str]] = {
     "Avg_Delta": ("avg_delta", "Avg Δ"),
     "Worst_Delta": ("worst_delta", "Worst Δ"),
     "P10_Delta": ("tail_delta", "P10 Δ"),
@@ -102,7 +102,7 @@ def _layouts() -> tuple[Layout, ...]:
 
 
 def make_tables(
-    records: Sequence[Record], failures: Sequence[dict[str, Any]] = (), against_paper: bool = False
+    records: Sequence[Record], failures: Sequence[FailureRow] = (), against_paper: bool = False
 ) -> list[Table]:
     """Every table that the records give something for.
 

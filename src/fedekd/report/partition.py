@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from fedekd.report.tables import Column, print_columns
-from fedekd.runs.summary import SPLITS
+from fedekd.runs.summary import PARTITIONS
 from fedekd.units import BLOCKS, count
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def print_partition(console: Console, federation: Federation) -> None:
 
 def _title(federation: Federation, rows: int) -> Text:
     how, dataset = federation.partition, federation.dataset
-    kind = SPLITS.get(how["kind"], f"Dirichlet alpha {how['alpha']}")
+    kind = PARTITIONS.get(how["kind"], f"Dirichlet alpha {how['alpha']}")
     what = f", {count(rows, 'row')}, {count(len(federation.names), 'client')}, {kind}, seed {how['seed']}"
     if len(federation.public):
         what += f", {count(len(federation.public), 'public row')} besides"

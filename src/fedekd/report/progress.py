@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.text import Text
 
 from fedekd.runs.observers import Nobody, Observer, Together
+from fedekd.runs.records import Record
 from fedekd.units import Unit, count, duration
 
 QUIET_SECONDS = 60.0  # between plain lines about one long run
@@ -71,7 +72,7 @@ class Watcher(Nobody):
         else:
             self.fresh += samples
 
-    def finish(self, record: dict[str, Any], cached: bool) -> None:
+    def finish(self, record: Record, cached: bool) -> None:
         if cached:
             self.kept += 1
         else:
@@ -109,7 +110,7 @@ class Lines(Watcher):
         if time.monotonic() - self.spoke > QUIET_SECONDS:
             self.say(f"{self.label}, seed {self.seed}: round {round + 1} of {self.rounds}{self._then()}")
 
-    def finish(self, record: dict[str, Any], cached: bool) -> None:
+    def finish(self, record: Record, cached: bool) -> None:
         super().finish(record, cached)
         if not cached:
             self.say(f"{self.finished}/{self.runs} {outcome(record)}{self._then()}")
@@ -166,7 +167,7 @@ class Live(Watcher):
         super().advance(round, client, samples)
         self._update(description=self._current(f"round {round + 1}/{self.rounds}, client {client}"))
 
-    def finish(self, record: dict[str, Any], cached: bool) -> None:
+    def finish(self, record: Record, cached: bool) -> None:
         super().finish(record, cached)
         if not cached:
             self.note(outcome(record))
@@ -182,7 +183,7 @@ class Live(Watcher):
         self.progress.update(self.task, completed=self.done, left=self.left(), **changes)
 
 
-def outcome(record: dict[str, Any]) -> str:
+def outcome(record: Record) -> str:
     """A finished run in one line."""
     unit = Unit.of([record])
     result = (

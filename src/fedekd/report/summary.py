@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from fedekd.report.tables import Column, print_columns
+from fedekd.runs.aggregate import SummaryRow
+from fedekd.runs.records import Record
 from fedekd.runs.summary import direction, summary_columns
 from fedekd.units import BAD, GOOD, Unit, blocks, count
 
 
-def print_summary(console: Console, rows: Sequence[dict[str, Any]], unit: Unit) -> None:
-    """``rows`` as ``metrics.aggregate`` makes them."""
+def print_summary(console: Console, rows: Sequence[SummaryRow], unit: Unit) -> None:
+    """``rows`` as ``aggregate`` makes them."""
     methods, *columns = (
         Column(column.header, [Text(*cell) for cell in column.cells], column.justify, whole=column.whole)
         for column in summary_columns(rows, unit)
@@ -23,7 +24,7 @@ def print_summary(console: Console, rows: Sequence[dict[str, Any]], unit: Unit) 
     print_columns(console, [methods], columns)
 
 
-def verdict(records: Sequence[dict[str, Any]], row: dict[str, Any], unit: Unit) -> Text:
+def verdict(records: Sequence[Record], row: SummaryRow, unit: Unit) -> Text:
     """One line about one method: how many it helped and harmed, and whom it harmed most."""
     several = len(records) > 1
     everyone = [(unit.harm(c["delta"]), c, r) for r in records for c in r["clients"]]
@@ -42,9 +43,9 @@ def verdict(records: Sequence[dict[str, Any]], row: dict[str, Any], unit: Unit) 
     return text
 
 
-def trust(records: Sequence[dict[str, Any]]) -> Text | None:
+def trust(records: Sequence[Record]) -> Text | None:
     """One line about how far a gated method trusted the proxy, in its first and its last round."""
-    logs = [r["trust"] for r in records if r.get("trust")]
+    logs = [r["trust"] for r in records if r["trust"]]
     if not logs or all(entry["std"] < 1e-6 for log in logs for entry in log):
         return None
     first, last = ([log[i] for log in logs] for i in (0, -1))

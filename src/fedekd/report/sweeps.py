@@ -45,8 +45,9 @@ def ordered(book: Book, method: str, column: Column, labels: list[str]) -> Itera
             groups.setdefault(tuple(changes), []).append((tuple(map(_value, changes.values())), label))
     plain = book.runs(method, column)
     for parameters, variants in groups.items():
-        if len(parameters) == 1 and plain:
-            variants.append(((_value(plain[0]["params"][parameters[0]]),), method))
+        usual = dict[str, Any](plain[0]["params"]) if plain else {}
+        if len(parameters) == 1 and parameters[0] in usual:
+            variants.append(((_value(usual[parameters[0]]),), method))
         for values, label in sorted(variants, key=lambda v: [(isinstance(x, str), x) for x in v[0]]):
             yield (", ".join(parameters), ", ".join(f"{v:g}" if isinstance(v, float) else v for v in values)), label
 
@@ -54,12 +55,12 @@ def ordered(book: Book, method: str, column: Column, labels: list[str]) -> Itera
 def _value(text: Any) -> float | str:
     try:
         return float(text)
-    except ValueError:
+    except (ValueError, TypeError):
         return str(text)
 
 
 def _cells(book: Book, method: str, label: str, column: Column) -> tuple[Cell, ...]:
-    trust = [run["trust"][-1]["mean"] for run in book.runs(label, column) if run.get("trust")]
+    trust = [run["trust"][-1]["mean"] for run in book.runs(label, column) if run["trust"]]
     return (
         book.mean(label, column, "avg_delta"),
         Cell() if label == method else book.difference(label, method, column),

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from fedekd import metrics
 from fedekd.report.clients import print_clients
 from fedekd.report.summary import print_summary, trust, verdict
+from fedekd.runs.aggregate import aggregate, grouped
+from fedekd.runs.records import Record
 from fedekd.runs.results import Result
-from fedekd.runs.summary import Records, grouped, legend, title
+from fedekd.runs.summary import legend, title
 from fedekd.units import Unit, count
 
 
@@ -26,7 +28,7 @@ def print_result(
         _say(console, Text(f"results of {count(len(result.records), 'run')} in {where}"))
 
 
-def _print_one(console: Console, records: Records, show_clients: bool) -> None:
+def _print_one(console: Console, records: Sequence[Record], show_clients: bool) -> None:
     unit = Unit.of(records)
     seeds = grouped(records, "seed")
     console.print()
@@ -37,7 +39,7 @@ def _print_one(console: Console, records: Records, show_clients: bool) -> None:
             if len(seeds) > 1:
                 _say(console, Text(f"seed {on_seed[0]['seed']}", "bold"))
             print_clients(console, on_seed, unit)
-    rows = metrics.aggregate(records)
+    rows = aggregate(records)
     print_summary(console, rows, unit)
     by_label = {group[0]["label"]: group for group in grouped(records, "label")}
     compared = [row for row in rows if row["method"] != "local"]

@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from fedekd.errors import FedekdError
 from fedekd.runs import details, saved_models
 from fedekd.runs.observers import Nobody, Observer
 from fedekd.runs.plan import Run, left_out, plan
+from fedekd.runs.records import RECORD_VERSION
 from fedekd.runs.results import Result
 from fedekd.runs.store import Record, Store
 from fedekd.settings import Settings, make_settings
@@ -238,7 +239,8 @@ def make_record(
         }
         for name, split, alone, value in zip(federation.names, federation.clients, local, values, strict=True)
     ]
-    return {
+    record = {
+        "version": RECORD_VERSION,
         "dataset": federation.dataset.name,
         "alpha": federation.partition.get("alpha"),
         "seed": run.job.seed,
@@ -263,3 +265,4 @@ def make_record(
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "key": run.key,
     }
+    return cast("Record", record)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from fedekd.runs.records import Record
+
 Trust = dict[str, Any]  # mean, std and histogram of one client's trust weights in one round
 
 
@@ -23,7 +25,7 @@ class Observer(Protocol):
     ) -> None:
         """A round (which counts from 1) is over: each client's test metric, and its trust where there is a gate."""
 
-    def finish(self, record: dict[str, Any], cached: bool) -> None:
+    def finish(self, record: Record, cached: bool) -> None:
         """A run has its record, which the results held already if it is ``cached``."""
 
     def note(self, line: str) -> None:
@@ -37,7 +39,7 @@ class Nobody:
     def measured(
         self, label: str, seed: int, round: int, clients: dict[str, float], trust: dict[str, Trust] | None
     ) -> None: ...
-    def finish(self, record: dict[str, Any], cached: bool) -> None: ...
+    def finish(self, record: Record, cached: bool) -> None: ...
     def note(self, line: str) -> None: ...
 
 
@@ -65,7 +67,7 @@ class Together:
         for each in self.observers:
             each.measured(label, seed, round, clients, trust)
 
-    def finish(self, record: dict[str, Any], cached: bool) -> None:
+    def finish(self, record: Record, cached: bool) -> None:
         for each in self.observers:
             each.finish(record, cached)
 

@@ -21,6 +21,7 @@ from fedekd import __version__
 from fedekd.errors import FedekdError
 from fedekd.files import write_whole
 from fedekd.runs.observers import Nobody, Trust
+from fedekd.runs.records import Record
 
 EVERY = 1.0  # seconds at least between two writings
 STILL = 15.0  # seconds after which the file is written with nothing new in it: a sign of life
@@ -102,11 +103,11 @@ class Beacon(Nobody):
             rounds = max((run["rounds"] for run in state["now"]), default=round)  # one of a stack
             state["now"].append({"label": label, "seed": seed, "round": round, "rounds": rounds, "clients": known})
 
-    def finish(self, record: dict[str, Any], cached: bool) -> None:
+    def finish(self, record: Record, cached: bool) -> None:
         with self._change() as state:
             state["kept" if cached else "ended"] += 1
             self._forget(record["label"], record["seed"])
-            outcome = {name: record[name] for name in OUTCOME}
+            outcome = {name: value for name, value in record.items() if name in OUTCOME}
             bad = [name for name, value in outcome.items() if isinstance(value, float) and not math.isfinite(value)]
             outcome |= dict.fromkeys(bad) | {"cached": cached}
             state["finished"] = [*state["finished"], outcome][-RECENT:]

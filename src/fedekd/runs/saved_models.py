@@ -7,7 +7,7 @@ models/ROLE/NAME for every role that `predict` reads, and memory/..., received/.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from fedekd import __version__
 from fedekd.errors import FedekdError
 from fedekd.files import write_whole
-from fedekd.runs.store import Record
 from fedekd.settings import model_name
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ class Kept:
     about: dict[str, Any]
 
 
-def write(folder: Path, record: Record, position: int, client: Client) -> None:
+def write(folder: Path, record: Mapping[str, Any], position: int, client: Client) -> None:
     from safetensors.torch import save
 
     path = folder / "models" / record["key"] / f"{position}.safetensors"
@@ -90,7 +89,7 @@ def nested(leaves: dict[str, Tensor]) -> dict[str, Any]:
     return trees
 
 
-def card(record: Record, position: int, client: Client, tensors: dict[str, Tensor]) -> dict[str, Any]:
+def card(record: Mapping[str, Any], position: int, client: Client, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """What a model's file says of it: where it comes from, what it takes and gives, how good it is."""
     job, own = client.job, record["clients"][position]
     federation, dataset = job.federation, job.federation.dataset

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from fedekd import metrics
+from fedekd.runs.aggregate import SummaryRow, aggregate, grouped
+from fedekd.runs.records import Record
 from fedekd.units import BAD, GOOD, SAME, Unit, count, duration, volume
 
 COLOURS = {GOOD: "#1a7f37", BAD: "#d1242f"}  # readable on white and on black; the sign says the same
-SPLITS = {"sites": "the data's own sites", "iid": "dealt out evenly"}  # without an alpha
+PARTITIONS = {"sites": "the data's own sites", "iid": "dealt out evenly"}  # without an alpha
 
-Records = Sequence[dict[str, Any]]
+Deltas = Literal["avg_delta", "worst_delta", "tail_delta"]
 
 
 class StyledText(NamedTuple):
@@ -29,17 +30,17 @@ class SummaryColumn:
     whole: bool = False  # keep the header on one line
 
 
-def summary_columns(rows: Sequence[dict[str, Any]], unit: Unit) -> list[SummaryColumn]:
-    """``rows`` as ``metrics.aggregate`` makes them; the methods' names come first."""
+def summary_columns(rows: Sequence[SummaryRow], unit: Unit) -> list[SummaryColumn]:
+    """``rows`` as ``aggregate`` makes them; the methods' names come first."""
     several = any(len(row["seeds"]) > 1 for row in rows)
 
     def plain(header: str, cells: Sequence[str], justify: Literal["left", "right"] = "right") -> SummaryColumn:
         return SummaryColumn(header, [StyledText(cell) for cell in cells], justify)
 
-    def value(header: str, key: str) -> SummaryColumn:
+    def value(header: str, key: Literal["mean", "worst"]) -> SummaryColumn:
         return plain(header, [_spread(unit.value(r[key]["mean"]), unit, r[key]["std"], several) for r in rows])
 
-    def delta(header: str, key: str) -> SummaryColumn:
+    def delta(header: str, key: Deltas) -> SummaryColumn:
         return SummaryColumn(header, [_delta(r, key, unit, several) for r in rows], whole=True)
 
     columns = [plain("method", [r["label"] for r in rows], "left"), delta("Avg Δ", "avg_delta")]
@@ -57,7 +58,7 @@ def summary_columns(rows: Sequence[dict[str, Any]], unit: Unit) -> list[SummaryC
     ]
 
 
-def _alone(row: dict[str, Any]) -> bool:
+def _alone(row: SummaryRow) -> bool:
     return bool(row["method"] == "local")
 
 
@@ -65,14 +66,14 @@ def _spread(text: str, unit: Unit, std: float, several: bool) -> str:
     return f"{text} ± {unit.value(std)}" if several else text
 
 
-def _delta(row: dict[str, Any], key: str, unit: Unit, several: bool) -> StyledText:
+def _delta(row: SummaryRow, key: Deltas, unit: Unit, several: bool) -> StyledText:
     if _alone(row):
         return StyledText("")
     mean, std = row[key]["mean"], row[key]["std"]
     return StyledText(_spread(unit.delta(mean), unit, std, several), unit.style(mean))
 
 
-def _interval(row: dict[str, Any], unit: Unit) -> StyledText:
+def _interval(row: SummaryRow, unit: Unit) -> StyledText:
     interval = row["avg_delta"]["interval"]
     if _alone(row) or interval is None:
         return StyledText("")
@@ -80,9 +81,9 @@ def _interval(row: dict[str, Any], unit: Unit) -> StyledText:
     return StyledText(f"[{low}, {high}]", {1: BAD, -1: GOOD, 0: SAME}[direction(row, unit)])
 
 
-def direction(row: dict[str, Any], unit: Unit) -> int:
+def direction(row: SummaryRow, unit: Unit) -> int:
     """1 where the whole interval is harm, -1 where it is all help, 0 where it holds zero."""
-    low, high = sorted(unit.harm(x) for x in row["avg_delta"]["interval"])
+    low, high = sorted(unit.harm(x) for x in row["avg_delta"]["interval"] or (0.0, 0.0))
     return int(low > 0) - int(high < 0)
 
 
@@ -90,12 +91,12 @@ def _sent(nbytes: float) -> str:
     return volume(nbytes) if nbytes else ""
 
 
-def title(records: Records, unit: Unit) -> str:
+def title(records: Sequence[Record], unit: Unit) -> str:
     """What follows the dataset's name above the table."""
-    first, params = records[0], records[0]["params"]
+    first, params, kind = records[0], records[0]["params"], records[0]["partition"]["kind"]
     seeds = list(dict.fromkeys(r["seed"] for r in records))
     parts = [
-        f"alpha {first['alpha']:g}" if first["alpha"] is not None else SPLITS[first["partition"]["kind"]],
+        f"alpha {first['alpha']:g}" if first["alpha"] is not None else PARTITIONS.get(kind, kind),
         count(len(first["clients"]), "client"),
         f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds",
         f"{count(params['rounds'], 'round')} of {count(params['epochs'], 'epoch')}",
@@ -110,21 +111,14 @@ def legend(unit: Unit, several: bool) -> str:
     return f"Δ: with the method minus alone, {sign}{spread}; sent: by all, up and down"
 
 
-def grouped(records: Records, *keys: str) -> list[Records]:
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for record in records:
-        groups.setdefault(tuple(record[key] for key in keys), []).append(record)
-    return list(groups.values())
-
-
-def as_html(records: Records) -> str:
+def as_html(records: Sequence[Record]) -> str:
     """A table for each dataset and alpha. Whatever a name holds, it is text and never markup."""
     return "".join(map(_table, grouped(records, "dataset", "alpha"))) or "no results"
 
 
-def _table(records: Records) -> str:
+def _table(records: Sequence[Record]) -> str:
     unit = Unit.of(records)
-    columns = summary_columns(metrics.aggregate(records), unit)
+    columns = summary_columns(aggregate(records), unit)
     caption = escape(f"{records[0]['dataset']}, {title(records, unit)}")
     heads = "".join(f'<th scope="col" style="text-align: {c.justify}">{escape(c.header)}</th>' for c in columns)
     rows = "".join(

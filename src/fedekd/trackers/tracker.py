@@ -10,9 +10,8 @@ from typing import Any, Protocol
 
 from fedekd.errors import FedekdError
 from fedekd.runs.observers import Nobody, Trust
+from fedekd.runs.records import FIGURES, Record
 from fedekd.trackers.group import Group, tags
-
-SUMMARY = ("avg_delta", "worst_delta", "tail_delta", "mean", "worst", "bytes_up", "bytes_down", "seconds")
 
 
 class Sink(Protocol):
@@ -75,7 +74,7 @@ class Tracker(Nobody):
     ) -> None:
         self._try(self._measured, label, seed, round, clients, trust or {})
 
-    def finish(self, record: dict[str, Any], cached: bool) -> None:
+    def finish(self, record: Record, cached: bool) -> None:
         self._try(self._catch_up if cached else self._finish, record)
 
     def _measured(self, label: str, seed: int, round: int, clients: dict[str, float], trust: dict[str, Trust]) -> None:
@@ -86,20 +85,20 @@ class Tracker(Nobody):
         histograms = {f"trust/{name}": weights for name, weights in gated.items()}
         self._sink(label, seed, round).log(finite(scalars), histograms, round)
 
-    def _finish(self, record: dict[str, Any]) -> None:
+    def _finish(self, record: Record) -> None:
         names = tags(client["id"] for client in record["clients"])
         scalars = {
             f"final_{what}/{names[client['id']]}": client[what]
             for what in ("value", "local", "delta")
             for client in record["clients"]
-        } | {f"final/{what}": record[what] for what in SUMMARY}
+        } | {f"final/{what}": record[what] for what in FIGURES}
         rounds = record["params"]["rounds"]
         sink = self._sink(record["label"], record["seed"], rounds)
         del self.sinks[record["label"], record["seed"]]
         own = {"label": record["label"], "seed": record["seed"], "key": record["key"]}
         sink.end({**self.group.params, **record["params"], **own}, finite(scalars), rounds)
 
-    def _catch_up(self, record: dict[str, Any]) -> None:
+    def _catch_up(self, record: Record) -> None:
         """A run that ended before the tracker was asked for is logged from what it left."""
         label, seed = record["label"], record["seed"]
         assert self.backend is not None
@@ -107,12 +106,12 @@ class Tracker(Nobody):
             return
         from fedekd.runs import details
 
-        found = details.read(self.folder, {record["key"]}).get(record["key"], {"curve": [], "trust": []})
+        found = details.read(self.folder, {record["key"]}).get(record["key"])
         names = [client["id"] for client in record["clients"]]
-        trust = {entry["round"]: entry["clients"] for entry in found["trust"]}
+        trust = {entry["round"]: entry["clients"] for entry in found["trust"]} if found else {}
         self._sink(label, seed, 1)
-        for round, values in enumerate(found["curve"], 1):
-            seen = dict(zip(names, trust.get(round, []), strict=False))
+        for round, values in enumerate(found["curve"] if found else [], 1):
+            seen: dict[str, Any] = dict(zip(names, trust.get(round, []), strict=False))
             self._measured(label, seed, round, dict(zip(names, values, strict=True)), seen)
         self._finish(record)
 

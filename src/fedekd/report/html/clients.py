@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Any
 
 from fedekd import metrics
 from fedekd.report.html.chart import (
@@ -24,6 +23,7 @@ from fedekd.report.html.chart import (
     zero_line,
 )
 from fedekd.report.html.material import Material, fewer
+from fedekd.runs.records import ClientRow, Details
 
 WHOLE = "datum.value > 100 ? '' : datum.label"  # there is no accuracy above 100 %
 
@@ -39,7 +39,7 @@ def client_rows(material: Material) -> dict[str, list[Row]]:
 def _one_seed(material: Material, label: str, seed: int) -> list[Row]:
     """How sure a client's Δ is, its test samples say: those that it gets wrong with the method, and alone."""
     clients = material.by[label, seed]["clients"]
-    both = [(material.detail(name, seed) or {}).get("errors", []) for name in (label, material.alone)]
+    both = [_errors(material.detail(name, seed)) for name in (label, material.alone)]
     intervals: list[tuple[float, float] | None] = [None] * len(clients)
     if all(both) and [len(e) for e in both[0]] == [len(e) for e in both[1]]:
         better = material.unit.higher_is_better
@@ -48,8 +48,12 @@ def _one_seed(material: Material, label: str, seed: int) -> list[Row]:
     return _ordered(rows, material.scale)
 
 
+def _errors(detail: Details | None) -> list[list[float | bool]]:
+    return detail.get("errors", []) if detail else []
+
+
 def _over_seeds(material: Material, label: str) -> list[Row]:
-    by_client: dict[str, list[dict[str, Any]]] = {}
+    by_client: dict[str, list[ClientRow]] = {}
     for record in material.of(label):
         for client in record["clients"]:
             by_client.setdefault(str(client["id"]), []).append(client)
@@ -64,9 +68,11 @@ def _ordered(rows: list[Row], scale: Scale) -> list[Row]:
     return sorted(rows, key=lambda row: -scale.unit.harm(row["delta"]))
 
 
-def _row(name: str, group: Sequence[dict[str, Any]], interval: tuple[float, float] | None, scale: Scale) -> Row:
+def _row(name: str, group: Sequence[ClientRow], interval: tuple[float, float] | None, scale: Scale) -> Row:
     f = scale.factor
-    local, value, delta = (f * fmean(c[key] for c in group) for key in ("local", "value", "delta"))
+    local, value, delta = (
+        f * fmean(column) for column in zip(*((c["local"], c["value"], c["delta"]) for c in group), strict=True)
+    )
     low, high = (f * interval[0], f * interval[1]) if interval else (delta, delta)
     most = 100.0 if scale.unit.higher_is_better else math.inf
     ends = [min(most, max(0.0, end)) for end in (local + low, local + high)]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 from fedekd.report.html.chart import MANY, Chart, Column, Row, Spec, lines_of, names, shades, variant
 from fedekd.report.html.material import Material, fewer
+from fedekd.runs.records import Details
 
 
 def holdings_rows(material: Material) -> dict[str, list[Row]]:
@@ -17,7 +17,7 @@ def holdings_rows(material: Material) -> dict[str, list[Row]]:
         if not detail or not detail["partition"]:
             continue
         labels = _labels(detail)
-        held = [
+        held: list[Row] = [
             {"client": str(one["client"]), "total": sum(one["counts"]), "counts": list(one["counts"]), "labels": labels}
             for one in detail["partition"]
         ]
@@ -26,7 +26,7 @@ def holdings_rows(material: Material) -> dict[str, list[Row]]:
     return rows
 
 
-def _labels(detail: dict[str, Any]) -> list[str]:
+def _labels(detail: Details) -> list[str]:
     edges = detail.get("edges")
     if edges:
         return [f"{low:.4g} to {high:.4g}" for low, high in pairwise(edges)]

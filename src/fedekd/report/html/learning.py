@@ -9,6 +9,7 @@ import numpy as np
 
 from fedekd.report.html.chart import MANY, Chart, Column, Row, Spec, tooltip, variant
 from fedekd.report.html.material import Material
+from fedekd.runs.records import Record
 
 MISSING = "This run left no learning curve."
 SHOWN_ONLY = "Nothing was chosen by these curves: they are measured on test data, after training."
@@ -39,7 +40,7 @@ def client_curves(material: Material) -> dict[str, list[Row]]:
     }
 
 
-def _names(record: dict[str, Any]) -> list[str]:
+def _names(record: Record) -> list[str]:
     return [str(client["id"]) for client in record["clients"]]
 
 

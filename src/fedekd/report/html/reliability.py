@@ -19,8 +19,8 @@ def reliability_rows(material: Material) -> dict[str, list[Row]]:
     rows: dict[str, list[Row]] = {}
     f = material.scale.factor
     for key, label, seed, _ in material.runs():
-        found = (material.detail(label, seed) or {}).get("reliability")
-        if found:
+        detail = material.detail(label, seed)
+        if detail and (found := detail["reliability"]):
             rows[key] = [
                 {
                     "decile": i + 1, "energy": found["energy"][i], "count": found["count"][i],

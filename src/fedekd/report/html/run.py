@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fedekd import metrics
 from fedekd.report.html import clients, cost, holdings, learning, methods, reliability, trust
 from fedekd.report.html.chart import Chart, variant
 from fedekd.report.html.material import Material
 from fedekd.report.html.section import Block, Page, Section, Variants
 from fedekd.report.html.words import headline, kicker, minus
+from fedekd.runs.aggregate import SHARED, SummaryRow
+from fedekd.runs.records import DoubtedSample, PublicRows
+from fedekd.runs.summary import Deltas
 from fedekd.units import duration, volume
 
 NO_DETAILS = (
@@ -69,7 +71,7 @@ def _summary(material: Material) -> Block:
     for label, row in material.summary.items():
         alone, interval = label == material.alone, row["avg_delta"]["interval"]
 
-        def signed(key: str, row: dict[str, Any] = row, alone: bool = alone) -> tuple[str, str]:
+        def signed(key: Deltas, row: SummaryRow = row, alone: bool = alone) -> tuple[str, str]:
             mean = row[key]["mean"]
             return ("", "") if alone else (minus(unit.delta(mean)), material.scale.effect(mean))
 
@@ -95,8 +97,8 @@ def _summary(material: Material) -> Block:
 def _distrusted(material: Material) -> Block:
     by = {}
     for key, label, seed, _ in material.runs():
-        samples = (material.detail(label, seed) or {}).get("distrusted", [])
-        if samples:
+        detail = material.detail(label, seed)
+        if detail and (samples := detail["distrusted"]):
             by[key] = {"pictures": any(s["image"] for s in samples), "samples": [_sample(s) for s in samples]}
     first = variant(material.favourite, material.worst_seed)
     about = (
@@ -107,7 +109,7 @@ def _distrusted(material: Material) -> Block:
     return Block("distrusted.html", content, "Most distrusted samples", about)
 
 
-def _sample(sample: dict[str, Any]) -> dict[str, Any]:
+def _sample(sample: DoubtedSample) -> dict[str, Any]:
     def text(value: Any) -> str:
         return f"{value:,.5g}" if isinstance(value, float) else str(value)
 
@@ -119,7 +121,7 @@ def _sample(sample: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _public(public: dict[str, Any] | None) -> str:
+def _public(public: PublicRows | None) -> str:
     if public is None:
         return ""
     what = "of a file" if "file" in public else f"a share of {public['share']:g}"
@@ -128,22 +130,22 @@ def _public(public: dict[str, Any] | None) -> str:
 
 def _settings(material: Material) -> Block:
     first = material.first
-    shared = {name: first["params"][name] for name in (*metrics.SHARED, "device") if name in first["params"]}
-    partition = first.get("partition", {})
-    groups = {
+    shared = {name: value for name, value in first["params"].items() if name in (*SHARED, "device")}
+    partition = first["partition"]
+    groups: dict[str, dict[str, Any]] = {
         "Data": {
             "dataset": first["dataset"], "task": first["task"], "metric": material.unit.name,
-            "split": partition.get("kind", ""), "alpha": "" if first["alpha"] is None else f"{first['alpha']:g}",
+            "split": partition["kind"], "alpha": "" if first["alpha"] is None else f"{first['alpha']:g}",
             "public": _public(partition.get("public")),
             "clients": len(first["clients"]), "seeds": ", ".join(map(str, material.seeds)),
         },
         "Training": shared,
-        "Versions": first.get("versions", {}),
+        "Versions": first["versions"],
     }  # fmt: skip
     for label in material.compared:
         record = material.of(label)[0]
         own = {k: v for k, v in record["params"].items() if k not in shared}
         groups |= {label: own} if own else {}
-    ended = max((r.get("finished", "") for r in material.records), default="")
+    ended = max((r["finished"] for r in material.records), default="")
     groups["Versions"] = {**groups["Versions"], "finished": ended}
     return Block("settings.html", {k: {n: v for n, v in g.items() if v not in ("", None)} for k, g in groups.items()})

@@ -12,12 +12,11 @@ from fedekd.report.html.section import Block, Page, Section, Variants
 from fedekd.report.html.study_material import StudyMaterial, alpha_title
 from fedekd.report.paper_tables import make_tables
 from fedekd.report.table_formats import NOTHING, Cell, Table, number
+from fedekd.runs.records import FailureRow, Record
 from fedekd.units import count
 
-Record = dict[str, Any]
 
-
-def study_page(records: Sequence[Record], failures: Sequence[Record] = ()) -> Page:
+def study_page(records: Sequence[Record], failures: Sequence[FailureRow] = ()) -> Page:
     material = StudyMaterial(records, failures)
     tables = make_tables(records, failures, against_paper=True)
     heads = {str(m): _headline(material, label) for m, label in enumerate(material.compared)}
@@ -53,7 +52,7 @@ def _kicker(material: StudyMaterial) -> str:
     return " · ".join(["Study", *parts, count(len(material.labels), "method"), count(len(seeds), "seed")])
 
 
-def _notes(material: StudyMaterial, failures: Sequence[Record]) -> list[str]:
+def _notes(material: StudyMaterial, failures: Sequence[FailureRow]) -> list[str]:
     notes = []
     if left := sum(material.book.left_out.values()):
         notes.append(f"{left:,} runs with other settings are left out.")

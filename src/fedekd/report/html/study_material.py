@@ -10,14 +10,14 @@ from fedekd.report.book import TITLES, Book, Column
 from fedekd.report.html.chart import Choice, Scale
 from fedekd.report.html.material import FAVOURITE
 from fedekd.report.paper_tables import METHODS, OURS
+from fedekd.runs.records import FailureRow, Record
 from fedekd.units import Unit
 
-Record = dict[str, Any]
 TASKS = ("classification", "regression")
 
 
 class StudyMaterial:
-    def __init__(self, records: Sequence[Record], failures: Sequence[Record] = ()) -> None:
+    def __init__(self, records: Sequence[Record], failures: Sequence[FailureRow] = ()) -> None:
         self.book = Book(records, failures)
         self.records = self.book.records
         self.tasks = [task for task in TASKS if self.book.columns(task)]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from fedekd.report.html.chart import MANY, ROUNDS, Chart, Column, Row, Spec, lines_of, names, shades, tooltip
 from fedekd.report.html.material import Material, fewer
+from fedekd.runs.records import ClientsTrust, TrustRow
 
 BINS = 20
 EDGE = 0.1  # below it a sample counts as distrusted, above 1 - EDGE as trusted
@@ -62,17 +63,17 @@ def course_rows(material: Material) -> dict[str, list[Row]]:
     return made
 
 
-def _logs(material: Material) -> dict[str, list[dict[str, Any]]]:
-    logs: dict[str, list[dict[str, Any]]] = {}
+def _logs(material: Material) -> dict[str, list[ClientsTrust]]:
+    logs: dict[str, list[ClientsTrust]] = {}
     for key, label, seed, _ in material.runs():
         detail = material.detail(label, seed)
-        log = [e for e in (detail or {}).get("trust", []) if any(c and sum(c["histogram"]) for c in e["clients"])]
+        log = [e for e in (detail["trust"] if detail else []) if any(c and sum(c["histogram"]) for c in e["clients"])]
         if log:
             logs[key] = log
     return logs
 
 
-def _figures(clients: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:
+def _figures(clients: Sequence[TrustRow | None]) -> dict[str, Any]:
     """Over these clients' samples: the mean, the shares at both ends, and the share in each twentieth."""
     there = [client for client in clients if client and sum(client["histogram"])]
     counts = np.sum([client["histogram"] for client in there], axis=0).astype(float)

@@ -7,7 +7,9 @@ from typing import Any
 from fedekd.report.html.chart import variant
 from fedekd.report.html.clients import client_rows
 from fedekd.report.html.material import Material
-from fedekd.runs.summary import SPLITS, direction
+from fedekd.runs.aggregate import SummaryRow
+from fedekd.runs.records import ClientRow
+from fedekd.runs.summary import PARTITIONS, direction
 from fedekd.units import Unit, count
 
 
@@ -18,14 +20,14 @@ def minus(text: str) -> str:
 
 def kicker(material: Material) -> str:
     first, seeds = material.first, material.seeds
-    alpha, kind = first["alpha"], first.get("partition", {}).get("kind")
+    alpha, kind = first["alpha"], first["partition"]["kind"]
     params = first["params"]
     parts = [
         first["dataset"],
-        f"Dirichlet α = {alpha:g}" if alpha is not None else SPLITS.get(kind, ""),
+        f"Dirichlet α = {alpha:g}" if alpha is not None else PARTITIONS.get(kind, ""),
         count(len(first["clients"]), "client"),
         f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds",
-        count(params["rounds"], "round") if "rounds" in params else "",
+        count(params["rounds"], "round"),
         material.unit.name,
     ]
     return " · ".join(part for part in parts if part)
@@ -77,7 +79,7 @@ def _average(unit: Unit, mean: float, clients: int, several: bool) -> str:
     return f"On average joining {'lowered' if better else 'raised'} a client's {unit.name} by {unit.amount(mean)}."
 
 
-def _change(unit: Unit, client: dict[str, Any]) -> str:
+def _change(unit: Unit, client: ClientRow) -> str:
     percent = "\u00a0%" if unit.higher_is_better else ""
     name = "accuracy" if unit.higher_is_better else unit.name
     return (
@@ -85,7 +87,7 @@ def _change(unit: Unit, client: dict[str, Any]) -> str:
     )
 
 
-def _sure(unit: Unit, row: dict[str, Any]) -> str:
+def _sure(unit: Unit, row: SummaryRow) -> str:
     interval = row["avg_delta"]["interval"]
     if interval is None:
         return "One seed says nothing about chance; more seeds (--seeds 0-9) would give an interval."
