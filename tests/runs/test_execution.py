@@ -345,7 +345,7 @@ def test_a_run_that_two_processes_did_counts_once(digits, tmp_path):
     (tmp_path / "results.jsonl").write_text(lines + lines)
     assert [len(row["seeds"]) for row in fedekd.load(tmp_path).summary] == [1, 1]
     (tmp_path / "results.jsonl").write_text(lines + "{}\n")
-    with pytest.raises(FedekdError, match="line 3 of .* is not a record"):
+    with pytest.raises(FedekdError, match="is not a record"):
         fedekd.load(tmp_path)
 
 

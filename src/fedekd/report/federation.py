@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from rich.console import Console
 
 from fedekd.report.tables import Column, print_columns
-from fedekd.runs.federation_report import FederationReport
+from fedekd.runs.federation_report import FederationReport, SiteReport, SiteRow
 from fedekd.units import Unit, duration, volume
 
 KEPT = "kept"  # shown for a number that its site does not share
@@ -37,22 +34,26 @@ def _print_sites(console: Console, report: FederationReport) -> None:
     print_columns(console, [names], [Column(head, [row[i] for row in rows]) for i, head in enumerate(heads)])
 
 
-def cells(site: Mapping[str, Any], unit: Unit) -> list[str]:
+def cells(site: SiteRow, unit: Unit) -> list[str]:
     """Of one site: n, alone, with the federation, Δ; in words where there is no number."""
     missing = KEPT if site.get("answered", True) else AWAY
-    forms = {"n": "{:d}".format, "local": unit.value, "value": unit.value, "delta": unit.delta}
-    return [missing if site.get(name) is None else form(site[name]) for name, form in forms.items()]
+    n, delta = site.get("n"), site.get("delta")
+    values = [missing if value is None else unit.value(value) for value in (site.get("local"), site.get("value"))]
+    return [missing if n is None else str(n), *values, missing if delta is None else unit.delta(delta)]
 
 
-def own_numbers(content: Mapping[str, Any]) -> str:
+def own_numbers(own: SiteReport) -> str:
     """A site's own ``report.json`` in a line."""
-    site = {**content, "n": content["n_train"]}
-    report = FederationReport(content["method"], True, sites=[site], privacy=_own_budget(content))
+    site: SiteRow = {
+        "metric": own["metric"],
+        "n": own["n_train"],
+        "local": own["local"],
+        "value": own["value"],
+        "delta": own["delta"],
+    }
+    budget = own.get("privacy")
+    report = FederationReport(own["method"], True, sites=[site], privacy={own["name"]: budget} if budget else None)
     n, alone, value, delta = cells(site, report.unit)
     metric, points = ("accuracy in %", " points") if report.unit.higher_is_better else (report.unit.name, "")
-    line = f"{content['name']}, {content['method']}: {metric} {alone} alone, {value} with the federation"
+    line = f"{own['name']}, {own['method']}: {metric} {alone} alone, {value} with the federation"
     return "; ".join([f"{line}, Δ {delta}{points}, {n} training rows", *report.budgets().values()])
-
-
-def _own_budget(content: Mapping[str, Any]) -> dict[str, Any] | None:
-    return {content["name"]: content["privacy"]} if content.get("privacy") else None

@@ -49,7 +49,7 @@ def trust(records: Sequence[Record]) -> Text | None:
     if not logs or all(entry["std"] < 1e-6 for log in logs for entry in log):
         return None
     first, last = ([log[i] for log in logs] for i in (0, -1))
-    bins = [sum(column) for column in zip(*(entry["histogram"] for entry in last), strict=True)]
+    bins = [sum(column) for column in zip(*(entry["histogram"] for entry in last), strict=False)]
     means = [f"{fmean(e['mean'] for e in some):.2f} in round {some[0]['round']}" for some in (first, last)]
     return Text.assemble(
         (records[0]["label"], "bold"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -56,7 +57,7 @@ def ranked(rows: Sequence[Row], better: Callable[[Cell], float | None]) -> tuple
     """
     marked = [list(row.cells) for row in rows]
     for column in range(len(rows[0].cells) if rows else 0):
-        values = [better(row.cells[column]) for row in rows]
+        values = [None if v is None or math.isnan(v) else v for v in (better(row.cells[column]) for row in rows)]
         places = sorted({round(v, DECIMALS) for v in values if v is not None}, reverse=True)
         if sum(v is not None for v in values) < 2:
             continue

@@ -23,6 +23,7 @@ from fedekd.federation import Federation
 from fedekd.files import write_whole
 from fedekd.runs.records import Details as Details
 from fedekd.runs.records import DoubtedSample, Holdings, Reliability, read_details
+from fedekd.validation import parse_json
 
 DOUBTED = 24  # samples shown
 DECILES = 10
@@ -40,8 +41,8 @@ def read(folder: str | Path, keys: Collection[str] | None = None) -> dict[str, D
         if keys is not None and path.stem not in keys:
             continue
         try:
-            content = json.loads(path.read_bytes())
-        except (OSError, ValueError, RecursionError) as error:
+            content = parse_json(path.read_bytes())
+        except (OSError, ValueError) as error:
             raise FedekdError(f"cannot read {path}: {error}; remove it to do without") from None
         found[path.stem] = read_details(content, str(path))
     return found

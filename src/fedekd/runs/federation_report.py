@@ -2,16 +2,54 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict, cast, get_type_hints
 
 from fedekd.errors import FedekdError
 from fedekd.metrics import harmed
 from fedekd.units import Unit
+from fedekd.validation import Finite, Invalid, parse_json, validator
+
+
+class SiteRow(TypedDict, total=False):
+    """A site and what it shares."""
+
+    name: str
+    answered: bool
+    metric: str | None
+    n: int | None
+    local: float | None
+    value: float | None
+    delta: float | None
+    low: float | None
+    high: float | None
+
+
+class SpentBudget(TypedDict):
+    epsilon: float
+    delta: float
+    guarantee: str
+
+
+class SiteReport(TypedDict):
+    """What a site keeps on its own disk."""
+
+    name: str
+    method: str
+    metric: str
+    local: float
+    value: float
+    delta: float
+    n_train: int
+    privacy: NotRequired[SpentBudget | None]
+
+
+class RefusedAnswer(TypedDict):
+    visit: int
+    site: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -19,38 +57,43 @@ class FederationReport:
     method: str
     complete: bool
     rounds: int = 0
-    sites: Sequence[Mapping[str, Any]] = field(default_factory=tuple)  # name, and what the site shares
+    sites: list[SiteRow] = field(default_factory=list)
     bytes_up: int = 0
     bytes_down: int = 0
-    seconds: float = 0.0
-    privacy: Mapping[str, Any] | None = None  # by site: what it spent of its budget
+    seconds: Finite = 0.0
+    privacy: dict[str, SpentBudget] | None = None  # by site
     compression: str = "none"
     combine: str = "mean"
-    refused: Sequence[Mapping[str, Any]] = field(default_factory=tuple)  # visit, site and reason
+    refused: list[RefusedAnswer] = field(default_factory=list)
     error: str = ""
 
     @property
     def unit(self) -> Unit:
         """How numbers are written, as for a run: the metric that most sites tell."""
         told = Counter(site["metric"] for site in self.sites if site.get("metric")).most_common(1)
-        values = [site["local"] for site in self.sites if "local" in site] or [site["delta"] for site in self.known]
-        clients = [{"local": value} for value in values]
+        alone = [value for site in self.sites if (value := site.get("local")) is not None]
+        clients = [{"local": value} for value in alone or self.deltas]
         return Unit.of([{"metric": told[0][0] if told else "accuracy", "clients": clients}])
 
     @property
-    def known(self) -> list[Mapping[str, Any]]:
+    def known(self) -> list[SiteRow]:
         """The sites that share their Δ."""
-        return [site for site in self.sites if isinstance(site.get("delta"), (int, float))]
+        return [site for site in self.sites if site.get("delta") is not None]
+
+    @property
+    def deltas(self) -> list[float]:
+        return [value for site in self.sites if (value := site.get("delta")) is not None]
 
     @property
     def harmed(self) -> int:
-        return harmed([site["delta"] for site in self.known], higher_is_better=self.unit.higher_is_better)
+        return harmed(self.deltas, higher_is_better=self.unit.higher_is_better)
 
     @property
     def surely_harmed(self) -> int:
         """Those whose Δ lies beyond the chance of their test rows (95 %)."""
-        worst = "high" if self.unit.higher_is_better else "low"
-        return sum(worst in site and self.unit.harm(site[worst]) > 0 for site in self.known)
+        better = self.unit.higher_is_better
+        best = [site.get("high") if better else site.get("low") for site in self.known]
+        return sum(end is not None and self.unit.harm(end) > 0 for end in best)
 
     def budgets(self) -> dict[str, str]:
         spent = (self.privacy or {}).items()
@@ -64,10 +107,28 @@ def read_report(state: Path) -> FederationReport | None:
     """The report in a server's state folder; None where there is none yet."""
     path = state / "report.json"
     try:
-        content = json.loads(path.read_text())
-        names = {f.name for f in fields(FederationReport)}
-        return FederationReport(**{name: value for name, value in content.items() if name in names})
+        return _report(parse_json(path.read_bytes()))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise FedekdError(f"cannot read {path}: {error}; move it away to start anew") from None
+
+
+def read_site_report(content: Any, path: Path) -> SiteReport:
+    try:
+        validator(SiteReport)(content)
+    except Invalid as error:
+        raise FedekdError(f"cannot read {path}: {error}; move it away to do without") from None
+    return cast("SiteReport", content)
+
+
+def _report(content: Any) -> FederationReport:
+    validator(dict[str, Any])(content)
+    kinds = get_type_hints(FederationReport, include_extras=True)
+    known = {name: value for name, value in content.items() if name in kinds}
+    for name, value in known.items():
+        try:
+            validator(kinds[name])(value)
+        except Invalid as wrong:
+            raise wrong.at(name) from None
+    return FederationReport(**known)

@@ -155,7 +155,7 @@ class Details(TypedDict):
     errors: NotRequired[list[list[float | bool]]]
     trust: list[ClientsTrust]
     exchange: list[Traffic]
-    private_bytes: NotRequired[int]
+    private_bytes: int
     shared_bytes: NotRequired[int]
     partition: list[Holdings]
     classes: NotRequired[list[str]]
@@ -188,7 +188,12 @@ def read_failure(line: Any, where: str) -> FailureRow:
 
 
 def read_details(content: Any, where: str) -> Details:
-    return cast("Details", _checked(content, Details, where, "remove it to do without"))
+    details = cast("Details", _checked(content, Details, where, remedy := "remove it to do without"))
+    rounds = [[client for client in entry["clients"] if client] for entry in details["trust"]]
+    bins = {len(client["histogram"]) for clients in rounds for client in clients}
+    if len(bins) > 1 or len({len(entry["clients"]) for entry in details["trust"]}) > 1:
+        raise FedekdError(f"{where} cannot be read: trust has rounds of different sizes; {remedy}")
+    return details
 
 
 def _checked(line: Any, kind: Any, where: str, remedy: str) -> Any:

@@ -20,6 +20,7 @@ from fedekd.errors import FedekdError
 from fedekd.files import writing
 from fedekd.runs.records import FailureRow, read_failure, read_record
 from fedekd.runs.records import Record as Record
+from fedekd.validation import parse_json
 
 
 class Store:
@@ -119,8 +120,8 @@ def read_lines(path: Path) -> Iterator[tuple[str, Any]]:
                 continue
             where = f"line {number} of {file}"
             try:
-                yield where, json.loads(line)
-            except (ValueError, RecursionError) as error:
+                yield where, parse_json(line)
+            except ValueError as error:
                 remedy = "give the folder that a run or a study wrote, or remove the line"
                 raise FedekdError(f"{where} is not JSON ({error}); {remedy}") from None
 

@@ -29,7 +29,7 @@ def _whole(material: Material, label: str) -> float | None:
     """Every client sending its private model up and getting one back, each round."""
     for seed in material.seeds:
         detail = material.detail(label, seed)
-        if detail and detail.get("private_bytes"):
+        if detail and detail["private_bytes"]:
             record = material.by[label, seed]
             return 2.0 * detail["private_bytes"] * len(record["clients"]) * record["params"]["rounds"]
     return None

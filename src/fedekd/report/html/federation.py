@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from fedekd.report.federation import cells
@@ -20,7 +19,7 @@ from fedekd.report.html.chart import (
 )
 from fedekd.report.html.section import Block, Page, Section, Variants
 from fedekd.report.html.words import minus
-from fedekd.runs.federation_report import FederationReport
+from fedekd.runs.federation_report import FederationReport, SiteRow
 from fedekd.units import count, duration, volume
 
 
@@ -64,7 +63,8 @@ def _rows(report: FederationReport, scale: Scale) -> list[Row]:
     """The most harmed site first, those without a Δ last."""
     rows = []
     for site in report.sites:
-        values = {key: site.get(key) for key in ("local", "value", "delta", "low", "high")}
+        told = dict[str, Any](site)
+        values = {key: told.get(key) for key in ("local", "value", "delta", "low", "high")}
         shown = {key: None if value is None else scale.factor * value for key, value in values.items()}
         delta = values["delta"]
         rows.append({
@@ -113,9 +113,9 @@ def _table(report: FederationReport, scale: Scale) -> Block:
     def cell(text: str, mark: str = "") -> dict[str, str]:
         return {"main": minus(text), "small": "", "paper": "", "mark": mark}
 
-    def row(site: Mapping[str, Any]) -> tuple[list[str], list[dict[str, str]]]:
+    def row(site: SiteRow) -> tuple[list[str], list[dict[str, str]]]:
         *first, delta = cells(site, scale.unit)
-        effect = scale.effect(site["delta"]) if site.get("delta") is not None else ""
+        effect = scale.effect(change) if (change := site.get("delta")) is not None else ""
         return [str(site.get("name", "?"))], [*map(cell, first), cell(delta, effect)]
 
     heads = ("training samples", f"alone, {_unit(scale)}", f"with the federation, {_unit(scale)}", scale.delta_title)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from fedekd.report.html.chart import Chart, Column, Row, Spec, tooltip
 from fedekd.report.html.material import Material
+from fedekd.runs.records import Reliability
 
 NAMES = ("proxy", "private")
 EMPTY = "This method has no gate, or its run left no energies."
@@ -23,13 +25,20 @@ def reliability_rows(material: Material) -> dict[str, list[Row]]:
         if detail and (found := detail["reliability"]):
             rows[key] = [
                 {
-                    "decile": i + 1, "energy": found["energy"][i], "count": found["count"][i],
-                    "proxy": _times(f, found["proxy"][i]), "private": _times(f, found["private"][i]),
-                    "trust": found["trust"][i],
+                    "decile": i,
+                    "energy": energy,
+                    "count": count,
+                    "proxy": _times(f, proxy),
+                    "private": _times(f, private),
+                    "trust": trust,
                 }
-                for i in range(len(found["energy"]))
-            ]  # fmt: skip
+                for i, (energy, count, proxy, private, trust) in enumerate(_tenths(found), start=1)
+            ]
     return rows
+
+
+def _tenths(found: Reliability) -> Iterable[tuple[float, int, float | None, float | None, float]]:
+    return zip(found["energy"], found["count"], found["proxy"], found["private"], found["trust"], strict=False)
 
 
 def _times(factor: float, value: float | None) -> float | None:
