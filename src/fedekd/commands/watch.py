@@ -28,7 +28,7 @@ def add(commands: Any) -> None:
 
 def watch_folder(given: argparse.Namespace) -> None:
     """Ends as the run did: with status 0 if it is done, or still running after --once."""
-    from fedekd.report.glance import glance
+    from fedekd.report.status import glance
     from fedekd.runs.progress_file import read
 
     folder, screen = Path(given.folder), console()
@@ -75,7 +75,7 @@ def _follow(folder: Path, screen: Console) -> dict[str, Any]:
     """Show what happens until nothing does any more: in place on a terminal, elsewhere a line for each run's end."""
     from rich.live import Live
 
-    from fedekd.report.glance import glance, headline
+    from fedekd.report.status import glance, headline
     from fedekd.runs.progress_file import condition, read
 
     progress = read(folder) or {}
@@ -97,7 +97,7 @@ def _follow(folder: Path, screen: Console) -> dict[str, Any]:
 
 
 def _judge(folder: Path, progress: dict[str, Any], screen: Console) -> None:
-    from fedekd.report.glance import age
+    from fedekd.report.status import age
     from fedekd.runs.progress_file import condition
 
     process = f"process {progress['pid']} on {progress['host']}"

@@ -40,14 +40,14 @@ def _figures(folder: Path, method: str | None, seed: int | None) -> Iterator[tup
     records = load(folder).records
     if is_study(records):
         from fedekd.report.drawings.study import study_figures
-        from fedekd.report.html.study_material import StudyMaterial
+        from fedekd.report.html.study_data import StudyMaterial
 
         if method is not None or seed is not None:
             raise FedekdError("--method and --seed are for the figures of one run; a study's figures hold them all")
         yield from study_figures(StudyMaterial(records))
         return
     from fedekd.report.drawings.run import run_figures
-    from fedekd.report.html.material import Material
+    from fedekd.report.html.run_data import Material
     from fedekd.runs import details
 
     latest, _ = latest_settings(records)

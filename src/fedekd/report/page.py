@@ -52,7 +52,7 @@ def _page(records: Sequence[Record], failures: Sequence[FailureRow], folder: Pat
         from fedekd.report.html.study import study_page
 
         return study_page(records, failures)
-    from fedekd.report.html.material import Material
+    from fedekd.report.html.run_data import Material
     from fedekd.report.html.run import run_page
     from fedekd.runs import details
 

@@ -12,7 +12,7 @@ from functools import cache
 from importlib.resources import files
 
 from fedekd import metrics
-from fedekd.report.book import Book
+from fedekd.report.study_records import Book
 from fedekd.report.sweeps import sweep_tables
 from fedekd.report.table_formats import NOTHING, Cell, Row, Table, ranked, render, select
 from fedekd.runs.records import FailureRow, Figure, Record

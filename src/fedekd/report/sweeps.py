@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from statistics import fmean
 from typing import Any
 
-from fedekd.report.book import Book, Column
+from fedekd.report.study_records import Book, Column
 from fedekd.report.table_formats import Cell, Row, Table
 
 VARIED = re.compile(r"(?P<method>.+) \((?P<changes>.+=.+)\)")

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from fedekd.report.drawings.style import AMOUNTS, COLUMN, EFFECTS, PAGE, figure, listed
 from fedekd.report.html import clients, cost, holdings, learning, methods, reliability, trust
 from fedekd.report.html.chart import MANY, variant
-from fedekd.report.html.material import Material
+from fedekd.report.html.run_data import Material
 from fedekd.report.palette import LIGHT
 
 

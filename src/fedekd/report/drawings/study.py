@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from fedekd.report.drawings.style import COLUMN, MARKERS, PAGE, SIDES, figure, listed
 from fedekd.report.html import agreement, bars, heat, sweep
 from fedekd.report.html.chart import Row
-from fedekd.report.html.study_material import StudyMaterial, dataset_title
+from fedekd.report.html.study_data import StudyMaterial, dataset_title
 from fedekd.report.palette import LIGHT, SERIES
 from fedekd.report.paper_tables import make_tables
 from fedekd.report.table_formats import Table

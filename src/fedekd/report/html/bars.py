@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedekd.report.html.chart import Chart, Column, Row, Spec, lines_of, names, tooltip, variant
-from fedekd.report.html.study_material import StudyMaterial, dataset_title
+from fedekd.report.html.study_data import StudyMaterial, dataset_title
 from fedekd.report.paper_tables import paper_means
 
 

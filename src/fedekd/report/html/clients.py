@@ -22,7 +22,7 @@ from fedekd.report.html.chart import (
     variant,
     zero_line,
 )
-from fedekd.report.html.material import Material, fewer
+from fedekd.report.html.run_data import Material, fewer
 from fedekd.runs.records import ClientRow, Details
 
 WHOLE = "datum.value > 100 ? '' : datum.label"  # there is no accuracy above 100 %

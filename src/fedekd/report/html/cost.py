@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 from fedekd.report.html.chart import ROUNDS, SIZES, Chart, Column, Row, Spec, lines_of, names, tooltip
-from fedekd.report.html.material import Material
+from fedekd.report.html.run_data import Material
 from fedekd.units import volume
 
 BYTES = ".3s"

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from fedekd.report.html.chart import Chart, Column, Scale, Spec, lines_of, names, tooltip, variant
-from fedekd.report.html.study_material import StudyMaterial, alpha_title, dataset_title
+from fedekd.report.html.study_data import StudyMaterial, alpha_title, dataset_title
 
 
 def heat_rows(material: StudyMaterial, task: str) -> list[dict[str, Any]]:

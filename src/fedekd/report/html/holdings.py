@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from fedekd.report.html.chart import MANY, Chart, Column, Row, Spec, lines_of, names, shades, variant
-from fedekd.report.html.material import Material, fewer
+from fedekd.report.html.run_data import Material, fewer
 from fedekd.runs.records import Details
 
 

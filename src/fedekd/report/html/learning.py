@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedekd.report.html.chart import MANY, Chart, Column, Row, Spec, tooltip, variant
-from fedekd.report.html.material import Material
+from fedekd.report.html.run_data import Material
 from fedekd.runs.records import Record
 
 MISSING = "This run left no learning curve."

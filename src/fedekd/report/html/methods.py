@@ -18,7 +18,7 @@ from fedekd.report.html.chart import (
     tooltip,
     zero_line,
 )
-from fedekd.report.html.material import Material
+from fedekd.report.html.run_data import Material
 
 POINTS = 1500  # more than that are summed up instead of drawn one by one
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from fedekd.report.html.chart import Chart, Column, Row, Spec, tooltip
-from fedekd.report.html.material import Material
+from fedekd.report.html.run_data import Material
 from fedekd.runs.records import Reliability
 
 NAMES = ("proxy", "private")

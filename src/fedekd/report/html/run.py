@@ -7,9 +7,9 @@ from typing import Any
 
 from fedekd.report.html import clients, cost, holdings, learning, methods, reliability, trust
 from fedekd.report.html.chart import Chart, variant
-from fedekd.report.html.material import Material
+from fedekd.report.html.run_data import Material
 from fedekd.report.html.section import Block, Page, Section, Variants
-from fedekd.report.html.words import headline, kicker, minus
+from fedekd.report.html.headline import headline, kicker, minus
 from fedekd.runs.aggregate import SHARED, SummaryRow
 from fedekd.runs.records import DoubtedSample, PublicRows
 from fedekd.runs.summary import Deltas

@@ -9,7 +9,7 @@ from typing import Any
 from fedekd.report.html import agreement, bars, heat, sweep
 from fedekd.report.html.chart import Choice
 from fedekd.report.html.section import Block, Page, Section, Variants
-from fedekd.report.html.study_material import StudyMaterial, alpha_title
+from fedekd.report.html.study_data import StudyMaterial, alpha_title
 from fedekd.report.paper_tables import make_tables
 from fedekd.report.table_formats import NOTHING, Cell, Table, number
 from fedekd.runs.records import FailureRow, Record

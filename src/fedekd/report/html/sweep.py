@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedekd.report.html.chart import Chart, Column, Row, Scale, Spec, colours, shapes, tooltip, zero_line
-from fedekd.report.html.study_material import StudyMaterial
+from fedekd.report.html.study_data import StudyMaterial
 from fedekd.report.sweeps import VARIED, ordered
 
 SYMBOLS = {"beta": "β", "lambda_kd": "λ"}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedekd.report.html.chart import MANY, ROUNDS, Chart, Column, Row, Spec, lines_of, names, shades, tooltip
-from fedekd.report.html.material import Material, fewer
+from fedekd.report.html.run_data import Material, fewer
 from fedekd.runs.records import ClientsTrust, TrustRow
 
 BINS = 20

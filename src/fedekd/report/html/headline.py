@@ -6,7 +6,7 @@ from typing import Any
 
 from fedekd.report.html.chart import variant
 from fedekd.report.html.clients import client_rows
-from fedekd.report.html.material import Material
+from fedekd.report.html.run_data import Material
 from fedekd.runs.aggregate import SummaryRow
 from fedekd.runs.records import ClientRow
 from fedekd.runs.summary import PARTITIONS, direction

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedekd import metrics
-from fedekd.report.book import TITLES, Book, Column
+from fedekd.report.study_records import TITLES, Book, Column
 from fedekd.report.html.chart import Choice, Scale
-from fedekd.report.html.material import FAVOURITE
+from fedekd.report.html.run_data import FAVOURITE
 from fedekd.report.paper_tables import METHODS, OURS
 from fedekd.runs.records import FailureRow, Record
 from fedekd.units import Unit
