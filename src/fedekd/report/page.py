@@ -52,13 +52,13 @@ def _page(records: Sequence[Record], failures: Sequence[FailureRow], folder: Pat
         from fedekd.report.html.study import study_page
 
         return study_page(records, failures)
-    from fedekd.report.html.run_data import Material
     from fedekd.report.html.run import run_page
+    from fedekd.report.html.run_data import RunData
     from fedekd.runs import details
 
     latest, left = latest_settings(records)
     notes = [f"{left} runs with other settings in this folder are left out."] if left else []
-    return run_page(Material(latest, details.read(folder, {r["key"] for r in latest})), notes)
+    return run_page(RunData(latest, details.read(folder, {r["key"] for r in latest})), notes)
 
 
 def is_study(records: Sequence[Record]) -> bool:

@@ -20,7 +20,7 @@ FIELDS = (
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """One figure: a mean over seeds with its deviation or its interval, or a count; or nothing."""
 
     mean: float | None = None
@@ -34,10 +34,10 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     heads: tuple[str, ...]
     label: str  # the method as runs call it
-    cells: tuple[Cell, ...]
+    cells: tuple[TableCell, ...]
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class Table:
     title: str
     heads: tuple[str, ...]
     columns: tuple[tuple[str, str], ...]  # (group, name)
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     notes: tuple[str, ...] = ()
 
 
-def ranked(rows: Sequence[Row], better: Callable[[Cell], float | None]) -> tuple[Row, ...]:
+def ranked(rows: Sequence[TableRow], better: Callable[[TableCell], float | None]) -> tuple[TableRow, ...]:
     """The rows with each column's best and second marked; figures that read the same share a mark.
 
     ``better`` gives what is larger for a better cell, or None for one that does not compete.
@@ -111,7 +111,7 @@ def _markdown_table(table: Table) -> str:
     )
 
 
-def _markdown_cell(cell: Cell) -> str:
+def _markdown_cell(cell: TableCell) -> str:
     if cell.share:
         text = f"{cell.share[0]}/{cell.share[1]}"
     elif cell.mean is None:
@@ -166,7 +166,7 @@ def _escaped(text: str) -> str:
     return "".join(SPECIAL.get(letter, letter) for letter in text)
 
 
-def _latex_cell(cell: Cell) -> str:
+def _latex_cell(cell: TableCell) -> str:
     if cell.share:
         text = f"{cell.share[0]}/{cell.share[1]}"
     elif cell.mean is None:
@@ -182,7 +182,7 @@ def _latex_cell(cell: Cell) -> str:
     return text + (f" $n={cell.seeds}$" if cell.few else "") + _latex_paper(cell)
 
 
-def _latex_paper(cell: Cell) -> str:
+def _latex_paper(cell: TableCell) -> str:
     return rf" (${number(cell.paper[0])}_{{\pm {number(cell.paper[1])}}}$)" if cell.paper else ""
 
 

@@ -11,28 +11,28 @@ from matplotlib.figure import Figure
 from fedekd.report.drawings.style import COLUMN, MARKERS, PAGE, SIDES, figure, listed
 from fedekd.report.html import agreement, bars, heat, sweep
 from fedekd.report.html.chart import Row
-from fedekd.report.html.study_data import StudyMaterial, dataset_title
+from fedekd.report.html.study_data import StudyData, dataset_title
 from fedekd.report.palette import LIGHT, SERIES
 from fedekd.report.paper_tables import make_tables
 from fedekd.report.table_formats import Table
 
 
-def study_figures(material: StudyMaterial) -> Iterator[tuple[str, Figure]]:
-    for task in material.tasks:
-        for alpha in material.alphas:
+def study_figures(data: StudyData) -> Iterator[tuple[str, Figure]]:
+    for task in data.tasks:
+        for alpha in data.alphas:
             name = f"results-{task}" + ("" if alpha is None else f"-alpha{alpha:g}")
-            if sheet := _results(material, task, alpha):
+            if sheet := _results(data, task, alpha):
                 yield name, sheet
-        if material.compared:
-            yield f"heat-{task}", _heat(material, task)
-        for (method, parameter), rows in sweep.sweep_rows(material, task).items():
-            yield f"sweep-{task}-{method}-{parameter}", _sweep(material, task, parameter, rows)
-    for table in agreement.compared(make_tables(material.records, against_paper=True)):
+        if data.compared:
+            yield f"heat-{task}", _heat(data, task)
+        for (method, parameter), rows in sweep.sweep_rows(data, task).items():
+            yield f"sweep-{task}-{method}-{parameter}", _sweep(data, task, parameter, rows)
+    for table in agreement.compared(make_tables(data.records, against_paper=True)):
         yield f"agreement-{table.name}", _agreement(table)
 
 
-def _results(material: StudyMaterial, task: str, alpha: float | None) -> Figure | None:
-    found = {dataset: bars.bar_rows(material, dataset, alpha) for dataset in bars.datasets(material, task)}
+def _results(data: StudyData, task: str, alpha: float | None) -> Figure | None:
+    found = {dataset: bars.bar_rows(data, dataset, alpha) for dataset in bars.datasets(data, task)}
     found = {dataset: rows for dataset, rows in found.items() if rows}
     if not found:
         return None
@@ -51,14 +51,14 @@ def _results(material: StudyMaterial, task: str, alpha: float | None) -> Figure 
                 *zip(*paper, strict=True), "D", markerfacecolor="white", markeredgecolor=LIGHT["ink"], markersize=3.5
             )
         listed(axes, [row["method"] for row in rows])
-        axes.set(title=dataset_title(dataset), xlabel=material.scales[task].value_title)
+        axes.set(title=dataset_title(dataset), xlabel=data.scales[task].value_title)
     for axes in panels[len(found) :]:
         axes.set_visible(False)
     return sheet
 
 
-def _heat(material: StudyMaterial, task: str) -> Figure:
-    rows = heat.heat_rows(material, task)
+def _heat(data: StudyData, task: str) -> Figure:
+    rows = heat.heat_rows(data, task)
     methods, cells = (list(dict.fromkeys(row[key] for row in rows)) for key in ("method", "cell"))
     shades = np.full((len(methods), len(cells)), np.nan)
     sheet, (axes,) = figure(PAGE, 1.3 + 0.22 * len(methods))
@@ -66,7 +66,7 @@ def _heat(material: StudyMaterial, task: str) -> Figure:
         y, x = methods.index(row["method"]), cells.index(row["cell"])
         shades[y, x] = row["shade"]
         sure = row["verdict"] in ("helps", "harms")
-        words = f"{row['mean']:{material.scales[task].delta}}".replace("-", "−")
+        words = f"{row['mean']:{data.scales[task].delta}}".replace("-", "−")
         axes.text(x + 0.5, y + 0.5, words, ha="center", va="center", fontsize=6.5,
                   fontweight="bold" if sure else "normal",
                   color="white" if abs(row["shade"]) > 0.85 else LIGHT["ink"])  # fmt: skip
@@ -75,12 +75,12 @@ def _heat(material: StudyMaterial, task: str) -> Figure:
     axes.set_xticks(np.arange(len(cells)) + 0.5, cells, rotation=35, ha="right")
     axes.set_yticks(np.arange(len(methods)) + 0.5, methods)
     axes.grid(False)
-    unit = "points" if material.scales[task].unit.higher_is_better else material.scales[task].unit.name
+    unit = "points" if data.scales[task].unit.higher_is_better else data.scales[task].unit.name
     axes.set_title(f"Mean Δ ({unit}); bold: 95 % interval without zero")
     return sheet
 
 
-def _sweep(material: StudyMaterial, task: str, parameter: str, rows: list[Row]) -> Figure:
+def _sweep(data: StudyData, task: str, parameter: str, rows: list[Row]) -> Figure:
     sheet, (axes,) = figure(COLUMN, 2.5)
     values = sweep.order(rows)
     cells = list(dict.fromkeys(row["cell"] for row in rows))
@@ -95,7 +95,7 @@ def _sweep(material: StudyMaterial, task: str, parameter: str, rows: list[Row]) 
                       markersize=4.5, linewidth=1, elinewidth=1, label=cell)  # fmt: skip
     axes.axhline(0, color=LIGHT["ink"], linewidth=0.8)
     axes.set_xticks(range(len(values)), values)
-    axes.set(xlabel=sweep.SYMBOLS.get(parameter, parameter), ylabel=material.scales[task].delta_title)
+    axes.set(xlabel=sweep.SYMBOLS.get(parameter, parameter), ylabel=data.scales[task].delta_title)
     axes.legend()
     return sheet
 

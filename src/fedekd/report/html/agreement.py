@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from fedekd.report.html.chart import Chart, Choice, Column, Row, Spec, lines_of, names, shapes, tooltip, variant
+from fedekd.report.html.chart import Chart, ChartColumn, Choice, Row, Spec, lines_of, names, shapes, tooltip, variant
 from fedekd.report.table_formats import Table
 
 
@@ -38,9 +38,9 @@ def agreement(tables: list[Table]) -> Chart | None:
         return None
     rows = {variant(i): agreement_rows(table) for i, table in enumerate(usable)}
     columns = [
-        Column("method", "method"), Column("dataset", "dataset"), Column("alpha", "α"), Column("ours", "ours", ".4f"),
-        Column("paper", "the paper's", ".4f"), Column("difference", "difference", "+.4f"),
-        Column("std", "its ±", ".4f"),
+        ChartColumn("method", "method"), ChartColumn("dataset", "dataset"), ChartColumn("alpha", "α"), ChartColumn("ours", "ours", ".4f"),
+        ChartColumn("paper", "the paper's", ".4f"), ChartColumn("difference", "difference", "+.4f"),
+        ChartColumn("std", "its ±", ".4f"),
     ]  # fmt: skip
     datasets = list(dict.fromkeys(row["dataset"] for group in rows.values() for row in group))
     shape: Spec = {"field": "dataset", "type": "nominal", "scale": shapes(datasets),
@@ -96,8 +96,8 @@ def by_cell(tables: list[Table], methods: Sequence[str]) -> Chart | None:
                     own = {**row, "cell": f"{row['dataset']} {row['alpha']}", **ends}
                     rows.setdefault(variant(q, m), []).append(own)
     columns = [
-        Column("cell", "cell"), Column("ours", "ours", ".4f"), Column("paper", "the paper's", ".4f"),
-        Column("std", "its ±", ".4f"), Column("difference", "difference", "+.4f"),
+        ChartColumn("cell", "cell"), ChartColumn("ours", "ours", ".4f"), ChartColumn("paper", "the paper's", ".4f"),
+        ChartColumn("std", "its ±", ".4f"), ChartColumn("difference", "difference", "+.4f"),
     ]  # fmt: skip
     x: Spec = {"field": "paper", "type": "quantitative", "title": None, "scale": {"zero": False, "padding": 10},
                "axis": {"orient": "top", "tickCount": 6}}  # fmt: skip

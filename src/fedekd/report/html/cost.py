@@ -4,41 +4,41 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from fedekd.report.html.chart import ROUNDS, SIZES, Chart, Column, Row, Spec, lines_of, names, tooltip
-from fedekd.report.html.run_data import Material
+from fedekd.report.html.chart import ROUNDS, SIZES, Chart, ChartColumn, Row, Spec, lines_of, names, tooltip
+from fedekd.report.html.run_data import RunData
 from fedekd.units import volume
 
 BYTES = ".3s"
 LEGEND: Spec = {"title": None, "orient": "top"}
 
 
-def method_rows(material: Material) -> list[Row]:
+def method_rows(data: RunData) -> list[Row]:
     """One row per method: bytes of a run of all clients, what sending private models would take, seconds."""
     rows = []
-    for label in material.labels:
-        records = material.of(label)
+    for label in data.labels:
+        records = data.of(label)
         rows.append({
             "method": label,
             "up": fmean(r["bytes_up"] for r in records), "down": fmean(r["bytes_down"] for r in records),
-            "seconds": fmean(r["seconds"] for r in records), "whole": _whole(material, label),
+            "seconds": fmean(r["seconds"] for r in records), "whole": _whole(data, label),
         })  # fmt: skip
     return rows
 
 
-def _whole(material: Material, label: str) -> float | None:
+def _whole(data: RunData, label: str) -> float | None:
     """Every client sending its private model up and getting one back, each round."""
-    for seed in material.seeds:
-        detail = material.detail(label, seed)
+    for seed in data.seeds:
+        detail = data.detail(label, seed)
         if detail and detail["private_bytes"]:
-            record = material.by[label, seed]
+            record = data.by[label, seed]
             return 2.0 * detail["private_bytes"] * len(record["clients"]) * record["params"]["rounds"]
     return None
 
 
-def round_rows(material: Material) -> dict[str, list[Row]]:
+def round_rows(data: RunData) -> dict[str, list[Row]]:
     rows: dict[str, list[Row]] = {}
-    for key, label, seed, record in material.runs():
-        detail = material.detail(label, seed)
+    for key, label, seed, record in data.runs():
+        detail = data.detail(label, seed)
         if not detail or not any(e["up"] or e["down"] for e in detail["exchange"]):
             continue
         whole = detail["private_bytes"] * len(record["clients"])
@@ -49,10 +49,10 @@ def round_rows(material: Material) -> dict[str, list[Row]]:
     return rows
 
 
-def traffic(material: Material) -> Chart:
-    rows = [row for row in method_rows(material) if row["up"] or row["down"]]
-    columns = [Column("method", "method"), Column("up", "bytes up", BYTES), Column("down", "bytes down", BYTES),
-               Column("whole", "sending private models", BYTES)]  # fmt: skip
+def traffic(data: RunData) -> Chart:
+    rows = [row for row in method_rows(data) if row["up"] or row["down"]]
+    columns = [ChartColumn("method", "method"), ChartColumn("up", "bytes up", BYTES), ChartColumn("down", "bytes down", BYTES),
+               ChartColumn("whole", "sending private models", BYTES)]  # fmt: skip
     spec: Spec = {
         **lines_of("method", 28),
         "encoding": {"y": names("method"), "tooltip": tooltip(columns)},
@@ -81,10 +81,10 @@ def traffic(material: Material) -> Chart:
                  empty="No method that ran sends anything.")  # fmt: skip
 
 
-def per_round(material: Material) -> Chart:
-    rows = round_rows(material)
-    columns = [Column("round", "round"), Column("up", "bytes up", BYTES), Column("down", "bytes down", BYTES),
-               Column("whole", "private models, one way", BYTES)]  # fmt: skip
+def per_round(data: RunData) -> Chart:
+    rows = round_rows(data)
+    columns = [ChartColumn("round", "round"), ChartColumn("up", "bytes up", BYTES), ChartColumn("down", "bytes down", BYTES),
+               ChartColumn("whole", "private models, one way", BYTES)]  # fmt: skip
     spec: Spec = {
         "height": 220,
         "encoding": {"x": ROUNDS, "tooltip": tooltip(columns)},
@@ -127,9 +127,9 @@ def _ways() -> Spec:
             "scale": {"domain": ["up", "down"], "range": ["$accent", "$muted"]}}  # fmt: skip
 
 
-def time(material: Material) -> Chart:
-    columns = [Column("method", "method"), Column("seconds", "seconds per run", ".1f")]
-    rows = [{"method": row["method"], "seconds": row["seconds"]} for row in method_rows(material)]
+def time(data: RunData) -> Chart:
+    columns = [ChartColumn("method", "method"), ChartColumn("seconds", "seconds per run", ".1f")]
+    rows = [{"method": row["method"], "seconds": row["seconds"]} for row in method_rows(data)]
     room = 1.12 * max((row["seconds"] for row in rows), default=1.0)  # for the longest bar's number
     x: Spec = {
         "field": "seconds", "type": "quantitative", "title": "seconds", "axis": {"tickCount": 5, "labelOverlap": True},
@@ -144,6 +144,6 @@ def time(material: Material) -> Chart:
              "encoding": {"text": {"field": "seconds", "format": ".1f"}}},
         ],
     }  # fmt: skip
-    over = ", mean over seeds" if len(material.seeds) > 1 else ""
+    over = ", mean over seeds" if len(data.seeds) > 1 else ""
     about = f"Training and measuring all clients once{over}. Local trains for as many epochs as the others."
     return Chart("time", "Time", about, spec, columns, {"": rows}, half=True)

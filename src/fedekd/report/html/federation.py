@@ -7,9 +7,9 @@ from typing import Any
 from fedekd.report.federation import cells
 from fedekd.report.html.chart import (
     Chart,
-    Column,
+    ChartColumn,
+    MetricScale,
     Row,
-    Scale,
     Spec,
     effect_colour,
     lines_of,
@@ -17,14 +17,14 @@ from fedekd.report.html.chart import (
     tooltip,
     zero_line,
 )
-from fedekd.report.html.section import Block, Page, Section, Variants
 from fedekd.report.html.headline import minus
+from fedekd.report.html.section import Block, Page, Section, Variants
 from fedekd.runs.federation_report import FederationReport, SiteRow
 from fedekd.units import count, duration, volume
 
 
 def federation_page(report: FederationReport) -> Page:
-    scale = Scale(report.unit)
+    scale = MetricScale(report.unit)
     sites: list[Chart | Block] = [*([_deltas(report, scale)] if report.known else []), _table(report, scale)]
     sections = [
         Section("sites", "Did joining help?", sites),
@@ -59,7 +59,7 @@ def _headline(report: FederationReport) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _rows(report: FederationReport, scale: Scale) -> list[Row]:
+def _rows(report: FederationReport, scale: MetricScale) -> list[Row]:
     """The most harmed site first, those without a Δ last."""
     rows = []
     for site in report.sites:
@@ -74,11 +74,11 @@ def _rows(report: FederationReport, scale: Scale) -> list[Row]:
     return sorted(rows, key=lambda row: -scale.unit.harm(row["delta"]) if row["delta"] is not None else float("inf"))
 
 
-def _deltas(report: FederationReport, scale: Scale) -> Chart:
+def _deltas(report: FederationReport, scale: MetricScale) -> Chart:
     columns = [
-        Column("site", "site"),
-        Column("local", "alone", scale.value), Column("value", "with the federation", scale.value),
-        Column("said", scale.delta_title), Column("effect", "effect"), Column("n", "training samples", ","),
+        ChartColumn("site", "site"),
+        ChartColumn("local", "alone", scale.value), ChartColumn("value", "with the federation", scale.value),
+        ChartColumn("said", scale.delta_title), ChartColumn("effect", "effect"), ChartColumn("n", "training samples", ","),
     ]  # fmt: skip
     rows = _rows(report, scale)
     deltas = [row[key] for row in rows for key in ("delta", "low", "high") if row[key] is not None]
@@ -109,7 +109,7 @@ def _deltas(report: FederationReport, scale: Scale) -> Chart:
     return Chart("deltas", "Site by site", about, spec, columns, {"": rows})
 
 
-def _table(report: FederationReport, scale: Scale) -> Block:
+def _table(report: FederationReport, scale: MetricScale) -> Block:
     def cell(text: str, mark: str = "") -> dict[str, str]:
         return {"main": minus(text), "small": "", "paper": "", "mark": mark}
 
@@ -123,7 +123,7 @@ def _table(report: FederationReport, scale: Scale) -> Block:
     return Block("table.html", {"table": table, "rows": [row(site) for site in report.sites], "open": True})
 
 
-def _unit(scale: Scale) -> str:
+def _unit(scale: MetricScale) -> str:
     return "%" if scale.unit.higher_is_better else scale.unit.name
 
 

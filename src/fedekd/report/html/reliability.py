@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from fedekd.report.html.chart import Chart, Column, Row, Spec, tooltip
-from fedekd.report.html.run_data import Material
+from fedekd.report.html.chart import Chart, ChartColumn, Row, Spec, tooltip
+from fedekd.report.html.run_data import RunData
 from fedekd.runs.records import Reliability
 
 NAMES = ("proxy", "private")
@@ -17,11 +17,11 @@ TENTHS: Spec = {
 }  # fmt: skip
 
 
-def reliability_rows(material: Material) -> dict[str, list[Row]]:
+def reliability_rows(data: RunData) -> dict[str, list[Row]]:
     rows: dict[str, list[Row]] = {}
-    f = material.scale.factor
-    for key, label, seed, _ in material.runs():
-        detail = material.detail(label, seed)
+    f = data.scale.factor
+    for key, label, seed, _ in data.runs():
+        detail = data.detail(label, seed)
         if detail and (found := detail["reliability"]):
             rows[key] = [
                 {
@@ -45,13 +45,13 @@ def _times(factor: float, value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else factor * value
 
 
-def reliability(material: Material) -> Chart:
-    scale, rows = material.scale, reliability_rows(material)
+def reliability(data: RunData) -> Chart:
+    scale, rows = data.scale, reliability_rows(data)
     right = "right, %" if scale.unit.higher_is_better else scale.unit.name
     columns = [
-        Column("decile", "decile of energy"), Column("energy", "mean energy", ".3~g"),
-        Column("proxy", f"proxy {right}", scale.value), Column("private", f"private model {right}", scale.value),
-        Column("trust", "mean trust", ".2f"), Column("count", "samples", ","),
+        ChartColumn("decile", "decile of energy"), ChartColumn("energy", "mean energy", ".3~g"),
+        ChartColumn("proxy", f"proxy {right}", scale.value), ChartColumn("private", f"private model {right}", scale.value),
+        ChartColumn("trust", "mean trust", ".2f"), ChartColumn("count", "samples", ","),
     ]  # fmt: skip
     domain = ["proxy", "private model"]
     who: Spec = {
@@ -96,12 +96,12 @@ def _verdict(rows: list[Row], higher: bool) -> str:
     return f"The proxy is {low} in the lowest tenth and {high} in the highest."
 
 
-def weights(material: Material) -> Chart:
-    columns = [Column("decile", "decile of energy"), Column("energy", "mean energy", ".3~g"),
-               Column("trust", "mean trust", ".2f"), Column("count", "samples", ",")]  # fmt: skip
+def weights(data: RunData) -> Chart:
+    columns = [ChartColumn("decile", "decile of energy"), ChartColumn("energy", "mean energy", ".3~g"),
+               ChartColumn("trust", "mean trust", ".2f"), ChartColumn("count", "samples", ",")]  # fmt: skip
     rows = {
         key: [{k: row[k] for k in ("decile", "energy", "trust", "count")} for row in group]
-        for key, group in reliability_rows(material).items()
+        for key, group in reliability_rows(data).items()
     }
     spec: Spec = {
         "height": 250,

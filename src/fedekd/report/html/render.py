@@ -29,14 +29,14 @@ def render(page: Page) -> str:
         "default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
         f"script-src {hashes}"
     )
-    material = {
+    data = {
         "choices": {choice.name: vars(choice) for choice in page.choices},
         "charts": {chart.id: chart.data() for chart in page.charts()},
     }
     template = _environment().get_template("page.html")
     return template.render(
         page=page, policy=policy, style=Markup(style), scripts=[Markup(s) for s in scripts],
-        material=Markup(_json(material)), version=__version__,
+        data=Markup(_json(data)), version=__version__,
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
-from fedekd.report.html.chart import Choice, Scale, variant
+from fedekd.report.html.chart import Choice, MetricScale, variant
 from fedekd.runs.aggregate import SummaryRow, aggregate
 from fedekd.runs.records import Details, Record
 from fedekd.units import Unit
@@ -13,7 +13,7 @@ from fedekd.units import Unit
 FAVOURITE = "fedekd"  # what the page opens with where it has run
 
 
-class Material:
+class RunData:
     """Records of one dataset, one alpha and the same settings."""
 
     def __init__(self, records: Sequence[Record], details: Mapping[str, Details] | None = None) -> None:
@@ -21,7 +21,7 @@ class Material:
         self.details = dict(details or {})
         self.first = self.records[0]
         self.unit = Unit.of(self.records)
-        self.scale = Scale(self.unit)
+        self.scale = MetricScale(self.unit)
         self.by = {(r["label"], r["seed"]): r for r in self.records}
         self.seeds = sorted({r["seed"] for r in self.records})
         self.labels = list(dict.fromkeys(r["label"] for r in self.records))
