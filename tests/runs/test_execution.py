@@ -26,9 +26,9 @@ from fedekd.engines.serial import Serial
 from fedekd.errors import FedekdError
 from fedekd.export.predict import predict
 from fedekd.runs.execution import execute
-from fedekd.runs.metadata import read_facts
 from fedekd.runs.observers import Nobody
 from fedekd.runs.plan import choose_methods, left_out, plan, run_key
+from fedekd.runs.saved_models import read_metadata
 from fedekd.settings import make_settings
 from tiny import tiny_private, tiny_proxy
 
@@ -377,7 +377,7 @@ def test_a_method_without_a_private_model_leaves_what_it_answers_with(digits, tm
 
 
 def majority_of(path):
-    return int(np.argmax(read_facts(path).answers.counts))
+    return int(np.argmax(read_metadata(path).answers.counts))
 
 
 def test_a_method_without_a_model_leaves_none(diabetes, tmp_path):
