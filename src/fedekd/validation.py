@@ -122,8 +122,14 @@ def _anything(value: Any) -> None:
 
 
 SCALARS: dict[Any, Check] = {
-    str: _text, int: _whole, float: _number, Finite: _finite, bool: _truth, NoneType: _nothing, Any: _anything,
-}  # fmt: skip
+    str: _text,
+    int: _whole,
+    float: _number,
+    Finite: _finite,
+    bool: _truth,
+    NoneType: _nothing,
+    Any: _anything,
+}
 
 
 def _fields(kind: Any) -> Check:

@@ -30,9 +30,15 @@ def export_model(given: argparse.Namespace) -> None:
     from fedekd.export.export import export
 
     metadata = export(
-        given.folder, given.client, given.to, method=given.method, seed=given.seed,
-        private=given.private, proxy=given.proxy, with_rows=given.with_rows,
-    )  # fmt: skip
+        given.folder,
+        given.client,
+        given.to,
+        method=given.method,
+        seed=given.seed,
+        private=given.private,
+        proxy=given.proxy,
+        with_rows=given.with_rows,
+    )
     if metadata.keeps_rows:
         print(
             f"{given.to} holds training rows of client {metadata.client}: guard it as you guard those", file=sys.stderr

@@ -76,7 +76,8 @@ def verdict(metadata: ModelMetadata) -> str:
         return f"{metadata.method} made no difference to this client."
     if unit.harm(delta) < 0:
         return f"{metadata.method} helped this client."
-    return f"{metadata.method} harmed this client: the model it trained alone (`--method local`) is better on its own rows."
+    better = "the model it trained alone (`--method local`) is better on its own rows"
+    return f"{metadata.method} harmed this client: {better}."
 
 
 def _data(metadata: ModelMetadata, record: Record | None) -> list[str]:
@@ -139,9 +140,8 @@ def _output(metadata: ModelMetadata) -> list[str]:
         mean, std = metadata.target
         return [f"- a number in the target's units: model output × {std:.6g} + {mean:.6g}"]
     more = [f"and {len(metadata.labels) - MOST_NAMES} more"] * (len(metadata.labels) > MOST_NAMES)
-    return [
-        f"- probabilities of {metadata.outputs} classes: {', '.join([*map(_plain, metadata.labels[:MOST_NAMES]), *more])}"
-    ]
+    names = ", ".join([*map(_plain, metadata.labels[:MOST_NAMES]), *more])
+    return [f"- probabilities of {metadata.outputs} classes: {names}"]
 
 
 def _training(metadata: ModelMetadata, record: Record | None) -> list[str]:

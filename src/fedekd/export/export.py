@@ -20,10 +20,16 @@ KINDS = (".safetensors", ".onnx")
 
 
 def export(
-    folder: str | Path, client: str, to: str | Path, *,
-    method: str | None = None, seed: int | None = None, private: str | None = None, proxy: str | None = None,
+    folder: str | Path,
+    client: str,
+    to: str | Path,
+    *,
+    method: str | None = None,
+    seed: int | None = None,
+    private: str | None = None,
+    proxy: str | None = None,
     with_rows: bool = False,
-) -> ModelMetadata:  # fmt: skip
+) -> ModelMetadata:
     """Write what a client answers with to ``to`` and its card beside it; returns what the card states.
 
     Without ``method`` it is FedeKD's, or the only method's besides Local; without ``seed`` the first one's.
@@ -37,8 +43,8 @@ def export(
     metadata = choose(find_models(Path(folder)), client, method, seed)
     if metadata.keeps_rows and not with_rows:
         raise FedekdError(
-            f"{metadata.method} answers from the training rows of client {metadata.client}, so the file would hold them "
-            "(features and targets); add --with-rows to let them out, or choose another --method"
+            f"{metadata.method} answers from the training rows of client {metadata.client}, so the file would hold "
+            "them (features and targets); add --with-rows to let them out, or choose another --method"
         )
     code = OwnCode(private, proxy, method if method and ":" in method else None)
     card = make_card(metadata, _record(Path(folder), metadata), target.name)
@@ -97,9 +103,15 @@ def _onnx(metadata: ModelMetadata, about: dict[str, str], code: OwnCode) -> byte
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
-                model, (rows,), input_names=["rows"], output_names=[output], dynamo=True, verbose=False,
-                dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), custom_translation_table=_translations(),
-            )  # fmt: skip
+                model,
+                (rows,),
+                input_names=["rows"],
+                output_names=[output],
+                dynamo=True,
+                verbose=False,
+                dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),
+                custom_translation_table=_translations(),
+            )
     except ImportError as error:
         raise FedekdError(f"an .onnx file needs {error.name or error}; pip install 'fedekd[onnx]'") from None
     except torch.onnx.errors.OnnxExporterError as error:

@@ -53,9 +53,13 @@ class Predictions:
 
 
 def predict(
-    model: str | Path, file: str | Path, *,
-    private: str | None = None, proxy: str | None = None, method: str | None = None,
-) -> Predictions:  # fmt: skip
+    model: str | Path,
+    file: str | Path,
+    *,
+    private: str | None = None,
+    proxy: str | None = None,
+    method: str | None = None,
+) -> Predictions:
     """The model's answers for the rows of a .csv or .npz file, a picture or a folder of pictures.
 
     ``private`` and ``proxy`` name the factories of models of one's own, ``method`` the class of a method of one's own

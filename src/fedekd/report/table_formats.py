@@ -144,10 +144,14 @@ def _latex_table(table: Table) -> str:
     heads = len(table.heads)
     caption = " ".join(f"{line[:1].upper()}{line[1:]}." for line in (table.title, *table.notes))
     lines = [
-        r"\begin{table}[t]", r"\centering", rf"\caption{{{_escaped(caption)}}}",
-        rf"\label{{tab:{table.name}}}", r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%",
-        rf"\begin{{tabular}}{{{'l' * heads}{'c' * len(table.columns)}}}", r"\toprule",
-    ]  # fmt: skip
+        r"\begin{table}[t]",
+        r"\centering",
+        rf"\caption{{{_escaped(caption)}}}",
+        rf"\label{{tab:{table.name}}}",
+        r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%",
+        rf"\begin{{tabular}}{{{'l' * heads}{'c' * len(table.columns)}}}",
+        r"\toprule",
+    ]
     if any(name for name, _ in groups):
         spans = [rf"\multicolumn{{{size}}}{{c}}{{{_escaped(name)}}}" for name, size in groups]
         lines.append(" & ".join([*[""] * heads, *spans]) + r" \\")
@@ -201,11 +205,17 @@ def _csv(tables: Sequence[Table]) -> str:
                 place = (table.name, " ".join(row.heads), row.label, group, column.removeprefix("α="))
                 writer.writerow(
                     (
-                        *place, cell.mean, cell.std,
-                        *(cell.interval or (None, None)), *(cell.share or (None, None)), cell.seeds, cell.mark,
-                        *(cell.paper or (None, None)), difference,
+                        *place,
+                        cell.mean,
+                        cell.std,
+                        *(cell.interval or (None, None)),
+                        *(cell.share or (None, None)),
+                        cell.seeds,
+                        cell.mark,
+                        *(cell.paper or (None, None)),
+                        difference,
                     )
-                )  # fmt: skip
+                )
     return file.getvalue()
 
 

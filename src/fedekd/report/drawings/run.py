@@ -18,9 +18,15 @@ from fedekd.report.palette import LIGHT
 def run_figures(data: RunData, method: int, seed: int) -> Iterator[tuple[str, Figure]]:
     """Name and figure, for the chosen method and seed by their numbers; what has no data is left out."""
     drawings: dict[str, Callable[[RunData, int, int], Figure | None]] = {
-        "clients": _clients, "methods": _methods, "learning": _learning, "holdings": _holdings, "trust": _trust,
-        "reliability": _reliability, "communication": _communication, "time": _time,
-    }  # fmt: skip
+        "clients": _clients,
+        "methods": _methods,
+        "learning": _learning,
+        "holdings": _holdings,
+        "trust": _trust,
+        "reliability": _reliability,
+        "communication": _communication,
+        "time": _time,
+    }
     for name, draw in drawings.items():
         sheet = draw(data, method, seed)
         if sheet is not None:
@@ -162,8 +168,14 @@ def _communication(data: RunData, method: int, seed: int) -> Figure | None:
     axes.barh(places, down, 0.6, left=up, color=LIGHT["bar"], label="down")
     marks = [(row["whole"] / 1e6, y) for y, row in enumerate(rows) if row["whole"]]
     if marks:
-        axes.plot(*zip(*marks, strict=True), "|", color=LIGHT["harm"], markersize=11, markeredgewidth=2,
-                  label="private models")  # fmt: skip
+        axes.plot(
+            *zip(*marks, strict=True),
+            "|",
+            color=LIGHT["harm"],
+            markersize=11,
+            markeredgewidth=2,
+            label="private models",
+        )
     listed(axes, [row["method"] for row in rows])
     axes.set_xlabel("MB, all clients and rounds")
     axes.legend(loc="upper left", bbox_to_anchor=(0, 1.25), ncols=3)

@@ -43,8 +43,14 @@ def _results(data: StudyData, task: str, alpha: float | None) -> Figure | None:
     colours = {"fedekd": LIGHT["accent"], "local": LIGHT["soft"], "other": LIGHT["bar"]}
     for axes, (dataset, rows) in zip(panels, found.items(), strict=False):
         spread = [row["std"] for row in rows]
-        axes.barh(range(len(rows)), [row["mean"] for row in rows], 0.66, xerr=spread,
-                  color=[colours[row["kind"]] for row in rows], error_kw={"elinewidth": 0.8})  # fmt: skip
+        axes.barh(
+            range(len(rows)),
+            [row["mean"] for row in rows],
+            0.66,
+            xerr=spread,
+            color=[colours[row["kind"]] for row in rows],
+            error_kw={"elinewidth": 0.8},
+        )
         paper = [(row["paper"], y) for y, row in enumerate(rows) if row["paper"] is not None]
         if paper:
             axes.plot(
@@ -67,9 +73,16 @@ def _heat(data: StudyData, task: str) -> Figure:
         shades[y, x] = row["shade"]
         sure = row["verdict"] in ("helps", "harms")
         words = f"{row['mean']:{data.scales[task].delta}}".replace("-", "−")
-        axes.text(x + 0.5, y + 0.5, words, ha="center", va="center", fontsize=6.5,
-                  fontweight="bold" if sure else "normal",
-                  color="white" if abs(row["shade"]) > 0.85 else LIGHT["ink"])  # fmt: skip
+        axes.text(
+            x + 0.5,
+            y + 0.5,
+            words,
+            ha="center",
+            va="center",
+            fontsize=6.5,
+            fontweight="bold" if sure else "normal",
+            color="white" if abs(row["shade"]) > 0.85 else LIGHT["ink"],
+        )
     axes.pcolormesh(np.ma.masked_invalid(shades), cmap=SIDES, vmin=-1, vmax=1, edgecolor="white", linewidth=1)
     axes.invert_yaxis()
     axes.set_xticks(np.arange(len(cells)) + 0.5, cells, rotation=35, ha="right")
@@ -91,8 +104,17 @@ def _sweep(data: StudyData, task: str, parameter: str, rows: list[Row]) -> Figur
         x = np.array([values.index(row["value"]) for row in own]) + 0.12 * (i - (len(cells) - 1) / 2)
         y = np.array([row["mean"] for row in own])
         half = [0.0 if row["low"] is None else row["mean"] - row["low"] for row in own]
-        axes.errorbar(x, y, half, fmt=f"{MARKERS[i % len(MARKERS)]}-", color=LIGHT[SERIES[i % len(SERIES)]],
-                      markersize=4.5, linewidth=1, elinewidth=1, label=cell)  # fmt: skip
+        axes.errorbar(
+            x,
+            y,
+            half,
+            fmt=f"{MARKERS[i % len(MARKERS)]}-",
+            color=LIGHT[SERIES[i % len(SERIES)]],
+            markersize=4.5,
+            linewidth=1,
+            elinewidth=1,
+            label=cell,
+        )
     axes.axhline(0, color=LIGHT["ink"], linewidth=0.8)
     axes.set_xticks(range(len(values)), values)
     axes.set(xlabel=sweep.SYMBOLS.get(parameter, parameter), ylabel=data.scales[task].delta_title)
@@ -109,8 +131,15 @@ def _agreement(table: Table) -> Figure:
         for own in (False, True):
             some = [row for row in rows if row["dataset"] == dataset and (row["method"] == "fedekd") == own]
             colour = LIGHT["accent"] if own else LIGHT["muted"]
-            axes.plot([row["paper"] for row in some], [row["ours"] for row in some], MARKERS[i % len(MARKERS)],
-                      color=colour, alpha=1 if own else 0.5, markersize=4.5, label="_" if own else dataset)  # fmt: skip
+            axes.plot(
+                [row["paper"] for row in some],
+                [row["ours"] for row in some],
+                MARKERS[i % len(MARKERS)],
+                color=colour,
+                alpha=1 if own else 0.5,
+                markersize=4.5,
+                label="_" if own else dataset,
+            )
     axes.set(xlabel="the paper's", ylabel="ours (blue: fedekd)", title=table.title.split(" (")[0])
     axes.legend()
     return sheet

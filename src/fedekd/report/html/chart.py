@@ -140,8 +140,11 @@ def colours(names: Sequence[str]) -> Spec:
 
 
 ROUNDS: Spec = {
-    "field": "round", "type": "ordinal", "title": "round", "axis": {"labelAngle": 0, "labelOverlap": True},
-}  # fmt: skip
+    "field": "round",
+    "type": "ordinal",
+    "title": "round",
+    "axis": {"labelAngle": 0, "labelOverlap": True},
+}
 
 
 def shades(field: str, title: str, format: str) -> Spec:

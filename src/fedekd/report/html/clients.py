@@ -77,10 +77,17 @@ def _row(name: str, group: Sequence[ClientRow], interval: tuple[float, float] | 
     most = 100.0 if scale.unit.higher_is_better else math.inf
     ends = [min(most, max(0.0, end)) for end in (local + low, local + high)]
     return {
-        "client": name, "n": group[0]["n_train"], "local": local, "value": value, "delta": delta,
-        "low": low, "high": high, "from": ends[0], "to": ends[1],
+        "client": name,
+        "n": group[0]["n_train"],
+        "local": local,
+        "value": value,
+        "delta": delta,
+        "low": low,
+        "high": high,
+        "from": ends[0],
+        "to": ends[1],
         "effect": scale.effect(delta),
-    }  # fmt: skip
+    }
 
 
 def dumbbells(data: RunData) -> Chart:
@@ -123,9 +130,12 @@ def _ends(rows: list[Row]) -> list[Row]:
 def _spec(scale: MetricScale, columns: Sequence[ChartColumn], band: bool) -> Spec:
     whole = {"labelExpr": WHOLE} if scale.unit.higher_is_better else {}
     x = {
-        "field": "local", "type": "quantitative", "title": scale.value_title,
-        "scale": {"zero": False, "nice": False, "padding": 16}, "axis": {"orient": "top", "tickCount": 6, **whole},
-    }  # fmt: skip
+        "field": "local",
+        "type": "quantitative",
+        "title": scale.value_title,
+        "scale": {"zero": False, "nice": False, "padding": 16},
+        "axis": {"orient": "top", "tickCount": 6, **whole},
+    }
     layers: list[Spec] = [
         {
             "mark": {"type": "rule", "strokeWidth": 2.5, "opacity": 0.55, "aria": False},
@@ -174,10 +184,13 @@ def ranks(data: RunData) -> Chart | None:
     keep = ("rank", "client", "local", "value", "delta", "effect")
     rows = {key: [{k: row[k] for k in keep} for row in group] for key, group in rows.items()}
     columns = [
-        ChartColumn("rank", "rank", ","), ChartColumn("client", "client"), ChartColumn("local", "alone", scale.value),
-        ChartColumn("value", "with the method", scale.value), ChartColumn("delta", scale.delta_title, scale.delta),
+        ChartColumn("rank", "rank", ","),
+        ChartColumn("client", "client"),
+        ChartColumn("local", "alone", scale.value),
+        ChartColumn("value", "with the method", scale.value),
+        ChartColumn("delta", scale.delta_title, scale.delta),
         ChartColumn("effect", "effect"),
-    ]  # fmt: skip
+    ]
     y = {"field": "delta", "type": "quantitative", "title": scale.delta_title}
     spec: Spec = {
         "height": 240,

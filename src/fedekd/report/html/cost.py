@@ -17,11 +17,15 @@ def method_rows(data: RunData) -> list[Row]:
     rows = []
     for label in data.labels:
         records = data.of(label)
-        rows.append({
-            "method": label,
-            "up": fmean(r["bytes_up"] for r in records), "down": fmean(r["bytes_down"] for r in records),
-            "seconds": fmean(r["seconds"] for r in records), "whole": _whole(data, label),
-        })  # fmt: skip
+        rows.append(
+            {
+                "method": label,
+                "up": fmean(r["bytes_up"] for r in records),
+                "down": fmean(r["bytes_down"] for r in records),
+                "seconds": fmean(r["seconds"] for r in records),
+                "whole": _whole(data, label),
+            }
+        )
     return rows
 
 
@@ -51,8 +55,12 @@ def round_rows(data: RunData) -> dict[str, list[Row]]:
 
 def traffic(data: RunData) -> Chart:
     rows = [row for row in method_rows(data) if row["up"] or row["down"]]
-    columns = [ChartColumn("method", "method"), ChartColumn("up", "bytes up", BYTES), ChartColumn("down", "bytes down", BYTES),
-               ChartColumn("whole", "sending private models", BYTES)]  # fmt: skip
+    columns = [
+        ChartColumn("method", "method"),
+        ChartColumn("up", "bytes up", BYTES),
+        ChartColumn("down", "bytes down", BYTES),
+        ChartColumn("whole", "sending private models", BYTES),
+    ]
     spec: Spec = {
         **lines_of("method", 28),
         "encoding": {"y": names("method"), "tooltip": tooltip(columns)},
@@ -61,8 +69,12 @@ def traffic(data: RunData) -> Chart:
                 "transform": [{"fold": ["up", "down"], "as": ["way", "bytes"]}],
                 "mark": {"type": "bar", "height": {"band": 0.62}},
                 "encoding": {
-                    "x": {"field": "bytes", "type": "quantitative", "title": "bytes, all clients and rounds",
-                          "axis": {"labelExpr": SIZES, "tickCount": 4}},
+                    "x": {
+                        "field": "bytes",
+                        "type": "quantitative",
+                        "title": "bytes, all clients and rounds",
+                        "axis": {"labelExpr": SIZES, "tickCount": 4},
+                    },
                     "color": _ways(),
                 },
             },
@@ -72,19 +84,31 @@ def traffic(data: RunData) -> Chart:
                 "encoding": {"x": {"field": "whole", "type": "quantitative"}},
             },
         ],
-    }  # fmt: skip
+    }
     about = (
         "What all clients send and get over a whole run; the orange bar marks what sending their private models would "
         "take."
     )
-    return Chart("traffic", "What crosses the wire", about, spec, columns, {"": rows}, half=True,
-                 empty="No method that ran sends anything.")  # fmt: skip
+    return Chart(
+        "traffic",
+        "What crosses the wire",
+        about,
+        spec,
+        columns,
+        {"": rows},
+        half=True,
+        empty="No method that ran sends anything.",
+    )
 
 
 def per_round(data: RunData) -> Chart:
     rows = round_rows(data)
-    columns = [ChartColumn("round", "round"), ChartColumn("up", "bytes up", BYTES), ChartColumn("down", "bytes down", BYTES),
-               ChartColumn("whole", "private models, one way", BYTES)]  # fmt: skip
+    columns = [
+        ChartColumn("round", "round"),
+        ChartColumn("up", "bytes up", BYTES),
+        ChartColumn("down", "bytes down", BYTES),
+        ChartColumn("whole", "private models, one way", BYTES),
+    ]
     spec: Spec = {
         "height": 220,
         "encoding": {"x": ROUNDS, "tooltip": tooltip(columns)},
@@ -94,8 +118,12 @@ def per_round(data: RunData) -> Chart:
                 "mark": {"type": "bar"},
                 "encoding": {
                     "xOffset": {"field": "way", "sort": ["up", "down"]},
-                    "y": {"field": "bytes", "type": "quantitative", "title": "bytes, all clients",
-                          "axis": {"labelExpr": SIZES, "tickCount": 4}},
+                    "y": {
+                        "field": "bytes",
+                        "type": "quantitative",
+                        "title": "bytes, all clients",
+                        "axis": {"labelExpr": SIZES, "tickCount": 4},
+                    },
                     "color": _ways(),
                 },
             },
@@ -104,14 +132,23 @@ def per_round(data: RunData) -> Chart:
                 "encoding": {"x": None, "y": {"field": "whole", "aggregate": "max", "type": "quantitative"}},
             },
         ],
-    }  # fmt: skip
+    }
     about = (
         "The chosen method's bytes in each round; the dashed line is what sending the private models would take one "
         "way."
     )
     notes = {key: _saving(group) for key, group in rows.items()}
-    return Chart("per-round", "Round by round", about, spec, columns, rows, ("method", "seed"), notes=notes,
-                 empty="This method sends nothing, or its run left no count of bytes.")  # fmt: skip
+    return Chart(
+        "per-round",
+        "Round by round",
+        about,
+        spec,
+        columns,
+        rows,
+        ("method", "seed"),
+        notes=notes,
+        empty="This method sends nothing, or its run left no count of bytes.",
+    )
 
 
 def _saving(rows: list[Row]) -> str:
@@ -123,8 +160,13 @@ def _saving(rows: list[Row]) -> str:
 
 
 def _ways() -> Spec:
-    return {"field": "way", "type": "nominal", "sort": ["up", "down"], "legend": LEGEND,
-            "scale": {"domain": ["up", "down"], "range": ["$accent", "$muted"]}}  # fmt: skip
+    return {
+        "field": "way",
+        "type": "nominal",
+        "sort": ["up", "down"],
+        "legend": LEGEND,
+        "scale": {"domain": ["up", "down"], "range": ["$accent", "$muted"]},
+    }
 
 
 def time(data: RunData) -> Chart:
@@ -132,18 +174,23 @@ def time(data: RunData) -> Chart:
     rows = [{"method": row["method"], "seconds": row["seconds"]} for row in method_rows(data)]
     room = 1.12 * max((row["seconds"] for row in rows), default=1.0)  # for the longest bar's number
     x: Spec = {
-        "field": "seconds", "type": "quantitative", "title": "seconds", "axis": {"tickCount": 5, "labelOverlap": True},
+        "field": "seconds",
+        "type": "quantitative",
+        "title": "seconds",
+        "axis": {"tickCount": 5, "labelOverlap": True},
         "scale": {"domain": [0, room], "nice": False},
-    }  # fmt: skip
+    }
     spec: Spec = {
         **lines_of("method", 28),
         "encoding": {"y": names("method"), "x": x, "tooltip": tooltip(columns)},
         "layer": [
             {"mark": {"type": "bar", "color": "$accent", "opacity": 0.8, "height": {"band": 0.62}}},
-            {"mark": {"type": "text", "align": "left", "dx": 5, "color": "$soft", "aria": False},
-             "encoding": {"text": {"field": "seconds", "format": ".1f"}}},
+            {
+                "mark": {"type": "text", "align": "left", "dx": 5, "color": "$soft", "aria": False},
+                "encoding": {"text": {"field": "seconds", "format": ".1f"}},
+            },
         ],
-    }  # fmt: skip
+    }
     over = ", mean over seeds" if len(data.seeds) > 1 else ""
     about = f"Training and measuring all clients once{over}. Local trains for as many epochs as the others."
     return Chart("time", "Time", about, spec, columns, {"": rows}, half=True)

@@ -47,7 +47,8 @@ def _headline(report: FederationReport) -> dict[str, Any]:
     once = "A federation runs once: how another seed would have ended is not known."
     own = "Each site's own report, on its own disk, has its numbers."
     return {
-        "title": title, "tone": "harm" if harmed else "help" if known else "",
+        "title": title,
+        "tone": "harm" if harmed else "help" if known else "",
         "lines": [f"No Δ is known of {count(silent, 'site')}. {own}"] if silent else [],
         "sure": " ".join([chance, once]).strip() if known else "",
         "figures": [
@@ -56,7 +57,7 @@ def _headline(report: FederationReport) -> dict[str, Any]:
             (volume(report.bytes_down), "sent to the sites", ""),
             (duration(report.seconds), "in all", ""),
         ],
-    }  # fmt: skip
+    }
 
 
 def _rows(report: FederationReport, scale: MetricScale) -> list[Row]:
@@ -67,39 +68,57 @@ def _rows(report: FederationReport, scale: MetricScale) -> list[Row]:
         values = {key: told.get(key) for key in ("local", "value", "delta", "low", "high")}
         shown = {key: None if value is None else scale.factor * value for key, value in values.items()}
         delta = values["delta"]
-        rows.append({
-            "site": str(site.get("name", "?")), "n": site.get("n"), **shown, "said": minus(cells(site, scale.unit)[-1]),
-            "effect": "unknown" if delta is None else scale.effect(delta),
-        })  # fmt: skip
+        rows.append(
+            {
+                "site": str(site.get("name", "?")),
+                "n": site.get("n"),
+                **shown,
+                "said": minus(cells(site, scale.unit)[-1]),
+                "effect": "unknown" if delta is None else scale.effect(delta),
+            }
+        )
     return sorted(rows, key=lambda row: -scale.unit.harm(row["delta"]) if row["delta"] is not None else float("inf"))
 
 
 def _deltas(report: FederationReport, scale: MetricScale) -> Chart:
     columns = [
         ChartColumn("site", "site"),
-        ChartColumn("local", "alone", scale.value), ChartColumn("value", "with the federation", scale.value),
-        ChartColumn("said", scale.delta_title), ChartColumn("effect", "effect"), ChartColumn("n", "training samples", ","),
-    ]  # fmt: skip
+        ChartColumn("local", "alone", scale.value),
+        ChartColumn("value", "with the federation", scale.value),
+        ChartColumn("said", scale.delta_title),
+        ChartColumn("effect", "effect"),
+        ChartColumn("n", "training samples", ","),
+    ]
     rows = _rows(report, scale)
     deltas = [row[key] for row in rows for key in ("delta", "low", "high") if row[key] is not None]
     x: Spec = {
-        "field": "delta", "type": "quantitative", "title": scale.delta_title,
-        "scale": scale.stretched(deltas), "axis": {"tickCount": 5},
-    }  # fmt: skip
+        "field": "delta",
+        "type": "quantitative",
+        "title": scale.delta_title,
+        "scale": scale.stretched(deltas),
+        "axis": {"tickCount": 5},
+    }
     spec: Spec = {
         **lines_of("site", 30),
         "encoding": {"y": names("site", grid=True), "tooltip": tooltip(columns)},
         "layer": [
-            {"transform": [{"filter": "isValid(datum.delta)"}], "mark": {"type": "bar", "height": {"band": 0.6}},
-             "encoding": {"x": x, "color": effect_colour()}},
-            {"transform": [{"filter": "isValid(datum.low)"}],
-             "mark": {"type": "rule", "strokeWidth": 1.5, "color": "$ink", "aria": False},
-             "encoding": {"x": {"field": "low", "type": "quantitative"}, "x2": {"field": "high"}}},
+            {
+                "transform": [{"filter": "isValid(datum.delta)"}],
+                "mark": {"type": "bar", "height": {"band": 0.6}},
+                "encoding": {"x": x, "color": effect_colour()},
+            },
+            {
+                "transform": [{"filter": "isValid(datum.low)"}],
+                "mark": {"type": "rule", "strokeWidth": 1.5, "color": "$ink", "aria": False},
+                "encoding": {"x": {"field": "low", "type": "quantitative"}, "x2": {"field": "high"}},
+            },
             zero_line(),
-            {"mark": {"type": "text", "align": "left", "dx": 12, "fontWeight": 600, "color": "$ink", "aria": False},
-             "encoding": {"x": {"value": "width"}, "text": {"field": "said"}}},
+            {
+                "mark": {"type": "text", "align": "left", "dx": 12, "fontWeight": 600, "color": "$ink", "aria": False},
+                "encoding": {"x": {"value": "width"}, "text": {"field": "said"}},
+            },
         ],
-    }  # fmt: skip
+    }
     better = "right" if scale.unit.higher_is_better else "left"
     about = (
         f"Each site's result with the federation minus its result alone, on its own test rows; further {better} is "
@@ -134,10 +153,14 @@ def _groups(report: FederationReport) -> dict[str, dict[str, str]]:
         refused[place] = "; ".join(filter(None, [refused.get(place), one["reason"]]))
     return {
         "Federation": {
-            "method": report.method, "rounds": str(report.rounds), "packed": report.compression,
-            "combined by": report.combine, "from the sites": volume(report.bytes_up),
-            "to the sites": volume(report.bytes_down), "time": duration(report.seconds),
+            "method": report.method,
+            "rounds": str(report.rounds),
+            "packed": report.compression,
+            "combined by": report.combine,
+            "from the sites": volume(report.bytes_up),
+            "to the sites": volume(report.bytes_down),
+            "time": duration(report.seconds),
         },
         "Answers that did not count": refused or {"none": "every answer counted"},
         "Privacy budgets that were spent": report.budgets() or {"none": "no site told one"},
-    }  # fmt: skip
+    }

@@ -38,9 +38,11 @@ SURE = "datum.verdict === 'helps' || datum.verdict === 'harms'"
 
 def _cell(scale: MetricScale, size: int = 12) -> list[Spec]:
     colour = {
-        "field": "shade", "type": "quantitative", "legend": None,
+        "field": "shade",
+        "type": "quantitative",
+        "legend": None,
         "scale": {"domain": [-1, 0, 1], "range": ["$harm", "$low", "$help"], "interpolate": "rgb"},
-    }  # fmt: skip
+    }
     ink = {"condition": {"test": "abs(datum.shade) > (dark ? 0.65 : 0.85)", "value": "$surface"}, "value": "$ink"}
     words: Spec = {"type": "text", "fontSize": size, "aria": False, "tooltip": None}
     cell: Spec = {"mark": {"type": "rect", "stroke": "$surface", "strokeWidth": 2}, "encoding": {"color": colour}}
@@ -57,10 +59,15 @@ def _cell(scale: MetricScale, size: int = 12) -> list[Spec]:
 
 def _columns(scale: MetricScale, *first: ChartColumn) -> list[ChartColumn]:
     return [
-        *first, ChartColumn("mean", scale.delta_title, scale.delta), ChartColumn("low", "95 % from", scale.delta),
-        ChartColumn("high", "95 % to", scale.delta), ChartColumn("verdict", "verdict"),
-        ChartColumn("harmed", "client-runs harmed", ","), ChartColumn("of", "of", ","), ChartColumn("seeds", "seeds"),
-    ]  # fmt: skip
+        *first,
+        ChartColumn("mean", scale.delta_title, scale.delta),
+        ChartColumn("low", "95 % from", scale.delta),
+        ChartColumn("high", "95 % to", scale.delta),
+        ChartColumn("verdict", "verdict"),
+        ChartColumn("harmed", "client-runs harmed", ","),
+        ChartColumn("of", "of", ","),
+        ChartColumn("seeds", "seeds"),
+    ]
 
 
 WORDS = (
@@ -79,16 +86,29 @@ def one_method(data: StudyData, task: str) -> Chart:
     spec: Spec = {
         **lines_of("dataset", 56),
         "encoding": {
-            "x": {"field": "alpha", "type": "nominal", "sort": None, "title": None,
-                  "axis": {"orient": "top", "labelAngle": 0, "ticks": False, "domain": False}},
+            "x": {
+                "field": "alpha",
+                "type": "nominal",
+                "sort": None,
+                "title": None,
+                "axis": {"orient": "top", "labelAngle": 0, "ticks": False, "domain": False},
+            },
             "y": names("dataset"),
             "tooltip": tooltip(columns),
         },
         "layer": _cell(scale, 14),
-    }  # fmt: skip
+    }
     about = f"The chosen method's mean Δ ({_unit(scale)}) over datasets and splits. {WORDS}"
-    return Chart(f"heat-{task}", f"Δ by dataset and α, {task}", about, spec, columns, by, ("method",),
-                 empty="This method has not run on such data.")  # fmt: skip
+    return Chart(
+        f"heat-{task}",
+        f"Δ by dataset and α, {task}",
+        about,
+        spec,
+        columns,
+        by,
+        ("method",),
+        empty="This method has not run on such data.",
+    )
 
 
 def all_methods(data: StudyData, task: str) -> Chart:
@@ -98,14 +118,20 @@ def all_methods(data: StudyData, task: str) -> Chart:
     spec: Spec = {
         **lines_of("method", 34),
         "encoding": {
-            "x": {"field": "cell", "type": "nominal", "scale": {"domain": cells}, "title": None,
-                  "axis": {"orient": "top", "labelAngle": -40, "labelLimit": 170, "ticks": False, "domain": False}},
-            "y": names("method", labelFontWeight={
-                "condition": {"test": "datum.label === method", "value": 700}, "value": 400}),
+            "x": {
+                "field": "cell",
+                "type": "nominal",
+                "scale": {"domain": cells},
+                "title": None,
+                "axis": {"orient": "top", "labelAngle": -40, "labelLimit": 170, "ticks": False, "domain": False},
+            },
+            "y": names(
+                "method", labelFontWeight={"condition": {"test": "datum.label === method", "value": 700}, "value": 400}
+            ),
             "tooltip": tooltip(columns),
         },
         "layer": _cell(scale),
-    }  # fmt: skip
+    }
     spec["usermeta"]["least"] = 150 + 58 * len(cells)
     spec["padding"] = {"left": 5, "top": 5, "bottom": 5, "right": 60}  # for the slanted labels
     about = f"Every method's mean Δ ({_unit(scale)}) in every cell of the study. {WORDS}"

@@ -49,21 +49,36 @@ def holdings(data: RunData) -> Chart:
         **lines_of("client", 28),
         "transform": [{"flatten": ["counts", "labels"], "as": ["count", "label"]}],
         "encoding": {
-            "x": {"field": "label", "type": "nominal", "sort": None, "title": "target" if regression else "class",
-                  "scale": {"domain": labels}, "axis": {
-                      "orient": "top", "labelAngle": -35 if _long(labels) else 0, "labelLimit": 90,
-                      "ticks": False, "domain": False}},
+            "x": {
+                "field": "label",
+                "type": "nominal",
+                "sort": None,
+                "title": "target" if regression else "class",
+                "scale": {"domain": labels},
+                "axis": {
+                    "orient": "top",
+                    "labelAngle": -35 if _long(labels) else 0,
+                    "labelLimit": 90,
+                    "ticks": False,
+                    "domain": False,
+                },
+            },
             "y": names("client"),
-            "tooltip": [{"field": "client", "title": "client"}, {"field": "label", "title": "label"},
-                        {"field": "count", "title": "samples", "format": ","}],
+            "tooltip": [
+                {"field": "client", "title": "client"},
+                {"field": "label", "title": "label"},
+                {"field": "count", "title": "samples", "format": ","},
+            ],
         },
         "layer": [
-            {"transform": [{"filter": "datum.count > 0"}],
-             "mark": {"type": "rect", "stroke": "$surface", "strokeWidth": 1.5},
-             "encoding": {"color": shades("count", "samples", "~s")}},
+            {
+                "transform": [{"filter": "datum.count > 0"}],
+                "mark": {"type": "rect", "stroke": "$surface", "strokeWidth": 1.5},
+                "encoding": {"color": shades("count", "samples", "~s")},
+            },
             *([_numbers()] if len(labels) <= 12 else []),
         ],
-    }  # fmt: skip
+    }
     empty = "This folder holds no details of the split, such as older versions of fedekd left none."
     return Chart("holdings", "Who holds which labels", about, spec, columns, rows, ("seed",), empty=empty)
 

@@ -80,8 +80,18 @@ def method_curves(data: RunData) -> Chart:
         "Mean over the clients after each round. Blue: the chosen method; dashed: training alone; grey: the other "
         f"methods. {SHOWN_ONLY}"
     )
-    return Chart("curves", "How the methods learn", about, spec, columns, mean_rows(data), ("seed",), ("method",),
-                 empty=MISSING, half=True)  # fmt: skip
+    return Chart(
+        "curves",
+        "How the methods learn",
+        about,
+        spec,
+        columns,
+        mean_rows(data),
+        ("seed",),
+        ("method",),
+        empty=MISSING,
+        half=True,
+    )
 
 
 def clients_learning(data: RunData) -> Chart:
@@ -98,15 +108,22 @@ def clients_learning(data: RunData) -> Chart:
     }
     many = len(data.names) > MANY
     if many:
-        rows, columns = _bands(rows), [
-            ChartColumn("round", "round"),
-            *(ChartColumn(name, title, scale.value) for name, title in zip(BANDS, BAND_TITLES, strict=True)),
-        ]  # fmt: skip
+        rows, columns = (
+            _bands(rows),
+            [
+                ChartColumn("round", "round"),
+                *(ChartColumn(name, title, scale.value) for name, title in zip(BANDS, BAND_TITLES, strict=True)),
+            ],
+        )
         layers: list[Spec] = [
-            _band("p0", "p100", 0.12, y), _band("p10", "p90", 0.2, y), _band("p25", "p75", 0.3, y),
-            {"mark": {"type": "line", "color": "$accent", "strokeWidth": 2.5, "point": True},
-             "encoding": {"x": _rounds(), "y": {**y, "field": "p50"}, "tooltip": tooltip(columns)}},
-        ]  # fmt: skip
+            _band("p0", "p100", 0.12, y),
+            _band("p10", "p90", 0.2, y),
+            _band("p25", "p75", 0.3, y),
+            {
+                "mark": {"type": "line", "color": "$accent", "strokeWidth": 2.5, "point": True},
+                "encoding": {"x": _rounds(), "y": {**y, "field": "p50"}, "tooltip": tooltip(columns)},
+            },
+        ]
         about = f"Bands hold half, 80 % and all of the {len(data.names):,} clients; the line is the median client."
     else:
         layers = [
@@ -124,8 +141,17 @@ def clients_learning(data: RunData) -> Chart:
             mean,
         ]
         about = "One line per client of the chosen method, dotted: their mean. Point at a line to single it out."
-    return Chart("client-curves", "How its clients learn", about, {"height": 260, "layer": layers}, columns, rows,
-                 ("method", "seed"), empty=MISSING, half=True)  # fmt: skip
+    return Chart(
+        "client-curves",
+        "How its clients learn",
+        about,
+        {"height": 260, "layer": layers},
+        columns,
+        rows,
+        ("method", "seed"),
+        empty=MISSING,
+        half=True,
+    )
 
 
 BANDS = ("p0", "p10", "p25", "p50", "p75", "p90", "p100")
@@ -155,7 +181,9 @@ def _band(low: str, high: str, opacity: float, y: Spec) -> Spec:
 
 def _rounds() -> Spec:
     return {
-        "field": "round", "type": "quantitative", "title": "round",
+        "field": "round",
+        "type": "quantitative",
+        "title": "round",
         "axis": {"tickMinStep": 1, "labelExpr": WHOLE, "grid": False},
         "scale": {"zero": False, "nice": False, "padding": 14},
-    }  # fmt: skip
+    }

@@ -34,14 +34,24 @@ def method_rows(data: RunData) -> list[dict[str, Any]]:
         summary = data.summary[label]
         low, high = summary["avg_delta"]["interval"] or (None, None)
         p10, p25, p75, p90 = (float(x) for x in np.percentile(deltas, (10, 25, 75, 90)))
-        rows.append({
-            "method": label, "mean": f * summary["avg_delta"]["mean"],
-            "low": None if low is None else f * low, "high": None if high is None else f * high,
-            "worst": max(deltas, key=harm), "best": min(deltas, key=harm),
-            "p10": p10, "p25": p25, "p75": p75, "p90": p90,
-            "harmed": summary["harmed"], "of": summary["clients"], "share": summary["harmed"] / summary["clients"],
-            "clients": clients,
-        })  # fmt: skip
+        rows.append(
+            {
+                "method": label,
+                "mean": f * summary["avg_delta"]["mean"],
+                "low": None if low is None else f * low,
+                "high": None if high is None else f * high,
+                "worst": max(deltas, key=harm),
+                "best": min(deltas, key=harm),
+                "p10": p10,
+                "p25": p25,
+                "p75": p75,
+                "p90": p90,
+                "harmed": summary["harmed"],
+                "of": summary["clients"],
+                "share": summary["harmed"] / summary["clients"],
+                "clients": clients,
+            }
+        )
     return sorted(rows, key=lambda row: harm(row["mean"]))
 
 
@@ -87,11 +97,17 @@ def _flat(rows: list[dict[str, Any]], scale: Any, many: bool) -> list[Row]:
     if many:
         return [{**row, "delta": row["mean"], "effect": scale.effect(row["mean"]), "shift": 0.5} for row in whole]
     return [
-        {**(head if i == 0 else dict.fromkeys(head) | {"method": head["method"]}),
-         "delta": delta, "client": client, "seed": seed, "effect": scale.effect(delta), "shift": (i * 7919 % 101) / 100}
+        {
+            **(head if i == 0 else dict.fromkeys(head) | {"method": head["method"]}),
+            "delta": delta,
+            "client": client,
+            "seed": seed,
+            "effect": scale.effect(delta),
+            "shift": (i * 7919 % 101) / 100,
+        }
         for head, row in zip(whole, rows, strict=True)
         for i, (delta, client, seed) in enumerate(sorted(row["clients"], key=lambda c: -scale.unit.harm(c[0])))
-    ]  # fmt: skip
+    ]
 
 
 def _spec(data: RunData, axis: Spec, columns: list[ChartColumn], many: bool) -> Spec:
@@ -101,8 +117,12 @@ def _spec(data: RunData, axis: Spec, columns: list[ChartColumn], many: bool) -> 
     strong = {"condition": {"test": "datum.label === method", "value": 700}, "value": 400}
     y = names("method", grid=True, labelFontWeight=strong)
     known = {"filter": "isValid(datum.mean)"}
-    client = [ChartColumn("method", "method"), ChartColumn("client", "client"), ChartColumn("seed", "seed"),
-              ChartColumn("delta", scale.delta_title, scale.delta)]  # fmt: skip
+    client = [
+        ChartColumn("method", "method"),
+        ChartColumn("client", "client"),
+        ChartColumn("seed", "seed"),
+        ChartColumn("delta", scale.delta_title, scale.delta),
+    ]
     offset: Spec = {"type": "quantitative", "scale": {"domain": [-0.4, 1.4]}}
     if many:
         cloud: list[Spec] = [

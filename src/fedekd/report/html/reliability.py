@@ -13,8 +13,11 @@ NAMES = ("proxy", "private")
 EMPTY = "This method has no gate, or its run left no energies."
 
 TENTHS: Spec = {
-    "field": "decile", "type": "ordinal", "title": "energy: lowest tenth → highest tenth", "axis": {"labelAngle": 0},
-}  # fmt: skip
+    "field": "decile",
+    "type": "ordinal",
+    "title": "energy: lowest tenth → highest tenth",
+    "axis": {"labelAngle": 0},
+}
 
 
 def reliability_rows(data: RunData) -> dict[str, list[Row]]:
@@ -49,10 +52,13 @@ def reliability(data: RunData) -> Chart:
     scale, rows = data.scale, reliability_rows(data)
     right = "right, %" if scale.unit.higher_is_better else scale.unit.name
     columns = [
-        ChartColumn("decile", "decile of energy"), ChartColumn("energy", "mean energy", ".3~g"),
-        ChartColumn("proxy", f"proxy {right}", scale.value), ChartColumn("private", f"private model {right}", scale.value),
-        ChartColumn("trust", "mean trust", ".2f"), ChartColumn("count", "samples", ","),
-    ]  # fmt: skip
+        ChartColumn("decile", "decile of energy"),
+        ChartColumn("energy", "mean energy", ".3~g"),
+        ChartColumn("proxy", f"proxy {right}", scale.value),
+        ChartColumn("private", f"private model {right}", scale.value),
+        ChartColumn("trust", "mean trust", ".2f"),
+        ChartColumn("count", "samples", ","),
+    ]
     domain = ["proxy", "private model"]
     who: Spec = {
         "field": "who",
@@ -72,20 +78,34 @@ def reliability(data: RunData) -> Chart:
             "tooltip": tooltip(columns),
         },
         "layer": [
-            {"mark": {"type": "line", "strokeWidth": 2.5}, "encoding": {
-                "strokeDash": {**who, "scale": {"domain": domain, "range": [[1, 0], [5, 4]]}}}},
-            {"mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
-             "encoding": {"shape": {**who, "scale": {"domain": domain, "range": ["circle", "square"]}}}},
+            {
+                "mark": {"type": "line", "strokeWidth": 2.5},
+                "encoding": {"strokeDash": {**who, "scale": {"domain": domain, "range": [[1, 0], [5, 4]]}}},
+            },
+            {
+                "mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
+                "encoding": {"shape": {**who, "scale": {"domain": domain, "range": ["circle", "square"]}}},
+            },
         ],
-    }  # fmt: skip
+    }
     worse = "falls" if scale.unit.higher_is_better else "rises"
     about = (
         "All clients' test samples in ten groups, from the lowest energy to the highest. If energy tells how far the "
         f"proxy can be trusted, the proxy's line {worse} to the right, and does so faster than the private model's."
     )
     notes = {key: _verdict(group, scale.unit.higher_is_better) for key, group in rows.items()}
-    return Chart("reliability", "Is low energy more reliable?", about, spec, columns, rows, ("method", "seed"),
-                 notes=notes, empty=EMPTY, half=True)  # fmt: skip
+    return Chart(
+        "reliability",
+        "Is low energy more reliable?",
+        about,
+        spec,
+        columns,
+        rows,
+        ("method", "seed"),
+        notes=notes,
+        empty=EMPTY,
+        half=True,
+    )
 
 
 def _verdict(rows: list[Row], higher: bool) -> str:
@@ -97,8 +117,12 @@ def _verdict(rows: list[Row], higher: bool) -> str:
 
 
 def weights(data: RunData) -> Chart:
-    columns = [ChartColumn("decile", "decile of energy"), ChartColumn("energy", "mean energy", ".3~g"),
-               ChartColumn("trust", "mean trust", ".2f"), ChartColumn("count", "samples", ",")]  # fmt: skip
+    columns = [
+        ChartColumn("decile", "decile of energy"),
+        ChartColumn("energy", "mean energy", ".3~g"),
+        ChartColumn("trust", "mean trust", ".2f"),
+        ChartColumn("count", "samples", ","),
+    ]
     rows = {
         key: [{k: row[k] for k in ("decile", "energy", "trust", "count")} for row in group]
         for key, group in reliability_rows(data).items()
@@ -112,10 +136,21 @@ def weights(data: RunData) -> Chart:
         },
         "layer": [
             {"mark": {"type": "bar", "color": "$accent", "opacity": 0.8, "cornerRadiusEnd": 2, "width": {"band": 0.7}}},
-            {"mark": {"type": "text", "dy": -7, "color": "$soft", "fontSize": 10, "aria": False},
-             "encoding": {"text": {"field": "trust", "format": ".2f"}}},
+            {
+                "mark": {"type": "text", "dy": -7, "color": "$soft", "fontSize": 10, "aria": False},
+                "encoding": {"text": {"field": "trust", "format": ".2f"}},
+            },
         ],
-    }  # fmt: skip
+    }
     about = "The weight that the gate gives to the same ten groups: it should fall from left to right."
-    return Chart("energy-trust", "What the gate makes of it", about, spec, columns, rows, ("method", "seed"),
-                 empty=EMPTY, half=True)  # fmt: skip
+    return Chart(
+        "energy-trust",
+        "What the gate makes of it",
+        about,
+        spec,
+        columns,
+        rows,
+        ("method", "seed"),
+        empty=EMPTY,
+        half=True,
+    )

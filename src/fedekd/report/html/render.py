@@ -35,9 +35,13 @@ def render(page: Page) -> str:
     }
     template = _environment().get_template("page.html")
     return template.render(
-        page=page, policy=policy, style=Markup(style), scripts=[Markup(s) for s in scripts],
-        data=Markup(_json(data)), version=__version__,
-    )  # fmt: skip
+        page=page,
+        policy=policy,
+        style=Markup(style),
+        scripts=[Markup(s) for s in scripts],
+        data=Markup(_json(data)),
+        version=__version__,
+    )
 
 
 def _json(value: object) -> str:
@@ -64,6 +68,9 @@ def _asset(name: str) -> str:
 @cache
 def _environment() -> Environment:
     return Environment(
-        loader=PackageLoader("fedekd.report.html", "templates"), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
+        loader=PackageLoader("fedekd.report.html", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )

@@ -24,9 +24,12 @@ NO_DETAILS = (
 def run_page(data: RunData, notes: Sequence[str] = ()) -> Page:
     heads = {str(m): headline(data, label) for m, label in enumerate(data.compared)}
     alone = {
-        "title": "Nothing to compare yet", "tone": "", "figures": [], "sure": "",
+        "title": "Nothing to compare yet",
+        "tone": "",
+        "figures": [],
+        "sure": "",
         "lines": ["Only training alone has run; name methods with --methods."],
-    }  # fmt: skip
+    }
     hero = Variants(("method",), heads or {"": alone}, str(data.favourite) if heads else "")
     compared = [clients.dumbbells(data), clients.ranks(data)] if heads else []
     sections = [
@@ -77,12 +80,20 @@ def _summary(data: RunData) -> Block:
 
         between = " to ".join(minus(unit.delta(x)) for x in interval) if interval and not alone else ""
         sent = row["bytes_up"] + row["bytes_down"]
-        rows.append({
-            "label": label, "deltas": [signed("avg_delta"), signed("worst_delta"), signed("tail_delta")],
-            "interval": between, "harmed": "" if alone else f"{row['harmed']}/{row['clients']}",
-            "figures": [unit.value(row["mean"]["mean"]), unit.value(row["worst"]["mean"]),
-                        volume(sent) if sent else "", duration(row["seconds"])],
-        })  # fmt: skip
+        rows.append(
+            {
+                "label": label,
+                "deltas": [signed("avg_delta"), signed("worst_delta"), signed("tail_delta")],
+                "interval": between,
+                "harmed": "" if alone else f"{row['harmed']}/{row['clients']}",
+                "figures": [
+                    unit.value(row["mean"]["mean"]),
+                    unit.value(row["worst"]["mean"]),
+                    volume(sent) if sent else "",
+                    duration(row["seconds"]),
+                ],
+            }
+        )
     several = len(data.seeds) > 1
     heads = ["Avg Δ", *(["95 % interval"] if several else []), "Worst Δ", f"{unit.tail} Δ", "harmed"]
     percent = ", %" if unit.higher_is_better else ""
@@ -116,9 +127,12 @@ def _sample(sample: DoubtedSample) -> dict[str, Any]:
     shown = {key: text(sample[key]) for key in ("client", "row", "label", "private", "proxy")}
     numbers = isinstance(sample["label"], float)
     return {
-        **shown, "energy": f"{sample['energy']:.3g}", "trust": f"{sample['trust']:.2f}", "image": sample["image"],
+        **shown,
+        "energy": f"{sample['energy']:.3g}",
+        "trust": f"{sample['trust']:.2f}",
+        "image": sample["image"],
         "wrong": None if numbers else shown["proxy"] != shown["label"],
-    }  # fmt: skip
+    }
 
 
 def _public(public: PublicRows | None) -> str:
@@ -134,14 +148,18 @@ def _settings(data: RunData) -> Block:
     partition = first["partition"]
     groups: dict[str, dict[str, Any]] = {
         "Data": {
-            "dataset": first["dataset"], "task": first["task"], "metric": data.unit.name,
-            "split": partition["kind"], "alpha": "" if first["alpha"] is None else f"{first['alpha']:g}",
+            "dataset": first["dataset"],
+            "task": first["task"],
+            "metric": data.unit.name,
+            "split": partition["kind"],
+            "alpha": "" if first["alpha"] is None else f"{first['alpha']:g}",
             "public": _public(partition.get("public")),
-            "clients": len(first["clients"]), "seeds": ", ".join(map(str, data.seeds)),
+            "clients": len(first["clients"]),
+            "seeds": ", ".join(map(str, data.seeds)),
         },
         "Training": shared,
         "Versions": first["versions"],
-    }  # fmt: skip
+    }
     for label in data.compared:
         record = data.of(label)[0]
         own = {k: v for k, v in record["params"].items() if k not in shared}

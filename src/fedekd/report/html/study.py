@@ -61,10 +61,7 @@ def _notes(data: StudyData, failures: Sequence[FailureRow]) -> list[str]:
 
 def _headline(data: StudyData, label: str) -> dict[str, Any]:
     """How many cells a method helps and harms by their paired intervals, and how many client-runs it harmed."""
-    cells = [
-        figures for task in data.tasks for column in data.columns(task)
-        if (figures := data.delta(label, column))
-    ]  # fmt: skip
+    cells = [figures for task in data.tasks for column in data.columns(task) if (figures := data.delta(label, column))]
     verdicts = Counter(cell["verdict"] for cell in cells)
     helps, harms, total = verdicts["helps"], verdicts["harms"], len(cells)
     harmed, runs = sum(cell["harmed"] for cell in cells), sum(cell["of"] for cell in cells)

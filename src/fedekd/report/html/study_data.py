@@ -52,10 +52,15 @@ class StudyData:
         clients = [c["delta"] for run in runs for c in run["clients"]]
         harmed = metrics.harmed(clients, scale.unit.higher_is_better)
         return {
-            "mean": mean, "low": interval[0] if interval else None, "high": interval[1] if interval else None,
-            "seeds": len(runs), "harmed": harmed, "of": len(clients), "share": harmed / len(clients),
+            "mean": mean,
+            "low": interval[0] if interval else None,
+            "high": interval[1] if interval else None,
+            "seeds": len(runs),
+            "harmed": harmed,
+            "of": len(clients),
+            "share": harmed / len(clients),
             "verdict": _verdict(interval, scale),
-        }  # fmt: skip
+        }
 
 
 def _verdict(interval: tuple[float, float] | None, scale: MetricScale) -> str:

@@ -47,9 +47,13 @@ def sweeps(data: StudyData) -> list[Chart]:
 def _chart(scale: MetricScale, task: str, method: str, parameter: str, rows: list[Row]) -> Chart:
     name = SYMBOLS.get(parameter, parameter)
     columns = [
-        ChartColumn("cell", "dataset"), ChartColumn("value", name), ChartColumn("mean", scale.delta_title, scale.delta),
-        ChartColumn("low", "95 % from", scale.delta), ChartColumn("high", "95 % to", scale.delta), ChartColumn("seeds", "seeds"),
-    ]  # fmt: skip
+        ChartColumn("cell", "dataset"),
+        ChartColumn("value", name),
+        ChartColumn("mean", scale.delta_title, scale.delta),
+        ChartColumn("low", "95 % from", scale.delta),
+        ChartColumn("high", "95 % to", scale.delta),
+        ChartColumn("seeds", "seeds"),
+    ]
     cells = list(dict.fromkeys(row["cell"] for row in rows))
     who: Spec = {
         "field": "cell",
@@ -64,16 +68,29 @@ def _chart(scale: MetricScale, task: str, method: str, parameter: str, rows: lis
         "height": 280,
         "layer": [
             zero_line("y"),
-            {"mark": {"type": "line", "opacity": 0.45, "aria": False},
-             "encoding": {"x": x, "y": y, "color": colour, **apart}},
-            {"mark": {"type": "rule", "strokeWidth": 2, "aria": False},
-             "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": colour, **apart}},
-            {"mark": {"type": "point", "filled": True, "size": 95, "opacity": 1},
-             "encoding": {"x": x, "y": y, "color": colour, "shape": shape, "tooltip": tooltip(columns), **apart}},
+            {
+                "mark": {"type": "line", "opacity": 0.45, "aria": False},
+                "encoding": {"x": x, "y": y, "color": colour, **apart},
+            },
+            {
+                "mark": {"type": "rule", "strokeWidth": 2, "aria": False},
+                "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": colour, **apart},
+            },
+            {
+                "mark": {"type": "point", "filled": True, "size": 95, "opacity": 1},
+                "encoding": {"x": x, "y": y, "color": colour, "shape": shape, "tooltip": tooltip(columns), **apart},
+            },
         ],
-    }  # fmt: skip
+    }
     usual = next((row["value"] for row in rows if row["usual"]), None)
     about = f"Mean Δ of {method} over {name}, with 95 % intervals over seeds; the line at zero is training alone."
     about += f" {method} uses {name} = {usual} by itself." if usual else ""
-    return Chart(f"sweep-{task}-{method}-{parameter}", f"{method}: sensitivity to {name}", about, spec, columns,
-                 {"": rows}, half=True)  # fmt: skip
+    return Chart(
+        f"sweep-{task}-{method}-{parameter}",
+        f"{method}: sensitivity to {name}",
+        about,
+        spec,
+        columns,
+        {"": rows},
+        half=True,
+    )

@@ -96,43 +96,71 @@ def _distribution(x: Spec, y: Spec, first: ChartColumn, height: Spec) -> Spec:
             {"flatten": ["shares", "from"], "as": ["share", "low"]},
             {"calculate": "datum.low + 0.05", "as": "high"},
         ],
-        "encoding": {"tooltip": [
-            *tooltip([first]), {"field": "low", "title": "trust from", "format": ".2f"},
-            {"field": "high", "title": "to", "format": ".2f"},
-            {"field": "share", "title": "share of samples", "format": ".1%"}, *tooltip(COLUMNS),
-        ]},
+        "encoding": {
+            "tooltip": [
+                *tooltip([first]),
+                {"field": "low", "title": "trust from", "format": ".2f"},
+                {"field": "high", "title": "to", "format": ".2f"},
+                {"field": "share", "title": "share of samples", "format": ".1%"},
+                *tooltip(COLUMNS),
+            ]
+        },
         "layer": [
-            {"mark": {"type": "rect", "aria": False, "stroke": "$surface", "strokeWidth": 0.5}, "encoding": {
-                "x": x, "y": y, "color": shades("share", "share of samples", ".0%"),
-                **({"y2": {"field": "high"}} if y["field"] == "low" else {"x2": {"field": "high"}}),
-            }},
+            {
+                "mark": {"type": "rect", "aria": False, "stroke": "$surface", "strokeWidth": 0.5},
+                "encoding": {
+                    "x": x,
+                    "y": y,
+                    "color": shades("share", "share of samples", ".0%"),
+                    **({"y2": {"field": "high"}} if y["field"] == "low" else {"x2": {"field": "high"}}),
+                },
+            },
         ],
-    }  # fmt: skip
+    }
 
 
 TRUST: Spec = {
-    "field": "low", "type": "quantitative", "title": "trust weight",
+    "field": "low",
+    "type": "quantitative",
+    "title": "trust weight",
     "scale": {"domain": [0, 1]},
     "axis": {"grid": False, "values": [0, 0.1, 0.5, 0.9, 1], "format": "~g", "labelOverlap": False},
-}  # fmt: skip
+}
 
 
 def rounds(data: RunData) -> Chart:
     rows = round_rows(data)
     spec = _distribution(ROUNDS, TRUST, ChartColumn("round", "round"), {"height": 240})
-    spec["layer"].append({
-        "mark": {"type": "line", "color": "$harm", "strokeWidth": 2.5, "point": {"filled": True, "color": "$harm"},
-                 "tooltip": None},
-        "encoding": {"x": ROUNDS, "y": {**TRUST, "field": "mean", "aggregate": "max"}},
-    })  # fmt: skip
+    spec["layer"].append(
+        {
+            "mark": {
+                "type": "line",
+                "color": "$harm",
+                "strokeWidth": 2.5,
+                "point": {"filled": True, "color": "$harm"},
+                "tooltip": None,
+            },
+            "encoding": {"x": ROUNDS, "y": {**TRUST, "field": "mean", "aggregate": "max"}},
+        }
+    )
     about = (
         "How the weights of all samples spread in each round: the darker, the more samples; the line is their mean. "
         "A weight near 1 lets the proxy teach, near 0 keeps it out."
     )
     notes = {key: _last(group[-1]) for key, group in rows.items()}
     columns = (ChartColumn("round", "round"), *COLUMNS)
-    return Chart("trust", "Trust, round by round", about, spec, columns, rows, ("method", "seed"), notes=notes,
-                 empty=EMPTY, half=True)  # fmt: skip
+    return Chart(
+        "trust",
+        "Trust, round by round",
+        about,
+        spec,
+        columns,
+        rows,
+        ("method", "seed"),
+        notes=notes,
+        empty=EMPTY,
+        half=True,
+    )
 
 
 def _last(row: Row) -> str:
@@ -159,35 +187,53 @@ def ends(data: RunData) -> Chart:
         },
         "layer": [
             {"mark": {"type": "line", "strokeWidth": 2.5}},
-            {"mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
-             "encoding": {"shape": _two("end", True)}},
+            {
+                "mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
+                "encoding": {"shape": _two("end", True)},
+            },
         ],
-    }  # fmt: skip
+    }
     about = "The share of samples whose proxy the gate nearly shuts out (below 0.1) or nearly lets in (above 0.9)."
-    return Chart("trust-ends", "How decided the gate is", about, spec, columns, round_rows(data),
-                 ("method", "seed"), empty=EMPTY, half=True)  # fmt: skip
+    return Chart(
+        "trust-ends",
+        "How decided the gate is",
+        about,
+        spec,
+        columns,
+        round_rows(data),
+        ("method", "seed"),
+        empty=EMPTY,
+        half=True,
+    )
 
 
 def _two(field: str, shape: bool = False) -> Spec:
     names = ["above 0.9", "below 0.1"]
     span = ["triangle-up", "triangle-down"] if shape else ["$help", "$harm"]
-    return {"field": field, "type": "nominal", "scale": {"domain": names, "range": span},
-            "legend": {"title": None, "orient": "top"}}  # fmt: skip
+    return {
+        "field": field,
+        "type": "nominal",
+        "scale": {"domain": names, "range": span},
+        "legend": {"title": None, "orient": "top"},
+    }
 
 
 def by_client(data: RunData) -> Chart:
     rows = client_rows(data)
     y = names("client")
     spec = _distribution(TRUST, y, ChartColumn("client", "client"), lines_of("client", 28))
-    spec["layer"].append({
-        "mark": {"type": "tick", "thickness": 3, "size": 18, "color": "$harm", "tooltip": None},
-        "encoding": {"x": {**TRUST, "field": "mean", "aggregate": "max"}, "y": y},
-    })  # fmt: skip
+    spec["layer"].append(
+        {
+            "mark": {"type": "tick", "thickness": 3, "size": 18, "color": "$harm", "tooltip": None},
+            "encoding": {"x": {**TRUST, "field": "mean", "aggregate": "max"}, "y": y},
+        }
+    )
     about = "The same in the last round for each client; the bar is the client's mean. The least trusting on top."
     about += fewer(len(data.names), MANY, "least and most trusting")
     columns = (ChartColumn("client", "client"), *COLUMNS)
-    return Chart("trust-clients", "Trust, client by client", about, spec, columns, rows, ("method", "seed"),
-                 empty=EMPTY)  # fmt: skip
+    return Chart(
+        "trust-clients", "Trust, client by client", about, spec, columns, rows, ("method", "seed"), empty=EMPTY
+    )
 
 
 def course(data: RunData) -> Chart:
@@ -196,10 +242,22 @@ def course(data: RunData) -> Chart:
     spec: Spec = {
         **lines_of("client", 28),
         "mark": {"type": "rect", "stroke": "$surface", "strokeWidth": 1.5},
-        "encoding": {"x": ROUNDS, "y": names("client"), "color": shades("below", "share below 0.1", ".0%"),
-                     "tooltip": tooltip(columns)},
-    }  # fmt: skip
+        "encoding": {
+            "x": ROUNDS,
+            "y": names("client"),
+            "color": shades("below", "share below 0.1", ".0%"),
+            "tooltip": tooltip(columns),
+        },
+    }
     about = "The share of its samples that each client keeps the proxy out of, round by round: the darker, the more."
     about += fewer(len(data.names), MANY, "least and most trusting")
-    return Chart("trust-course", "Trust, client by round", about, spec, columns, course_rows(data),
-                 ("method", "seed"), empty=EMPTY)  # fmt: skip
+    return Chart(
+        "trust-course",
+        "Trust, client by round",
+        about,
+        spec,
+        columns,
+        course_rows(data),
+        ("method", "seed"),
+        empty=EMPTY,
+    )
