@@ -10,7 +10,7 @@ import numpy as np
 FEW = 5  # test samples, below which an interval says nothing
 
 
-class Figures(TypedDict):
+class RunSummary(TypedDict):
     """Of one run, over its clients."""
 
     avg_delta: float
@@ -25,7 +25,7 @@ class OverSeeds(TypedDict):
     std: float
 
 
-def summarise(values: Sequence[float], local: Sequence[float], higher_is_better: bool) -> Figures:
+def summarise(values: Sequence[float], local: Sequence[float], higher_is_better: bool) -> RunSummary:
     """One run's figures over its clients. Worst and tail look to the harmed side: P10 of accuracy, P90 of RMSE."""
     value, delta = np.asarray(values, float), np.asarray(values, float) - np.asarray(local, float)
     worst, tail = (np.min, 10) if higher_is_better else (np.max, 90)

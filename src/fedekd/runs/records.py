@@ -38,7 +38,7 @@ class RoundTrust(TrustRow):
     round: int
 
 
-class PublicRows(TypedDict, total=False):
+class PublicPart(TypedDict, total=False):
     share: Finite
     rows: int
     file: str
@@ -51,7 +51,7 @@ class Partition(TypedDict):
     clients: int
     seed: int
     fingerprint: str
-    public: NotRequired[PublicRows]
+    public: NotRequired[PublicPart]
 
 
 class Params(TypedDict):

@@ -11,7 +11,7 @@ from fedekd.report.html.headline import headline, kicker, minus
 from fedekd.report.html.run_data import RunData
 from fedekd.report.html.section import Block, Page, Section, Variants
 from fedekd.runs.aggregate import SHARED, SummaryRow
-from fedekd.runs.records import DoubtedSample, PublicRows
+from fedekd.runs.records import DoubtedSample, PublicPart
 from fedekd.runs.summary import Deltas
 from fedekd.units import duration, volume
 
@@ -135,7 +135,7 @@ def _sample(sample: DoubtedSample) -> dict[str, Any]:
     }
 
 
-def _public(public: PublicRows | None) -> str:
+def _public(public: PublicPart | None) -> str:
     if public is None:
         return ""
     what = "of a file" if "file" in public else f"a share of {public['share']:g}"
