@@ -217,7 +217,7 @@ def page(records: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    records = [r for r in read_records(HOME / "results" / "field" / "results.jsonl") if "key" in r]
+    records = read_records(HOME / "results" / "field" / "results.jsonl")
     (HOME / "docs" / "methods.md").write_text(page(records), encoding="utf-8")
     print(f"docs/methods.md from {len(records)} records")
 

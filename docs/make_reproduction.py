@@ -21,7 +21,7 @@ from fedekd.data.registry import recipe
 from fedekd.report.paper_tables import make_tables, paper_figures
 from fedekd.report.table_formats import render
 from fedekd.runs.results import load
-from fedekd.runs.store import read_records
+from fedekd.runs.store import read_failures
 
 HOME = Path(__file__).resolve().parents[1]
 PLANNED = {"fashionmnist": 480, "cifar10": 580, "organamnist": 580, "retinamnist": 300, "dr_regular": 300}
@@ -87,7 +87,7 @@ def verdict(lab: Lab, one: str, other: str, datasets: list[str], higher: bool) -
 def main() -> None:
     folder = HOME / "results" / "paper"
     records, gates = load(folder).records, load(HOME / "results" / "precision").records
-    failures = read_records(folder / "failures.jsonl")
+    failures = read_failures(folder)
     (folder / "tables.md").write_text(render(make_tables(records, failures, against_paper=True)) + "\n")
     lab = Lab(records)
     here = [d for d in TITLES if any((d, a, "local") in lab.cells for a in ALPHAS)]

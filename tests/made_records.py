@@ -32,6 +32,7 @@ def make_record(
     ]
     log = [{"round": r, "mean": 0.4 + r / 100, "std": 0.1, "histogram": [0, 1, 4, 8, 4, 1]} for r in range(1, 11)]
     return {
+        "version": 2,
         "dataset": "digits" if metric == "accuracy" else "diabetes",
         "alpha": 0.1,
         "seed": seed,
@@ -46,6 +47,9 @@ def make_record(
         "bytes_down": 0 if method == "local" else 1_234_567,
         "seconds": 12.3,
         "trust": log if trust else [],
+        "partition": {"kind": "dirichlet", "alpha": 0.1, "clients": len(deltas), "seed": seed, "fingerprint": "0f"},
+        "versions": {"fedekd": "0.1.0"},
+        "finished": "2026-01-02T00:00:00Z",
         "key": f"{method}{seed}",
     }
 

@@ -301,7 +301,7 @@ def test_a_file_in_the_way_of_the_results(ask: Ask, tmp_path: Path) -> None:
 def test_results_that_are_not_results(ask: Ask, tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "results.jsonl").write_text("not json\n")
-    assert "is not a results file" in complaint(ask("run", *SMALL, "--out", "old"))
+    assert "is not JSON" in complaint(ask("run", *SMALL, "--out", "old"))
 
 
 # How it ends

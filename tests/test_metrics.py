@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedekd.metrics import aggregate, harmed, over_seeds, paired_interval, sample_interval, summarise
+from fedekd.metrics import harmed, over_seeds, paired_interval, sample_interval, summarise
 
 FLOATS = st.floats(-100, 100)
 
@@ -97,67 +97,6 @@ def test_intervals_of_one_or_equal_seeds():
     assert paired_interval([]) is None
     assert paired_interval([0.3]) is None
     assert paired_interval([0.25, 0.25, 0.25]) == (0.25, 0.25)
-
-
-def record(label="fedekd", seed=0, deltas=(0.1, -0.2), metric="accuracy", **more):
-    clients = [{"local": 0.5, "value": 0.5 + d, "delta": d} for d in deltas]
-    values, local = [c["value"] for c in clients], [c["local"] for c in clients]
-    return {
-        "dataset": "digits", "alpha": 0.1, "method": label.split()[0], "label": label, "metric": metric,
-        "seed": seed, "clients": clients, **summarise(values, local, metric == "accuracy"),
-        "bytes_up": 100 * (seed + 1), "bytes_down": 10, "seconds": 1.0, **more,
-    }  # fmt: skip
-
-
-def test_records_of_several_seeds_become_one_row():
-    records = [record(seed=s, deltas=(0.1 * s, -0.2)) for s in range(3)] + [record("local", 0, (0.0, 0.0))]
-    row, local = aggregate(records)
-    averages = [(0.1 * s - 0.2) / 2 for s in range(3)]
-    assert row["seeds"] == [0, 1, 2]
-    assert row["avg_delta"]["mean"] == pytest.approx(np.mean(averages))
-    assert row["avg_delta"]["std"] == pytest.approx(np.std(averages))
-    assert row["avg_delta"]["interval"] == pytest.approx(paired_interval(averages))
-    assert row["worst_delta"] == {"mean": pytest.approx(-0.2), "std": pytest.approx(0)}
-    assert (row["harmed"], row["clients"]) == (3, 6)
-    assert (row["bytes_up"], row["bytes_down"], row["seconds"]) == (200, 10, 1)
-    assert (local["label"], local["harmed"], local["clients"]) == ("local", 0, 2)
-    assert local["avg_delta"] == {"mean": 0, "std": 0, "interval": None}
-
-
-def test_harm_is_on_the_other_side_for_errors():
-    (row,) = aggregate([record(metric="rmse", deltas=(0.1, -0.2, 0.3))])
-    assert row["harmed"] == 2
-    assert row["worst_delta"]["mean"] == pytest.approx(0.3)
-
-
-def test_rows_are_apart_by_dataset_alpha_and_label_and_keep_their_order():
-    records = [
-        record(), record(alpha=0.5), record("fedekd (beta=2)"), record(dataset="cifar10"), record(seed=1),
-        record(alpha=None),
-    ]  # fmt: skip
-    rows = aggregate(records)
-    assert [(r["dataset"], r["alpha"], r["label"], len(r["seeds"])) for r in rows] == [
-        ("digits", 0.1, "fedekd", 2), ("digits", 0.5, "fedekd", 1), ("digits", 0.1, "fedekd (beta=2)", 1),
-        ("cifar10", 0.1, "fedekd", 1), ("digits", None, "fedekd", 1),
-    ]  # fmt: skip
-    assert aggregate([]) == []
-
-
-def test_a_seed_counts_once_in_a_row():
-    rows = aggregate([record(seed=0, params={"rounds": 5}), record(seed=0, params={"rounds": 10})])
-    assert all(len(set(row["seeds"])) == len(row["seeds"]) for row in rows)
-
-
-def test_runs_from_before_a_setting_stand_with_those_at_its_default():
-    params = [{}, {"participation": 1.0}, {"participation": 0.5}]
-    rows = aggregate([record(seed=seed, params=given) for seed, given in enumerate(params)])
-    assert [row["seeds"] for row in rows] == [[0, 1], [2]]
-
-
-def test_runs_with_other_public_rows_are_not_averaged():
-    public = [None, {"share": 0.1, "rows": 18}, {"share": 0.1, "rows": 18}, {"file": "12ab", "rows": 18}]
-    rows = aggregate([record(seed=s, partition={"public": p} if p else {}) for s, p in enumerate(public)])
-    assert [row["seeds"] for row in rows] == [[0], [1, 2], [3]]
 
 
 def test_the_interval_of_a_client_covers_its_true_difference_of_accuracy():

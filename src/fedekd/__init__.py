@@ -7,13 +7,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedekd.api import load, run
-    from fedekd.runs.results import RunResults
+    from fedekd.api import run
+    from fedekd.runs.results import RunResults, load
 
 __version__ = "0.1.0"
 __all__ = ["RunResults", "__version__", "load", "run"]
 
-_HOME = {"run": "fedekd.api", "load": "fedekd.api", "RunResults": "fedekd.runs.results"}
+_HOME = {"run": "fedekd.api", "load": "fedekd.runs.results", "RunResults": "fedekd.runs.results"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,11 +1,9 @@
-"""fedekd for Python: ``fedekd.run`` and ``fedekd.load``."""
+"""``fedekd.run`` for Python, and what it shares with the command."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedekd.runs import results
 from fedekd.runs.results import RunResults
 from fedekd.settings import Settings, make_settings
 
@@ -13,18 +11,7 @@ if TYPE_CHECKING:
     from fedekd.dataset import Dataset
 
 
-class NotebookResults(RunResults):
-    """Results that a notebook shows as their summary."""
-
-    def _repr_html_(self) -> str:
-        from fedekd.report.html_table import result_as_html
-
-        return result_as_html(self)
-
-
-def run(
-    dataset: str | Dataset = "digits", *, progress: bool = True, log_to: str = "none", **given: Any
-) -> NotebookResults:
+def run(dataset: str | Dataset = "digits", *, progress: bool = True, log_to: str = "none", **given: Any) -> RunResults:
     """Train the methods on every seed and compare each client with training alone.
 
     Takes every setting of ``fedekd run`` by its name (``methods``, ``alpha``, ``seeds``, ``rounds``, ...). Also takes
@@ -35,7 +22,7 @@ def run(
 
     own = dataset if isinstance(dataset, Dataset) else None
     settings = make_settings({"dataset": own.name if own else dataset, **given})
-    return NotebookResults(watched_run(settings, progress, log_to, own).records)
+    return watched_run(settings, progress, log_to, own)
 
 
 def watched_run(settings: Settings, progress: bool, log_to: str, dataset: Dataset | None = None) -> RunResults:
@@ -49,8 +36,3 @@ def watched_run(settings: Settings, progress: bool, log_to: str, dataset: Datase
         from fedekd.runs.execution import run
 
         return run(settings, observer, dataset)
-
-
-def load(folder: str | Path) -> NotebookResults:
-    """The results that an earlier run left in a folder."""
-    return NotebookResults(results.load(folder).records)

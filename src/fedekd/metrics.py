@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TypedDict
 
 import numpy as np
 
-from fedekd.settings import NEWER
-
-SHARED = ("rounds", "epochs", "batch_size", "lr", "optimizer", "weighting", "precision", "participation")
 FEW = 5  # test samples, below which an interval says nothing
 
 
-def summarise(values: Sequence[float], local: Sequence[float], higher_is_better: bool) -> dict[str, float]:
+class RunSummary(TypedDict):
+    """Of one run, over its clients."""
+
+    avg_delta: float
+    worst_delta: float
+    tail_delta: float
+    mean: float
+    worst: float
+
+
+class OverSeeds(TypedDict):
+    mean: float
+    std: float
+
+
+def summarise(values: Sequence[float], local: Sequence[float], higher_is_better: bool) -> RunSummary:
     """One run's figures over its clients. Worst and tail look to the harmed side: P10 of accuracy, P90 of RMSE."""
     value, delta = np.asarray(values, float), np.asarray(values, float) - np.asarray(local, float)
     worst, tail = (np.min, 10) if higher_is_better else (np.max, 90)
@@ -32,7 +44,7 @@ def harmed(deltas: Sequence[float], higher_is_better: bool) -> int:
     return int((delta < 0).sum() if higher_is_better else (delta > 0).sum())
 
 
-def over_seeds(values: Sequence[float]) -> dict[str, float]:
+def over_seeds(values: Sequence[float]) -> OverSeeds:
     """Mean and population deviation, as the paper reports them."""
     array = np.asarray(values, float)
     return {"mean": float(array.mean()), "std": float(array.std())}
@@ -74,38 +86,3 @@ def sample_interval(
     centre, spread = roots[0] - roots[1], float(np.std(share[0] - share[1], ddof=1))
     half = float(stdtrit(n - 1, 0.5 + level / 2)) * spread / n**0.5
     return centre - half, centre + half
-
-
-def shared_settings(record: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What runs must share to stand in one table; the device is not among it."""
-    params, partition = {**NEWER, **record.get("params", {})}, record.get("partition", {})
-    public = partition.get("public", {})
-    return (
-        *(params.get(name) for name in SHARED),
-        *(partition.get(name) for name in ("kind", "clients")),
-        *(public.get(name) for name in ("share", "file")),
-    )
-
-
-def aggregate(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Records of several seeds as one row per dataset, alpha, method and settings, in order of appearance."""
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for record in records:
-        same = (record["dataset"], record["alpha"], record["label"], *shared_settings(record))
-        groups.setdefault(same, []).append(record)
-    rows = []
-    for (dataset, alpha, label, *_), group in groups.items():
-        better = group[0]["metric"] == "accuracy"
-        row: dict[str, Any] = {
-            "dataset": dataset, "alpha": alpha, "method": group[0]["method"], "label": label,
-            "metric": group[0]["metric"], "seeds": [r["seed"] for r in group],
-        }  # fmt: skip
-        for key in ("avg_delta", "worst_delta", "tail_delta", "mean", "worst"):
-            row[key] = over_seeds([r[key] for r in group])
-        row["avg_delta"]["interval"] = paired_interval([r["avg_delta"] for r in group])
-        row["harmed"] = sum(harmed([c["delta"] for c in r["clients"]], better) for r in group)
-        row["clients"] = sum(len(r["clients"]) for r in group)
-        for key in ("bytes_up", "bytes_down", "seconds"):
-            row[key] = float(np.mean([r[key] for r in group]))
-        rows.append(row)
-    return rows

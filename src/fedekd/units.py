@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
-
-from rich.text import Text
 
 GOOD, BAD, SAME = "green", "red", "dim"
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -21,7 +19,7 @@ class Unit:
     decimals: int
 
     @classmethod
-    def of(cls, records: Iterable[dict[str, Any]]) -> Unit:
+    def of(cls, records: Iterable[Mapping[str, Any]]) -> Unit:
         """One decimal for accuracies; for errors as many as give the typical value four digits."""
         records = list(records)
         metric = records[0]["metric"] if records else "accuracy"
@@ -70,9 +68,6 @@ class Unit:
     def style(self, delta: float) -> str:
         harm = self.harm(delta)
         return SAME if abs(harm) < 1e-12 else BAD if not harm < 0 else GOOD
-
-    def coloured(self, delta: float) -> Text:
-        return Text(self.delta(delta), self.style(delta))
 
 
 def volume(nbytes: float) -> str:

@@ -18,9 +18,9 @@ from torch import Tensor
 from fedekd import cli, methods
 from fedekd.errors import FedekdError
 from fedekd.export.export import export
-from fedekd.export.facts import kept_models, read_facts
 from fedekd.export.predict import predict
 from fedekd.methods import Batch, ClientInit, Exchange, Method, Remember, Train
+from fedekd.runs.saved_models import find_models, read_metadata
 from tiny import tiny_private, tiny_proxy
 from trained import Trained, train
 
@@ -187,7 +187,7 @@ def test_tensors_have_clear_names(scans: Trained, tmp_path: Path) -> None:
 
 def test_the_run_keeps_what_is_measured_not_what_travels(scans: Trained) -> None:
     """Tuned models differ between clients whose average is one and the same."""
-    tuned = [load_file(one.path) for one in kept_models(scans.folder) if one.method == "fedavg-tuned"]
+    tuned = [load_file(one.path) for one in find_models(scans.folder) if one.method == "fedavg-tuned"]
     assert len(tuned) == 3
     assert not torch.equal(tuned[0]["head.weight"], tuned[1]["head.weight"])
 
@@ -257,7 +257,7 @@ def test_no_row_of_another_client_is_in_the_file(scans: Trained, tmp_path: Path)
 
 def test_a_kept_file_can_be_used_where_it_lies(scans: Trained, tmp_path: Path) -> None:
     np.savez(tmp_path / "rows.npz", x=scans.dataset.x[scans.test_rows(0)])
-    path = next(one.path for one in kept_models(scans.folder) if (one.method, one.client) == ("knnper", "0"))
+    path = next(one.path for one in find_models(scans.folder) if (one.method, one.client) == ("knnper", "0"))
     right = predict(path, tmp_path / "rows.npz", **TINY).values.argmax(1) == scans.dataset.y[scans.test_rows(0)]
     assert right.mean() == pytest.approx(scans.client(0, "knnper")["value"], abs=1e-12)
 
@@ -360,7 +360,7 @@ def test_a_file_of_before_still_answers(scans: Trained, tmp_path: Path) -> None:
     assert "answers" not in about
     del about["personalised"]
     save_file(load_file(model), model, about)
-    assert read_facts(model).answers is None
+    assert read_metadata(model).answers is None
     np.testing.assert_array_equal(answers(scans, "ditto", model), expected)
 
 
@@ -418,7 +418,7 @@ def test_a_site_keeps_its_answers_too(images: Any, tmp_path: Path) -> None:
     report = json.loads((tmp_path / "report.json").read_text())
     rows = images.clients[0].test
     np.savez(tmp_path / "rows.npz", x=images.dataset.x[rows])
-    for one in kept_models(tmp_path):
+    for one in find_models(tmp_path):
         right = predict(one.path, tmp_path / "rows.npz", **TINY).values.argmax(1) == images.dataset.y[rows]
         value = report["local" if one.method == "local" else "value"]
         assert right.mean() == pytest.approx(value, abs=1e-12)

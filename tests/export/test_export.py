@@ -17,8 +17,9 @@ from safetensors.torch import load_file, save_file
 from fedekd.errors import FedekdError
 from fedekd.export.card import make_card, verdict
 from fedekd.export.export import export
-from fedekd.export.facts import Facts, kept_models, read_facts
 from fedekd.export.predict import predict
+from fedekd.runs.metadata import ModelMetadata
+from fedekd.runs.saved_models import find_models, read_metadata
 from tiny import tiny_proxy
 from trained import Trained, by_number, patients, train, write_patients
 
@@ -71,12 +72,12 @@ def test_a_regression_answers_in_the_targets_units(progress: Trained, tmp_path: 
 
 
 def test_weights_and_facts_are_those_that_were_kept(wards: Trained, tmp_path: Path) -> None:
-    facts = export(wards.folder, "south", tmp_path / "m.safetensors")
-    assert (facts.client, facts.method, facts.seed) == ("south", "fedekd", 0)
-    kept, given = load_file(facts.path), load_file(tmp_path / "m.safetensors")
+    metadata = export(wards.folder, "south", tmp_path / "m.safetensors")
+    assert (metadata.client, metadata.method, metadata.seed) == ("south", "fedekd", 0)
+    kept, given = load_file(metadata.path), load_file(tmp_path / "m.safetensors")
     assert kept.keys() == given.keys()
     assert all(torch.equal(kept[name], given[name]) for name in kept)
-    about = read_facts(tmp_path / "m.safetensors")
+    about = read_metadata(tmp_path / "m.safetensors")
     assert about.columns == ("age", "dose", "smokes", "sex=f", "sex=m", "sex=n/k")
     assert about.labels == ("ill", "well")
     assert about.about["card"] == (tmp_path / "m.card.md").read_text()
@@ -111,10 +112,10 @@ def test_the_card_of_pictures_names_their_range(scans: Trained, tmp_path: Path) 
     ],
 )
 def test_the_verdict(wards: Trained, about: dict[str, Any], words: str) -> None:
-    one = kept_models(wards.folder)[0]
-    facts = Facts(one.path, {**one.about, "method": "fedekd", "metric": "accuracy", **about})
-    assert words in verdict(facts)
-    assert words in make_card(facts, {}, "m.onnx")  # also where the run's record is gone
+    one = find_models(wards.folder)[0]
+    metadata = ModelMetadata(one.path, {**one.about, "method": "fedekd", "metric": "accuracy", **about})
+    assert words in verdict(metadata)
+    assert words in make_card(metadata, {}, "m.onnx")  # also where the run's record is gone
 
 
 def test_onnx_takes_any_number_of_raw_rows(scans: Trained, tmp_path: Path) -> None:
@@ -157,9 +158,9 @@ def test_of_runs_that_fit_alike_the_last_is_taken(tmp_path: Path) -> None:
     data = patients(write_patients(tmp_path / "ward.csv"))
     for rounds in (2, 1):
         trained = train(tmp_path / "out", data, rounds=rounds, methods=["fedavg"], proxy=tiny_proxy)
-    facts = export(tmp_path / "out", "north", tmp_path / "m.safetensors")
-    assert facts.about["key"] == trained.result.records[-1]["key"]
-    assert facts.method == "fedavg"  # the only one besides Local
+    metadata = export(tmp_path / "out", "north", tmp_path / "m.safetensors")
+    assert metadata.about["key"] == trained.result.records[-1]["key"]
+    assert metadata.method == "fedavg"  # the only one besides Local
 
 
 @pytest.mark.parametrize(
@@ -233,7 +234,7 @@ def test_an_onnx_file_needs_no_code_of_ones_own(own: Trained, tmp_path: Path) ->
 
 
 def test_a_name_in_a_file_is_never_imported_by_itself(scans: Trained, tmp_path: Path) -> None:
-    source = kept_models(scans.folder)[0].path
+    source = find_models(scans.folder)[0].path
     with safe_open(source, "pt") as file:
         about = {**file.metadata(), "model": json.dumps("trained:not_run")}
     save_file(load_file(source), tmp_path / "m.safetensors", about)

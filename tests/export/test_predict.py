@@ -20,9 +20,9 @@ from fedekd import cli
 from fedekd.data import Dataset
 from fedekd.errors import FedekdError
 from fedekd.export.export import export
-from fedekd.export.facts import read_facts
 from fedekd.export.predict import predict
-from fedekd.export.ready import make_ready
+from fedekd.runs.inference import load_model
+from fedekd.runs.saved_models import read_metadata
 from tiny import tiny_private, tiny_proxy
 from trained import Trained, patients, train, write_patients
 
@@ -68,7 +68,7 @@ def written(frame: pd.DataFrame, path: Path, **options: Any) -> Path:
 def test_a_table_is_encoded_as_it_was_in_training(ward: Path, tmp_path: Path) -> None:
     found = predict(ward / "model.safetensors", ward / "patients.csv")
     x = patients(ward / "patients.csv").x
-    direct = make_ready(read_facts(ward / "model.safetensors"))(torch.from_numpy(x)).detach().numpy()
+    direct = load_model(read_metadata(ward / "model.safetensors"))(torch.from_numpy(x)).detach().numpy()
     np.testing.assert_array_equal(found.values, direct)
     assert found.ignored == ("outcome", "hospital")
     rows = list(found.rows())

@@ -19,9 +19,10 @@ from rich.console import Console
 
 from fedekd.errors import FedekdError
 from fedekd.flower.post import TooFew
-from fedekd.flower.report import print_report, read_report
 from fedekd.flower.rounds import Rounds
 from fedekd.flower.wire import Letter, Packed
+from fedekd.report.federation import print_report
+from fedekd.runs.federation_report import read_report
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from village import Hand, federate, make_server, schema_of, state_of, write_site
 
 pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
 
-from fedekd.export import files
 from fedekd.flower.codes import Code
 from fedekd.flower.post import TooFew
 from fedekd.flower.rounds import Rounds
@@ -25,6 +24,7 @@ from fedekd.flower.site_file import read_site
 from fedekd.flower.terms import Terms
 from fedekd.flower.wire import Letter
 from fedekd.methods import Exchange, Method, Train
+from fedekd.runs import saved_models
 
 FEDERATION = "0123456789abcdef"
 
@@ -225,7 +225,7 @@ def test_only_what_a_site_shares_leaves_it(tmp_path, digits, schema, share):
     own = next(sites[0].state.glob("*/report.json"))
     known = json.loads(own.read_text())
     assert known["low"] <= known["delta"] <= known["high"], "the site itself knows all"
-    (kept,) = (one for one in files.kept(own.parent) if one.about["method"] != "local")
+    (kept,) = (one for one in saved_models.saved(own.parent) if one.about["method"] != "local")
     assert kept.about["client"] == sites[0].name
     assert kept.about["delta"] == kept.about["value"] - kept.about["local"]
 

@@ -38,11 +38,9 @@ def make_details(
             for c in clients
         ],
         "edges": np.linspace(20.0, 350.0, 11).tolist() if regression else None,
-        "distrusted": [
-            sample(draw, clients[i % len(clients)]["id"], i, classes, regression) for i in range(6 * gated)
-        ],
+        "distrusted": [sample(draw, clients[i % len(clients)]["id"], i, classes, regression) for i in range(6 * gated)],
         "reliability": reliability(regression) if gated else None,
-    }  # fmt: skip
+    }
 
 
 def errors(draw: np.random.Generator, client: dict[str, Any], regression: bool) -> list[float]:
@@ -69,16 +67,25 @@ def sample(
         else [classes[i] for i in draw.integers(0, len(classes), 3)]
     )
     return {
-        "client": client, "row": row, "split": "train", "label": picked[0], "private": picked[1], "proxy": picked[2],
-        "energy": 40.0 - row, "trust": 0.01 * row,
+        "client": client,
+        "row": row,
+        "split": "train",
+        "label": picked[0],
+        "private": picked[1],
+        "proxy": picked[2],
+        "energy": 40.0 - row,
+        "trust": 0.01 * row,
         "image": None if regression else base64.b64encode(file.getvalue()).decode(),
-    }  # fmt: skip
+    }
 
 
 def reliability(regression: bool) -> dict[str, Any]:
     steps = np.linspace(0, 1, 10)
     right = 40 + 30 * steps if regression else 0.95 - 0.6 * steps
     return {
-        "energy": (steps * 5).tolist(), "count": [30] * 10, "proxy": right.tolist(),
-        "private": (right * (0.9 if regression else 1.03)).tolist(), "trust": (0.9 - 0.7 * steps).tolist(),
-    }  # fmt: skip
+        "energy": (steps * 5).tolist(),
+        "count": [30] * 10,
+        "proxy": right.tolist(),
+        "private": (right * (0.9 if regression else 1.03)).tolist(),
+        "trust": (0.9 - 0.7 * steps).tolist(),
+    }

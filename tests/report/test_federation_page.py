@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from test_page import Outline, material
+from test_page import Outline, page_data
 
 from fedekd.cli import main
 
@@ -56,7 +56,7 @@ def test_a_federations_page_says_what_sites_share(server: Path, capsys: pytest.C
         "visit 2, north fc.bias has NaN", "south epsilon 7.99 at delta 1e-05",
     ):  # fmt: skip
         assert said in words, said
-    chart = material(text)["charts"]["deltas"]
+    chart = page_data(text)["charts"]["deltas"]
     rows = [dict(zip(chart["fields"], row, strict=True)) for row in chart["rows"][""]]
     assert [(row["site"], row["delta"], row["said"], row["effect"]) for row in rows] == [
         ("south", -1.0, "−1.0", "harmed"), ("north", 2.5, "+2.5", "helped"),
@@ -76,7 +76,7 @@ def test_nobody_shares_anything(server: Path) -> None:
     text = (server / "elsewhere" / "report.html").read_text()
     assert "No site shares its Δ" in text
     assert "every answer counted" in text
-    assert material(text)["charts"] == {}
+    assert page_data(text)["charts"] == {}
 
 
 @pytest.mark.parametrize(

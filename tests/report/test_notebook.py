@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from fedekd.api import NotebookResults
 from fedekd.report.progress import in_notebook
 from fedekd.runs.results import RunResults
 
@@ -59,7 +58,7 @@ def test_not_in_a_notebook() -> None:
 
 
 def test_a_result_as_html(result: Callable[..., RunResults]) -> None:
-    html = NotebookResults(result(methods=3, seeds=2).records)._repr_html_()
+    html = RunResults(result(methods=3, seeds=2).records)._repr_html_()
     assert html.count("<tr>") == 1 + 4
     assert "95 % interval" in html
     assert "digits, alpha 0.1, 6 clients, 2 seeds" in html
@@ -67,13 +66,13 @@ def test_a_result_as_html(result: Callable[..., RunResults]) -> None:
 
 def test_names_are_text_and_never_markup(record: Callable[..., dict[str, Any]]) -> None:
     records = [{**each, "dataset": "<b>d"} for each in (record("local"), record(label="<script>x"))]
-    html = NotebookResults(records)._repr_html_()
+    html = RunResults(records)._repr_html_()
     assert "<script>" not in html
     assert "&lt;script&gt;x" in html
     assert "&lt;b&gt;d" in html
 
 
 def test_results_of_several_kinds_have_a_table_each(result: Callable[..., RunResults]) -> None:
-    both = NotebookResults(result().records + result(metric="rmse").records)
+    both = RunResults(result().records + result(metric="rmse").records)
     assert both._repr_html_().count("<table>") == 2
-    assert NotebookResults([])._repr_html_() == "no results"
+    assert RunResults([])._repr_html_() == "no results"

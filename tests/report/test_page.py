@@ -52,8 +52,8 @@ def save(folder: Path, records, details=True) -> Path:
     return folder
 
 
-def material(text: str) -> dict:
-    return json.loads(re.search(r'id="material">(.*?)</script>', text, re.S)[1])
+def page_data(text: str) -> dict:
+    return json.loads(re.search(r'id="page-data">(.*?)</script>', text, re.S)[1])
 
 
 def page(folder: Path) -> str:
@@ -62,7 +62,7 @@ def page(folder: Path) -> str:
 
 def test_a_run_has_its_headline_its_charts_and_its_settings(tmp_path, result):
     text = page(save(tmp_path, result(methods=3, seeds=3).records))
-    outline, charts = Outline(text), material(text)["charts"]
+    outline, charts = Outline(text), page_data(text)["charts"]
     words = " ".join(outline.words)
     assert {"clients", "methods", "curves", "holdings", "trust", "reliability", "traffic", "time"} <= set(charts)
     assert "fedekd harmed" in words
@@ -91,26 +91,28 @@ def test_the_headline_counts_who_was_harmed_and_names_the_worst(tmp_path, record
 
 
 def test_a_harmless_run_says_so(tmp_path, record):
-    words = " ".join(Outline(page(save(tmp_path, [record("local"), record("fedekd", deltas=(0.05, 0.0, 0.01))]))).words)
+    words = " ".join(
+        Outline(page(save(tmp_path, [record(m, deltas=(0.05, 0.0, 0.01)) for m in ("local", "fedekd")]))).words
+    )
     assert "fedekd harmed no client" in words
 
 
 def test_regression_is_worded_by_its_error(tmp_path, result):
     text = page(save(tmp_path, result(2, 2, metric="rmse").records))
     assert "RMSE" in " ".join(Outline(text).words)
-    rows = material(text)["charts"]["holdings"]["rows"]["0"]
+    rows = page_data(text)["charts"]["holdings"]["rows"]["0"]
     assert rows[0][3][0] == "20 to 53"
 
 
 def test_clients_that_are_the_same_sites_get_intervals_over_seeds(tmp_path, result):
     records = result(2, 4).records
-    dealt = material(page(save(tmp_path / "dealt", records)))["charts"]["clients"]
+    dealt = page_data(page(save(tmp_path / "dealt", records)))["charts"]["clients"]
     assert dealt["follows"] == ["method", "seed"]
     low, high = (dealt["fields"].index(name) for name in ("low", "high"))
     assert all(row[low] < row[high] for rows in dealt["rows"].values() for row in rows)
     for one in records:
-        one["partition"] = {"kind": "sites", "clients": 6}
-    sites = material(page(save(tmp_path / "sites", records)))["charts"]["clients"]
+        one["partition"] |= {"kind": "sites"}
+    sites = page_data(page(save(tmp_path / "sites", records)))["charts"]["clients"]
     assert sites["follows"] == ["method"]
     low, delta, high = (sites["fields"].index(name) for name in ("low", "delta", "high"))
     assert all(row[low] < row[delta] < row[high] for row in sites["rows"]["0"])
@@ -124,7 +126,7 @@ def test_one_seed_says_how_many_lost_more_than_chance_explains(tmp_path, record)
 
 def test_without_a_gate_there_is_nothing_about_trust(tmp_path, record):
     text = page(save(tmp_path, [record("local"), record("fedavg")]))
-    assert "trust" not in material(text)["charts"]
+    assert "trust" not in page_data(text)["charts"]
     assert "no gate" not in text
 
 
@@ -158,7 +160,7 @@ def test_names_and_labels_cannot_become_markup(tmp_path, record):
     assert NASTY not in text
     assert outline.count("script") == 3  # data, Vega, the page's own
     assert not any(key.startswith("on") for _, attributes in outline.tags for key in attributes)
-    clients = material(text)["charts"]["clients"]
+    clients = page_data(text)["charts"]["clients"]
     place = clients["fields"].index("client")
     assert NASTY in [row[place] for row in clients["rows"]["0|0"]]
 
@@ -166,7 +168,7 @@ def test_names_and_labels_cannot_become_markup(tmp_path, record):
 def test_details_may_be_missing(tmp_path, result):
     text = page(save(tmp_path, result(2, 2).records, details=False))
     assert "no details of rounds" in " ".join(Outline(text).words)
-    assert {"clients", "methods", "time"} <= set(material(text)["charts"])
+    assert {"clients", "methods", "time"} <= set(page_data(text)["charts"])
 
 
 def test_a_run_of_nothing_but_local_has_a_page(tmp_path, record):
@@ -175,7 +177,7 @@ def test_a_run_of_nothing_but_local_has_a_page(tmp_path, record):
 
 def test_a_result_that_is_not_a_number_is_shown_as_none(tmp_path, record):
     records = [record("local"), record("fedavg", deltas=(float("nan"), 0.1, 0.0, 0.0, 0.0, 0.0))]
-    clients = material(page(save(tmp_path, records, details=False)))["charts"]["clients"]
+    clients = page_data(page(save(tmp_path, records, details=False)))["charts"]["clients"]
     place = clients["fields"].index("delta")
     assert None in [row[place] for row in clients["rows"]["0|0"]]
 
@@ -183,7 +185,7 @@ def test_a_result_that_is_not_a_number_is_shown_as_none(tmp_path, record):
 def test_very_many_clients_stay_readable_and_small(tmp_path, result):
     folder = save(tmp_path, result(methods=8, seeds=2, clients=600).records)
     text = page(folder)
-    charts = material(text)["charts"]
+    charts = page_data(text)["charts"]
     assert len(charts["clients"]["rows"]["0|0"]) == 40
     assert len(charts["ranks"]["rows"]["0|0"]) == 600
     assert len(charts["methods"]["rows"][""]) == 8
@@ -195,19 +197,19 @@ def test_very_many_clients_stay_readable_and_small(tmp_path, result):
 def test_the_latest_settings_are_shown_and_the_others_counted(tmp_path, result):
     old, new = result(1, 1).records, result(2, 1).records
     for one in old:
-        one.update(key="old" + one["key"], params={"rounds": 3}, finished="2026-01-01T00:00:00Z")
+        one.update(key="old" + one["key"], params={"rounds": 3, "epochs": 2}, finished="2026-01-01T00:00:00Z")
     for one in new:
         one.update(finished="2026-02-01T00:00:00Z")
     text = page(save(tmp_path, new + old))
     assert "2 runs with other settings" in text
-    assert material(text)["choices"]["method"]["options"] == ["fedekd", "fedavg"]
+    assert page_data(text)["choices"]["method"]["options"] == ["fedekd", "fedavg"]
     only = write_page(tmp_path, tmp_path / "old.html", keys=[one["key"] for one in old]).read_text(encoding="utf-8")
-    assert material(only)["choices"]["method"]["options"] == ["fedekd"]
+    assert page_data(only)["choices"]["method"]["options"] == ["fedekd"]
 
 
 def test_a_study_has_the_papers_figures_and_tables(tmp_path):
     text = write_page(PAPER, tmp_path / "study.html").read_text(encoding="utf-8")
-    found, words = material(text), " ".join(Outline(text).words)
+    found, words = page_data(text), " ".join(Outline(text).words)
     assert {"heat-classification", "grid-regression", "bars-0", "agreement", "agreement-cells"} <= set(found["charts"])
     assert {"sweep-classification-fedekd-beta", "sweep-classification-fedekd-lambda_kd"} <= set(found["charts"])
     assert set(found["choices"]) == {"method", "alpha", "quantity"}
@@ -220,7 +222,7 @@ def test_a_study_has_the_papers_figures_and_tables(tmp_path):
 def test_a_study_of_ones_own_needs_nothing_of_the_paper(tmp_path, result):
     records = result(2, 2).records
     other = [{**r, "alpha": 0.5, "key": r["key"] + "b"} for r in records]
-    found = material(page(save(tmp_path, records + other, details=False)))
+    found = page_data(page(save(tmp_path, records + other, details=False)))
     assert "agreement" not in found["charts"]
     assert "heat-classification" in found["charts"]
 

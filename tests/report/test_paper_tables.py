@@ -33,6 +33,7 @@ def record(
         "clients": clients,
         **metrics.summarise(values, [local] * len(values), task == "classification"),
         "trust": more.pop("trust", []),
+        "partition": {"kind": "dirichlet", "clients": len(values)},
         "key": f"{method} {label} {dataset} {alpha} {seed} {more}",
         **more,
     }
@@ -155,9 +156,14 @@ def test_runs_with_other_settings_never_mix():
 def test_own_datasets_get_tables_of_their_own():
     tables = make_tables([record(m, dataset="wards", alpha=None) for m in ("local", "fedekd")])
     assert [t.name for t in tables] == [
-        "neg_transfer_main", "neg_transfer_worst", "neg_transfer_p10", "mean_client_acc_main",
-        "paired_fedekd_cls", "paired_local_cls", "harmed_cls",
-    ]  # fmt: skip
+        "neg_transfer_main",
+        "neg_transfer_worst",
+        "neg_transfer_p10",
+        "mean_client_acc_main",
+        "paired_fedekd_cls",
+        "paired_local_cls",
+        "harmed_cls",
+    ]
     assert tables[0].columns == (("wards", "no α"),)
     assert [row.label for row in tables[0].rows] == ["fedekd", "local"]
     assert not any("paper" in note for note in tables[0].notes)

@@ -150,7 +150,7 @@ def test_datasets_are_kept_apart(record: Make) -> None:
 def test_partitions_without_an_alpha(record: Make) -> None:
     records = [record("local"), record("fedekd")]
     for r in records:
-        r |= {"alpha": None, "partition": {"kind": "sites"}}
+        r |= {"alpha": None, "partition": {"kind": "sites", "clients": 6}}
     assert text_of(RunResults(records)).startswith("\ndigits, the data's own sites, 6 clients, seed 0")
 
 

@@ -15,10 +15,9 @@ from safetensors.numpy import load_file
 
 from fedekd.data import load_dataset
 from fedekd.errors import FedekdError
-from fedekd.export import files
 from fedekd.methods import Train
 from fedekd.methods.fedekd import FedeKD
-from fedekd.runs import details
+from fedekd.runs import details, saved_models
 from fedekd.runs.execution import run
 from fedekd.runs.observers import Observer
 from fedekd.settings import make_settings
@@ -190,7 +189,7 @@ def test_an_interrupted_run_leaves_the_same_details(tmp_path):
 def test_models_are_kept_with_what_it_takes_to_use_them(tmp_path):
     digits = load_dataset("digits")
     result = run(settings(tmp_path, methods="fedekd", seeds="0-1"))
-    kept = list(files.kept(tmp_path))
+    kept = list(saved_models.saved(tmp_path))
     assert {one.about["seed"] for one in kept} == {0}
     assert len(kept) == 2 * 3
     record = next(r for r in result.records if r["method"] == "fedekd" and r["seed"] == 0)
@@ -207,7 +206,7 @@ def test_models_are_kept_with_what_it_takes_to_use_them(tmp_path):
 @pytest.mark.parametrize(("which", "seeds"), [("all", {0, 1}), ("none", set())])
 def test_which_models_are_kept(tmp_path, which, seeds):
     run(settings(tmp_path, methods="fedekd", seeds="0-1", rounds=1, models=which))
-    assert {one.about["seed"] for one in files.kept(tmp_path)} == seeds
+    assert {one.about["seed"] for one in saved_models.saved(tmp_path)} == seeds
 
 
 def test_a_corrupt_file_is_one_line(tmp_path):
@@ -217,7 +216,7 @@ def test_a_corrupt_file_is_one_line(tmp_path):
     with pytest.raises(FedekdError, match=r"k\.json"):
         details.read(tmp_path)
     with pytest.raises(FedekdError, match=r"0\.safetensors"):
-        list(files.kept(tmp_path))
+        list(saved_models.saved(tmp_path))
     assert json.dumps(details.read(tmp_path / "nothing")) == "{}"
 
 

@@ -24,11 +24,11 @@ from fedekd.data import federate
 from fedekd.engines.job import Training
 from fedekd.engines.serial import Serial
 from fedekd.errors import FedekdError
-from fedekd.export.facts import read_facts
 from fedekd.export.predict import predict
 from fedekd.runs.execution import run
 from fedekd.runs.observers import Observer
 from fedekd.runs.plan import choose_methods, left_out, plan, run_key
+from fedekd.runs.saved_models import read_metadata
 from fedekd.settings import make_settings
 from tiny import tiny_private, tiny_proxy
 
@@ -345,7 +345,7 @@ def test_a_run_that_two_processes_did_counts_once(digits, tmp_path):
     (tmp_path / "results.jsonl").write_text(lines + lines)
     assert [len(row["seeds"]) for row in fedekd.load(tmp_path).summary] == [1, 1]
     (tmp_path / "results.jsonl").write_text(lines + "{}\n")
-    with pytest.raises(FedekdError, match="not a results file"):
+    with pytest.raises(FedekdError, match="is not a record"):
         fedekd.load(tmp_path)
 
 
@@ -377,7 +377,7 @@ def test_a_method_without_a_private_model_leaves_what_it_answers_with(digits, tm
 
 
 def majority_of(path):
-    return int(np.argmax(read_facts(path).answers.counts))
+    return int(np.argmax(read_metadata(path).answers.counts))
 
 
 def test_a_method_without_a_model_leaves_none(diabetes, tmp_path):

@@ -42,12 +42,19 @@ def show_data(given: argparse.Namespace) -> None:
     from fedekd.report.partition import print_partition
 
     dataset = load_dataset(
-        settings.dataset, data_dir=settings.data, target=settings.target,
-        task=settings.task, clients_from=settings.clients_from,
-    )  # fmt: skip
+        settings.dataset,
+        data_dir=settings.data,
+        target=settings.target,
+        task=settings.task,
+        clients_from=settings.clients_from,
+    )
     public = find_public(settings.public, dataset, target=settings.target, clients_from=settings.clients_from)
     federation = federate(
         dataset,
-        clients=settings.clients, alpha=settings.alpha, seed=given.seed, partition=settings.partition, public=public,
-    )  # fmt: skip
+        clients=settings.clients,
+        alpha=settings.alpha,
+        seed=given.seed,
+        partition=settings.partition,
+        public=public,
+    )
     print_partition(console(), federation)

@@ -29,12 +29,20 @@ def export_model(given: argparse.Namespace) -> None:
     from fedekd.export.card import card_path, verdict
     from fedekd.export.export import export
 
-    facts = export(
-        given.folder, given.client, given.to, method=given.method, seed=given.seed,
-        private=given.private, proxy=given.proxy, with_rows=given.with_rows,
-    )  # fmt: skip
-    if facts.keeps_rows:
-        print(f"{given.to} holds training rows of client {facts.client}: guard it as you guard those", file=sys.stderr)
+    metadata = export(
+        given.folder,
+        given.client,
+        given.to,
+        method=given.method,
+        seed=given.seed,
+        private=given.private,
+        proxy=given.proxy,
+        with_rows=given.with_rows,
+    )
+    if metadata.keeps_rows:
+        print(
+            f"{given.to} holds training rows of client {metadata.client}: guard it as you guard those", file=sys.stderr
+        )
     card = card_path(Path(given.to))
-    print(f"client {facts.client}, {facts.method}, seed {facts.seed}: {given.to}, its model card {card}")
-    print(verdict(facts))
+    print(f"client {metadata.client}, {metadata.method}, seed {metadata.seed}: {given.to}, its model card {card}")
+    print(verdict(metadata))

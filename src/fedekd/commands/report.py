@@ -39,10 +39,11 @@ def write_report(given: argparse.Namespace) -> None:
 def _tell_site(state: Path) -> None:
     """A site's own numbers are a line: there is nobody to compare it with."""
     from fedekd.flower.folders import site_reports
-    from fedekd.flower.report import own_numbers
+    from fedekd.report.federation import own_numbers
+    from fedekd.runs.federation_report import read_site_report
 
     found = site_reports(state)
     if not found:
         raise FedekdError(f"no federation of the site in {state} is complete yet; its log is {state / 'log'}")
     for path, content in found.items():
-        print(f"{own_numbers(content)} ({path})")
+        print(f"{own_numbers(read_site_report(content, path))} ({path})")

@@ -43,6 +43,7 @@ def init_server(given: argparse.Namespace) -> None:
 
 
 def run_server(given: argparse.Namespace) -> None:
-    from fedekd.flower import report, run_server
+    from fedekd.flower import run_server
+    from fedekd.report.federation import print_report
 
-    report.print_report(console(), run_server.run_server(given.file))
+    print_report(console(), run_server.run_server(given.file))

@@ -21,8 +21,8 @@ def print_tables(given: argparse.Namespace) -> None:
     from fedekd.report.paper_tables import make_tables
     from fedekd.report.table_formats import render, select
     from fedekd.runs.results import load
-    from fedekd.runs.store import read_records
+    from fedekd.runs.store import read_failures
 
-    records, failures = load(given.folder).records, read_records(Path(given.folder) / "failures.jsonl")
+    records, failures = load(given.folder).records, read_failures(Path(given.folder))
     tables = make_tables(records, failures, against_paper=given.against == "paper")
     print(render(select(tables, given.only) if given.only else tables, given.format))

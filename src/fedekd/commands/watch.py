@@ -28,7 +28,7 @@ def add(commands: Any) -> None:
 
 def watch_folder(given: argparse.Namespace) -> None:
     """Ends as the run did: with status 0 if it is done, or still running after --once."""
-    from fedekd.report.glance import glance
+    from fedekd.report.status import status_view
     from fedekd.runs.progress_file import read
 
     folder, screen = Path(given.folder), console()
@@ -37,7 +37,7 @@ def watch_folder(given: argparse.Namespace) -> None:
         progress = read(folder)
         if progress is None:
             raise FedekdError(f"nothing has started in {folder} yet: it has no progress.json")
-        screen.print(glance(progress))
+        screen.print(status_view(progress))
         _judge(folder, progress, screen)
         return
     _wait(folder, given.timeout, screen)
@@ -75,7 +75,7 @@ def _follow(folder: Path, screen: Console) -> dict[str, Any]:
     """Show what happens until nothing does any more: in place on a terminal, elsewhere a line for each run's end."""
     from rich.live import Live
 
-    from fedekd.report.glance import glance, headline
+    from fedekd.report.status import status_line, status_view
     from fedekd.runs.progress_file import condition, read
 
     progress = read(folder) or {}
@@ -83,21 +83,21 @@ def _follow(folder: Path, screen: Console) -> dict[str, Any]:
         told = None
         while progress and condition(progress) == "running":
             if told != (told := (progress["ended"], progress["pid"])):
-                screen.print(headline(progress), soft_wrap=True)
+                screen.print(status_line(progress), soft_wrap=True)
             time.sleep(LOOK)
             progress = read(folder) or progress
-        screen.print(glance(progress))
+        screen.print(status_view(progress))
         return progress
-    with Live(glance(progress), console=screen, auto_refresh=False, vertical_overflow="crop") as live:
+    with Live(status_view(progress), console=screen, auto_refresh=False, vertical_overflow="crop") as live:
         while condition(progress) == "running":
             time.sleep(LOOK)
             progress = read(folder) or progress
-            live.update(glance(progress), refresh=True)
+            live.update(status_view(progress), refresh=True)
     return progress
 
 
 def _judge(folder: Path, progress: dict[str, Any], screen: Console) -> None:
-    from fedekd.report.glance import age
+    from fedekd.report.status import age
     from fedekd.runs.progress_file import condition
 
     process = f"process {progress['pid']} on {progress['host']}"

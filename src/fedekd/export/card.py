@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from fedekd.export.facts import Facts
+from fedekd.runs.metadata import ModelMetadata
+from fedekd.runs.records import Record
 from fedekd.units import Unit
 
 MOST_NAMES = 60
@@ -31,87 +31,90 @@ def card_path(model: Path) -> Path:
     return model.with_suffix(".card.md")
 
 
-def make_card(facts: Facts, record: dict[str, Any], file: str) -> str:
-    """``record`` is the run's, or empty where it is gone; ``file`` is what the model's file is called."""
+def make_card(metadata: ModelMetadata, record: Record | None, file: str) -> str:
+    """``record`` is the run's, or None where it is gone; ``file`` is what the model's file is called."""
     sections = {
-        "Did joining help?": _comparison(facts, record),
-        "Data": _data(facts, record),
-        "Inputs": _inputs(facts),
-        "Output": [*_answers(facts), *_output(facts)],
-        "Training": _training(facts, record),
+        "Did joining help?": _comparison(metadata, record),
+        "Data": _data(metadata, record),
+        "Inputs": _inputs(metadata),
+        "Output": [*_answers(metadata), *_output(metadata)],
+        "Training": _training(metadata, record),
         "Use": [f"`fedekd predict {file} FILE`: a class and its probability for each row, or a number.", *LIMITS],
     }
-    title = f"# Private model of client {facts.client}: {facts.about.get('dataset', 'own data')}, {facts.method}"
+    title = (
+        f"# Private model of client {metadata.client}: {metadata.about.get('dataset', 'own data')}, {metadata.method}"
+    )
     parts = [title, f"The file is `{file}`.", *(f"## {name}\n" + "\n".join(lines) for name, lines in sections.items())]
     return "\n\n".join(parts) + "\n"
 
 
-def _comparison(facts: Facts, record: dict[str, Any]) -> list[str]:
-    value, local, delta = (facts.number(name) for name in ("value", "local", "delta"))
-    alone = {"metric": facts.about.get("metric", "accuracy"), "clients": [{"local": local}]}
-    unit = Unit.of([record if record.get("clients") else alone])
+def _comparison(metadata: ModelMetadata, record: Record | None) -> list[str]:
+    value, local, delta = (metadata.number(name) for name in ("value", "local", "delta"))
+    alone = {"metric": metadata.about.get("metric", "accuracy"), "clients": [{"local": local}]}
+    unit = Unit.of([record or alone])
     percent = " %" if unit.higher_is_better else ""
     return [
         f"| {unit.name} on its test rows | |",
         "| --- | --- |",
         f"| trained alone (Local) | {unit.value(local)}{percent} |",
-        f"| {facts.method} | {unit.value(value)}{percent} |",
+        f"| {metadata.method} | {unit.value(value)}{percent} |",
         f"| **Δ** | **{unit.delta(delta)}{' points' if unit.higher_is_better else ''}** |",
         "",
-        verdict(facts),
+        verdict(metadata),
     ]
 
 
-def verdict(facts: Facts) -> str:
+def verdict(metadata: ModelMetadata) -> str:
     """Whether the federation helped this client, in one sentence."""
-    delta = facts.number("delta")
-    unit = Unit(facts.about.get("metric", "accuracy"), 1)
-    if facts.method == "local":
+    delta = metadata.number("delta")
+    unit = Unit(metadata.about.get("metric", "accuracy"), 1)
+    if metadata.method == "local":
         return "This is the model the client trained alone."
     if math.isnan(delta):
         return "Whether joining helped is not known: the file does not say its Δ."
     if abs(delta) < 1e-12:
-        return f"{facts.method} made no difference to this client."
+        return f"{metadata.method} made no difference to this client."
     if unit.harm(delta) < 0:
-        return f"{facts.method} helped this client."
-    return (
-        f"{facts.method} harmed this client: the model it trained alone (`--method local`) is better on its own rows."
-    )
+        return f"{metadata.method} helped this client."
+    better = "the model it trained alone (`--method local`) is better on its own rows"
+    return f"{metadata.method} harmed this client: {better}."
 
 
-def _data(facts: Facts, record: dict[str, Any]) -> list[str]:
-    split = record.get("partition", {})
-    how = {"sites": "real sites", "iid": "dealt out at random"}.get(split.get("kind", ""), "")
-    if split.get("kind") == "dirichlet":
+def _data(metadata: ModelMetadata, record: Record | None) -> list[str]:
+    split = record["partition"] if record else None
+    how = {"sites": "real sites", "iid": "dealt out at random"}.get(split["kind"], "") if split else ""
+    if split and split["kind"] == "dirichlet":
         how = f"dealt out by a Dirichlet distribution, α = {split['alpha']}, seed {split['seed']}"
-    sizes = [f"{facts.about.get('n_' + part, '?')} {name}" for part, name in PARTS.items()]
-    lines = [f"- dataset: {facts.about.get('dataset', '?')}", f"- rows of this client: {', '.join(sizes)}"]
-    return [*lines, f"- clients: {split['clients']}, {how}"] if how else lines
+    sizes = [f"{metadata.about.get('n_' + part, '?')} {name}" for part, name in PARTS.items()]
+    lines = [f"- dataset: {metadata.about.get('dataset', '?')}", f"- rows of this client: {', '.join(sizes)}"]
+    return [*lines, f"- clients: {split['clients']}, {how}"] if split and how else lines
 
 
-def _inputs(facts: Facts) -> list[str]:
-    kind = "a picture [channels, height, width]" if len(facts.shape) == 3 else "a row of numbers"
-    lines = [f"- raw, as in the user's files: {kind} of shape {list(facts.shape)}; the scaling is the model's own"]
-    gain, shift = facts.scale
-    if facts.top is not None:
-        lines.append(f"- scaling: pixels of 0..{facts.top:g} become -1..1")
+def _inputs(metadata: ModelMetadata) -> list[str]:
+    kind = "a picture [channels, height, width]" if len(metadata.shape) == 3 else "a row of numbers"
+    lines = [f"- raw, as in the user's files: {kind} of shape {list(metadata.shape)}; the scaling is the model's own"]
+    gain, shift = metadata.scale
+    if metadata.top is not None:
+        lines.append(f"- scaling: pixels of 0..{metadata.top:g} become -1..1")
     else:
-        how = SCALED.get(str(facts.about.get("scaled_by")), SCALED["pooled"])
+        how = SCALED.get(str(metadata.about.get("scaled_by")), SCALED["pooled"])
         lines.append(f"- scaling: {how}, input = raw × gain + shift")
-    if facts.columns:
+    if metadata.columns:
         lines += ["", "| column | gain | shift |", "| --- | --- | --- |"]
-        rows = zip(facts.columns, *(np.broadcast_to(a, facts.shape) for a in (gain, shift)), strict=True)
+        rows = zip(metadata.columns, *(np.broadcast_to(a, metadata.shape) for a in (gain, shift)), strict=True)
         lines += [f"| {_plain(name)} | {g:.6g} | {s:.6g} |" for name, g, s in list(rows)[:MOST_NAMES]]
-        lines += [f"| and {len(facts.columns) - MOST_NAMES} more | | |"] * (len(facts.columns) > MOST_NAMES)
+        lines += [f"| and {len(metadata.columns) - MOST_NAMES} more | | |"] * (len(metadata.columns) > MOST_NAMES)
     return lines
 
 
-def _answers(facts: Facts) -> list[str]:
+def _answers(metadata: ModelMetadata) -> list[str]:
     """What the file answers with."""
-    own = facts.answers
+    own = metadata.answers
     if own is None:
         tuned = (
-            f", after what {facts.method} has a client do before it answers" if facts.about.get("personalised") else ""
+            f", after what {metadata.method} has a client do before it answers"
+            if metadata.about.get("personalised")
+            else ""
         )
         return [f"- the answer is the private model's{tuned}"]
     by = ", ".join(f"{name} {value}" for name, value in own.parameters.items())
@@ -122,7 +125,7 @@ def _answers(facts: Facts) -> list[str]:
         parts += [f"what the client {verb} ({', '.join(map(_plain, names))})"] if names else []
     lines = [f"- the answer is made by {_plain(own.method)}{f' ({_plain(by)})' if by else ''} from {_and(parts)}"]
     if own.keeps_rows:
-        count = facts.about.get("n_train", "?")
+        count = metadata.about.get("n_train", "?")
         lines.append(f"- **the file holds the {count} training rows of this client** in the form that the method keeps")
         lines.append("  (features and targets): guard it as you guard those rows")
     return lines
@@ -132,23 +135,22 @@ def _and(words: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(map(_plain, words[:-1])), *map(_plain, words[-1:]))))
 
 
-def _output(facts: Facts) -> list[str]:
-    if not facts.classifies:
-        mean, std = facts.target
+def _output(metadata: ModelMetadata) -> list[str]:
+    if not metadata.classifies:
+        mean, std = metadata.target
         return [f"- a number in the target's units: model output × {std:.6g} + {mean:.6g}"]
-    more = [f"and {len(facts.labels) - MOST_NAMES} more"] * (len(facts.labels) > MOST_NAMES)
-    return [
-        f"- probabilities of {facts.outputs} classes: {', '.join([*map(_plain, facts.labels[:MOST_NAMES]), *more])}"
-    ]
+    more = [f"and {len(metadata.labels) - MOST_NAMES} more"] * (len(metadata.labels) > MOST_NAMES)
+    names = ", ".join([*map(_plain, metadata.labels[:MOST_NAMES]), *more])
+    return [f"- probabilities of {metadata.outputs} classes: {names}"]
 
 
-def _training(facts: Facts, record: dict[str, Any]) -> list[str]:
-    params = record.get("params", {})
-    lines = [f"- method: {facts.method}, seed {facts.seed}, run {facts.about.get('key', '?')}"]
+def _training(metadata: ModelMetadata, record: Record | None) -> list[str]:
+    params = dict(record["params"]) if record else {}
+    lines = [f"- method: {metadata.method}, seed {metadata.seed}, run {metadata.about.get('key', '?')}"]
     lines += [f"- {', '.join(f'{name} {value}' for name, value in params.items())}"] if params else []
-    proxy = facts.answers and facts.answers.proxy
-    architecture = f"- architecture: `{facts.model}`" + (f", proxy `{proxy}`" if proxy else "")
-    return [*lines, architecture, f"- made with fedekd {facts.about.get('fedekd', '?')}"]
+    proxy = metadata.answers and metadata.answers.proxy
+    architecture = f"- architecture: `{metadata.model}`" + (f", proxy `{proxy}`" if proxy else "")
+    return [*lines, architecture, f"- made with fedekd {metadata.about.get('fedekd', '?')}"]
 
 
 def _plain(name: str) -> str:

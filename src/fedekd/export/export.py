@@ -10,18 +10,26 @@ from typing import Any, cast
 
 from fedekd.errors import FedekdError, unknown
 from fedekd.export.card import card_path, make_card
-from fedekd.export.facts import Code, Facts, kept_models
 from fedekd.files import write_whole
-from fedekd.runs import results
+from fedekd.runs.metadata import ModelMetadata, OwnCode
+from fedekd.runs.records import Record
+from fedekd.runs.saved_models import find_models
+from fedekd.runs.store import read_records
 
 KINDS = (".safetensors", ".onnx")
 
 
 def export(
-    folder: str | Path, client: str, to: str | Path, *,
-    method: str | None = None, seed: int | None = None, private: str | None = None, proxy: str | None = None,
+    folder: str | Path,
+    client: str,
+    to: str | Path,
+    *,
+    method: str | None = None,
+    seed: int | None = None,
+    private: str | None = None,
+    proxy: str | None = None,
     with_rows: bool = False,
-) -> Facts:  # fmt: skip
+) -> ModelMetadata:
     """Write what a client answers with to ``to`` and its card beside it; returns what the card states.
 
     Without ``method`` it is FedeKD's, or the only method's besides Local; without ``seed`` the first one's.
@@ -32,75 +40,78 @@ def export(
     target = Path(to)
     if target.suffix.lower() not in KINDS:
         raise FedekdError(f"cannot export to {str(target)!r}; name a file that ends in {' or '.join(KINDS)}")
-    facts = choose(kept_models(Path(folder)), client, method, seed)
-    if facts.keeps_rows and not with_rows:
+    metadata = choose(find_models(Path(folder)), client, method, seed)
+    if metadata.keeps_rows and not with_rows:
         raise FedekdError(
-            f"{facts.method} answers from the training rows of client {facts.client}, so the file would hold them "
-            "(features and targets); add --with-rows to let them out, or choose another --method"
+            f"{metadata.method} answers from the training rows of client {metadata.client}, so the file would hold "
+            "them (features and targets); add --with-rows to let them out, or choose another --method"
         )
-    code = Code(private, proxy, method if method and ":" in method else None)
-    card = make_card(facts, _record(Path(folder), facts), target.name)
+    code = OwnCode(private, proxy, method if method and ":" in method else None)
+    card = make_card(metadata, _record(Path(folder), metadata), target.name)
     content = _onnx if target.suffix.lower() == ".onnx" else _safetensors
-    about = {name: json.dumps(value) for name, value in {**facts.about, "card": card}.items()}
-    readers = 0o600 | facts.path.stat().st_mode & 0o666  # a site keeps its models for its owner alone
-    write_whole(target, content(facts, about, code), "--to", readers)
+    about = {name: json.dumps(value) for name, value in {**metadata.about, "card": card}.items()}
+    readers = 0o600 | metadata.path.stat().st_mode & 0o666  # a site keeps its models for its owner alone
+    write_whole(target, content(metadata, about, code), "--to", readers)
     write_whole(card_path(target), card.encode(), "--to", readers)
-    return facts
+    return metadata
 
 
-def choose(kept: list[Facts], client: str, method: str | None, seed: int | None) -> Facts:
+def choose(kept: list[ModelMetadata], client: str, method: str | None, seed: int | None) -> ModelMetadata:
     """The one that is asked for, a method by its name or its class; of several that fit, the last that was trained."""
-    methods = list(dict.fromkeys(facts.method for facts in kept))
+    methods = list(dict.fromkeys(metadata.method for metadata in kept))
     if method is None:
         joined = [name for name in methods if name != "local"] or methods
         method = joined[0] if len(joined) == 1 else "fedekd"
-    fitting = [facts for facts in kept if method in (facts.method, facts.answers and facts.answers.code)]
+    fitting = [metadata for metadata in kept if method in (metadata.method, metadata.answers and metadata.answers.code)]
     if not fitting:
         raise unknown("method", method, methods)
-    seeds = sorted({facts.seed for facts in fitting})
+    seeds = sorted({metadata.seed for metadata in fitting})
     if seed is not None and seed not in seeds:
         raise FedekdError(f"no model of {method} with seed {seed} is kept; kept: {', '.join(map(str, seeds))}")
-    fitting = [facts for facts in fitting if facts.seed == (seeds[0] if seed is None else seed)]
-    own = [facts for facts in fitting if facts.client == client]
+    fitting = [metadata for metadata in fitting if metadata.seed == (seeds[0] if seed is None else seed)]
+    own = [metadata for metadata in fitting if metadata.client == client]
     if not own:
-        names = ", ".join(dict.fromkeys(facts.client for facts in fitting))
+        names = ", ".join(dict.fromkeys(metadata.client for metadata in fitting))
         raise FedekdError(f"no client {client!r} here; the clients are: {names}")
-    return max(own, key=lambda facts: facts.path.stat().st_mtime)
+    return max(own, key=lambda metadata: metadata.path.stat().st_mtime)
 
 
-def _record(folder: Path, facts: Facts) -> dict[str, Any]:
-    """The run's line in results.jsonl, for what the card says of the training; nothing where it is gone."""
-    try:
-        records = results.load(folder).records
-    except FedekdError:
-        return {}
-    return next((record for record in records if record.get("key") == facts.about.get("key")), {})
+def _record(folder: Path, metadata: ModelMetadata) -> Record | None:
+    """The run's line in results.jsonl, for what the card says of the training; None where it is gone."""
+    records = read_records(folder / "results.jsonl")
+    return next((record for record in reversed(records) if record["key"] == metadata.about.get("key")), None)
 
 
-def _safetensors(facts: Facts, about: dict[str, str], code: Code) -> bytes:
+def _safetensors(metadata: ModelMetadata, about: dict[str, str], code: OwnCode) -> bytes:
     from safetensors.torch import save
 
-    from fedekd.export.ready import read_weights
+    from fedekd.runs.inference import read_weights
 
-    return save(read_weights(facts), about)
+    return save(read_weights(metadata), about)
 
 
-def _onnx(facts: Facts, about: dict[str, str], code: Code) -> bytes:
+def _onnx(metadata: ModelMetadata, about: dict[str, str], code: OwnCode) -> bytes:
     import torch
 
-    from fedekd.export.ready import make_ready
+    from fedekd.runs.inference import load_model
 
-    model = make_ready(facts, code)
-    rows = torch.zeros(2, *facts.shape)
-    output = "probabilities" if facts.classifies else "prediction"
+    model = load_model(metadata, code)
+    rows = torch.zeros(2, *metadata.shape)
+    output = "probabilities" if metadata.classifies else "prediction"
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it tells of every package that is not there
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
-                model, (rows,), input_names=["rows"], output_names=[output], dynamo=True, verbose=False,
-                dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), custom_translation_table=_translations(),
-            )  # fmt: skip
+                model,
+                (rows,),
+                input_names=["rows"],
+                output_names=[output],
+                dynamo=True,
+                verbose=False,
+                dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),
+                custom_translation_table=_translations(),
+            )
     except ImportError as error:
         raise FedekdError(f"an .onnx file needs {error.name or error}; pip install 'fedekd[onnx]'") from None
     except torch.onnx.errors.OnnxExporterError as error:
@@ -110,7 +121,7 @@ def _onnx(facts: Facts, about: dict[str, str], code: Code) -> bytes:
             .splitlines()[0]
             .removesuffix(" See the stack trace for more information.")
         )
-        what = facts.model if facts.answers is None else f"the answers of {facts.method}"
+        what = metadata.model if metadata.answers is None else f"the answers of {metadata.method}"
         raise FedekdError(f"torch cannot draw {what} as an ONNX graph: {why}") from None
     assert program is not None
     program.model.metadata_props.update(about)

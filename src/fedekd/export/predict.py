@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from fedekd.errors import FedekdError
-from fedekd.export.facts import Code, Facts, read_facts
-from fedekd.export.unseen import read_unseen
+from fedekd.export.inputs import read_inputs
+from fedekd.runs.metadata import ModelMetadata, OwnCode
+from fedekd.runs.saved_models import read_metadata
 
 BATCH = 256
 Answer = Callable[[np.ndarray], np.ndarray]
@@ -25,7 +26,7 @@ Answer = Callable[[np.ndarray], np.ndarray]
 class Predictions:
     """What the model says of each row, in the rows' order."""
 
-    facts: Facts
+    metadata: ModelMetadata
     names: list[str]
     """The number of each row, from 1, or the name of its picture."""
     values: np.ndarray
@@ -35,9 +36,9 @@ class Predictions:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         for name, value in zip(self.names, self.values, strict=True):
-            if self.facts.classifies:
+            if self.metadata.classifies:
                 best = int(value.argmax())
-                yield {"row": name, "class": self.facts.labels[best], "probability": f"{value[best]:.4f}"}
+                yield {"row": name, "class": self.metadata.labels[best], "probability": f"{value[best]:.4f}"}
             else:
                 yield {"row": name, "prediction": f"{value:.6g}"}
 
@@ -52,37 +53,41 @@ class Predictions:
 
 
 def predict(
-    model: str | Path, file: str | Path, *,
-    private: str | None = None, proxy: str | None = None, method: str | None = None,
-) -> Predictions:  # fmt: skip
+    model: str | Path,
+    file: str | Path,
+    *,
+    private: str | None = None,
+    proxy: str | None = None,
+    method: str | None = None,
+) -> Predictions:
     """The model's answers for the rows of a .csv or .npz file, a picture or a folder of pictures.
 
     ``private`` and ``proxy`` name the factories of models of one's own, ``method`` the class of a method of one's own
     that answers with more than its private model; an .onnx file holds its graph and needs none.
     """
-    path, code = Path(model), Code(private, proxy, method)
-    facts, answer = _from_onnx(path) if path.suffix.lower() == ".onnx" else _from_safetensors(path, code)
-    unseen = read_unseen(Path(file), facts)
+    path, code = Path(model), OwnCode(private, proxy, method)
+    metadata, answer = _from_onnx(path) if path.suffix.lower() == ".onnx" else _from_safetensors(path, code)
+    unseen = read_inputs(Path(file), metadata)
     pieces = [answer(unseen.x[start : start + BATCH]) for start in range(0, len(unseen.x), BATCH)]
-    return Predictions(facts, unseen.names, np.concatenate(pieces), unseen.ignored)
+    return Predictions(metadata, unseen.names, np.concatenate(pieces), unseen.ignored)
 
 
-def _from_safetensors(path: Path, code: Code) -> tuple[Facts, Answer]:
-    facts = read_facts(path)
+def _from_safetensors(path: Path, code: OwnCode) -> tuple[ModelMetadata, Answer]:
+    metadata = read_metadata(path)
     import torch
 
-    from fedekd.export.ready import make_ready
+    from fedekd.runs.inference import load_model
 
-    model = make_ready(facts, code)
+    model = load_model(metadata, code)
 
     @torch.no_grad()
     def answer(rows: np.ndarray) -> np.ndarray:
         return model(torch.from_numpy(np.ascontiguousarray(rows))).numpy()
 
-    return facts, answer
+    return metadata, answer
 
 
-def _from_onnx(path: Path) -> tuple[Facts, Answer]:
+def _from_onnx(path: Path) -> tuple[ModelMetadata, Answer]:
     if not path.is_file():
         raise FedekdError(f"there is no model file {str(path)!r}; `fedekd export` makes one")
     try:
@@ -99,4 +104,4 @@ def _from_onnx(path: Path) -> tuple[Facts, Answer]:
         why = str(error).strip().splitlines()[0]
         raise FedekdError(f"{path} is not a whole .onnx file ({why}); export it again") from None
     name = session.get_inputs()[0].name
-    return Facts.of(path, about), lambda rows: session.run(None, {name: rows.astype(np.float32)})[0]
+    return ModelMetadata.of(path, about), lambda rows: session.run(None, {name: rows.astype(np.float32)})[0]

@@ -16,7 +16,7 @@ from fedekd.flower.addresses import free_port
 from fedekd.flower.init import init_server, init_site
 from fedekd.flower.needs import need_flower
 from fedekd.flower.processes import Child, command, say, stopping
-from fedekd.flower.report import Report, read_report
+from fedekd.runs.federation_report import FederationReport, read_report
 
 SITES = ("north", "south", "west")
 LIMIT = 1800.0  # seconds for all of it
@@ -31,7 +31,7 @@ def run_demo(
     rounds: int = 3,
     settings: dict[str, Any] | None = None,
     say: Callable[[str], None] = say,
-) -> Report:
+) -> FederationReport:
     """Start everything, wait for the report, stop everything. Without ``out`` nothing stays on disk."""
     need_flower()
     folder = Path(out).expanduser().absolute() if out else Path(tempfile.mkdtemp(prefix="fedekd-demo-"))

@@ -21,10 +21,10 @@ from fedekd.flower.keys import read_public_keys, renew_secret
 from fedekd.flower.logs import Tail
 from fedekd.flower.needs import need_flower
 from fedekd.flower.processes import Child, alone, command, environment, say, stop, stopping
-from fedekd.flower.report import Report, read_report
 from fedekd.flower.server_certificate import check_certificate, local_address
 from fedekd.flower.server_file import Server, check_method, check_schema, read_server
 from fedekd.flower.superlink import LARGEST
+from fedekd.runs.federation_report import FederationReport, read_report
 
 STARTING = 60.0  # seconds a SuperLink may take to answer
 PAUSE = 2.0  # seconds before it is started again
@@ -41,7 +41,7 @@ def run_server(
     server_app: str = control.SERVER_APP,
     client_app: str = control.CLIENT_APP,
     say: Callable[[str], None] = say,
-) -> Report:
+) -> FederationReport:
     """Run the federation to its end and return its report."""
     need_flower()
     server = read_server(path)
@@ -83,7 +83,7 @@ class _Supervisor:
         self.keys: list[tuple[str, int, int]] | None = None  # as they lay in `nodes` when that was last looked through
         self.problems: dict[Path, str] = {}  # with them, as they were said
 
-    def run(self) -> Report:
+    def run(self) -> FederationReport:
         with stopping(self.children):
             while True:
                 try:
@@ -159,7 +159,7 @@ class _Supervisor:
                     raise Died(f"the SuperLink does not answer after {STARTING:.0f} s ({error})") from None
                 time.sleep(0.3)
 
-    def _federation(self) -> Report:
+    def _federation(self) -> FederationReport:
         """Submit runs until one is complete."""
         with self._calls() as superlink:
             self._admit(superlink)

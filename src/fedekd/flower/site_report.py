@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from fedekd.engines.client import Client
-from fedekd.export import files
 from fedekd.flower.atomic import write_text
 from fedekd.flower.site_file import Site
 from fedekd.flower.wire import Word
 from fedekd.metrics import sample_interval
+from fedekd.runs import saved_models
 
 log = logging.getLogger("fedekd.site")
 
@@ -37,10 +37,10 @@ def _finish(site: Site, folder: Path, method: str, client: Client, local: Client
     write_text(folder / "report.json", json.dumps(whole, indent=1) + "\n")
     result = {"metric": metric, "clients": [{"id": site.name, **own}]}
     if client.models:
-        files.write(folder, {"key": folder.name, "label": method, **result}, 0, client)
+        saved_models.write(folder, {"key": folder.name, "label": method, **result}, 0, client)
     if method != "local":  # what a site that was harmed goes back to
         result["clients"] = [{"id": site.name, **own, "value": alone, "delta": 0.0}]
-        files.write(folder, {"key": f"{folder.name}-local", "label": "local", **result}, 0, local)
+        saved_models.write(folder, {"key": f"{folder.name}-local", "label": "local", **result}, 0, local)
     log.info(
         "%s on this site's test rows: alone %.4g, with the federation %.4g, difference %+.4g%s",
         *(metric, alone, value, value - alone),

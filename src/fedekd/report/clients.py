@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from fedekd.report.tables import Column, print_columns
+from fedekd.runs.records import Record
 from fedekd.units import Unit
 
 
-def print_clients(console: Console, records: Sequence[dict[str, Any]], unit: Unit) -> None:
+def print_clients(console: Console, records: Sequence[Record], unit: Unit) -> None:
     """``records`` are one seed's, each of another method on the same split."""
     clients = records[0]["clients"]
     keys = [
@@ -25,7 +25,7 @@ def print_clients(console: Console, records: Sequence[dict[str, Any]], unit: Uni
     print_columns(console, keys, [_method(record, unit) for record in compared])
 
 
-def _method(record: dict[str, Any], unit: Unit) -> Column:
+def _method(record: Record, unit: Unit) -> Column:
     values = [unit.value(c["value"]) for c in record["clients"]]
     deltas = [unit.delta(c["delta"]) for c in record["clients"]]
     wide, signed = max(map(len, values)), max(map(len, deltas))

@@ -40,21 +40,21 @@ def _figures(folder: Path, method: str | None, seed: int | None) -> Iterator[tup
     records = load(folder).records
     if is_study(records):
         from fedekd.report.drawings.study import study_figures
-        from fedekd.report.html.study_material import StudyMaterial
+        from fedekd.report.html.study_data import StudyData
 
         if method is not None or seed is not None:
             raise FedekdError("--method and --seed are for the figures of one run; a study's figures hold them all")
-        yield from study_figures(StudyMaterial(records))
+        yield from study_figures(StudyData(records))
         return
     from fedekd.report.drawings.run import run_figures
-    from fedekd.report.html.material import Material
+    from fedekd.report.html.run_data import RunData
     from fedekd.runs import details
 
     latest, _ = latest_settings(records)
-    material = Material(latest, details.read(folder, {r["key"] for r in latest}))
-    if method is not None and method not in material.compared:
-        raise unknown("method in these results", method, material.compared)
-    if seed is not None and seed not in material.seeds:
-        raise FedekdError(f"no seed {seed} in these results; there are {', '.join(map(str, material.seeds))}")
-    chosen = material.compared.index(method) if method is not None else material.favourite
-    yield from run_figures(material, chosen, 0 if seed is None else material.seeds.index(seed))
+    data = RunData(latest, details.read(folder, {r["key"] for r in latest}))
+    if method is not None and method not in data.compared:
+        raise unknown("method in these results", method, data.compared)
+    if seed is not None and seed not in data.seeds:
+        raise FedekdError(f"no seed {seed} in these results; there are {', '.join(map(str, data.seeds))}")
+    chosen = data.compared.index(method) if method is not None else data.favourite
+    yield from run_figures(data, chosen, 0 if seed is None else data.seeds.index(seed))

@@ -8,11 +8,10 @@ from typing import Any
 
 from fedekd.errors import FedekdError
 from fedekd.files import write_whole
-from fedekd.metrics import shared_settings
+from fedekd.runs.aggregate import shared_settings
+from fedekd.runs.records import FailureRow, Record
 from fedekd.runs.results import load
-from fedekd.runs.store import read_records
-
-Record = dict[str, Any]
+from fedekd.runs.store import read_failures
 
 
 def write_page(folder: str | Path, out: Path | None = None, keys: Collection[str] | None = None) -> Path:
@@ -26,7 +25,7 @@ def write_page(folder: str | Path, out: Path | None = None, keys: Collection[str
     folder = Path(folder)
     path = Path(out) if out else folder / "report.html"
     records = [r for r in load(folder).records if keys is None or r["key"] in keys]
-    failures = read_records(folder / "failures.jsonl")
+    failures = read_failures(folder)
     text = render(_page(records, failures, folder))
     write_whole(path, text.encode())
     return path
@@ -34,9 +33,9 @@ def write_page(folder: str | Path, out: Path | None = None, keys: Collection[str
 
 def write_federation(state: Path, out: Path | None = None) -> Path:
     """The same for a federation of real sites, from the state that its server keeps."""
-    from fedekd.flower.report import read_report
     from fedekd.report.html.federation import federation_page
     from fedekd.report.html.render import render
+    from fedekd.runs.federation_report import read_report
 
     report = read_report(state)
     if report is None:
@@ -48,18 +47,18 @@ def write_federation(state: Path, out: Path | None = None) -> Path:
     return path
 
 
-def _page(records: Sequence[Record], failures: Sequence[Record], folder: Path) -> Any:
+def _page(records: Sequence[Record], failures: Sequence[FailureRow], folder: Path) -> Any:
     if is_study(records):
         from fedekd.report.html.study import study_page
 
         return study_page(records, failures)
-    from fedekd.report.html.material import Material
     from fedekd.report.html.run import run_page
+    from fedekd.report.html.run_data import RunData
     from fedekd.runs import details
 
     latest, left = latest_settings(records)
     notes = [f"{left} runs with other settings in this folder are left out."] if left else []
-    return run_page(Material(latest, details.read(folder, {r["key"] for r in latest})), notes)
+    return run_page(RunData(latest, details.read(folder, {r["key"] for r in latest})), notes)
 
 
 def is_study(records: Sequence[Record]) -> bool:
@@ -68,6 +67,6 @@ def is_study(records: Sequence[Record]) -> bool:
 
 def latest_settings(records: Sequence[Record]) -> tuple[list[Record], int]:
     """The runs that share the settings of the one that ended last, and how many do not."""
-    last = shared_settings(max(records, key=lambda r: r.get("finished", "")))
+    last = shared_settings(max(records, key=lambda r: r["finished"]))
     kept = [r for r in records if shared_settings(r) == last]
     return kept, len(records) - len(kept)

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
-from typing import Any
 
 from fedekd import metrics
-from fedekd.report.book import Book, Record
+from fedekd.report.study_records import StudyRecords
 from fedekd.report.sweeps import sweep_tables
-from fedekd.report.table_formats import NOTHING, Cell, Row, Table, ranked, render, select
+from fedekd.report.table_formats import NOTHING, Table, TableCell, TableRow, ranked, render, select
+from fedekd.runs.records import FailureRow, Figure, Record
 
 __all__ = ["Table", "make_tables", "paper_figures", "render", "select"]
 
@@ -41,7 +41,7 @@ OURS = {  # rows that the paper lacks, below its own
     "fedtype-nograd": ("FedAvg", "FedType, no gradient"),
     "constant": (NOTHING, "client's training mean"),
 }
-QUANTITIES = {
+QUANTITIES: dict[str, tuple[Figure, str]] = {
     "Avg_Delta": ("avg_delta", "Avg Δ"),
     "Worst_Delta": ("worst_delta", "Worst Δ"),
     "P10_Delta": ("tail_delta", "P10 Δ"),
@@ -91,7 +91,7 @@ def _layouts() -> tuple[Layout, ...]:
         values: dict[tuple[str, str, float | None], tuple[float, float]] = {}
         for f in _figures():
             if f["table"] == name:
-                method, dataset = METHODS[f["aggregator"], f["method"]], Book.key_of(f["dataset"])
+                method, dataset = METHODS[f["aggregator"], f["method"]], StudyRecords.key_of(f["dataset"])
                 rows[method] = (f["aggregator"], f["method"].replace("-", NOTHING))
                 values[method, dataset, float(f["alpha"])] = (float(f["mean"]), float(f["std"]))
                 metric = f["metric"]
@@ -102,60 +102,60 @@ def _layouts() -> tuple[Layout, ...]:
 
 
 def make_tables(
-    records: Sequence[Record], failures: Sequence[dict[str, Any]] = (), against_paper: bool = False
+    records: Sequence[Record], failures: Sequence[FailureRow] = (), against_paper: bool = False
 ) -> list[Table]:
     """Every table that the records give something for.
 
     ``failures`` are the lines of the study's ``failures.jsonl``, which say why cells are empty. With
     ``against_paper`` each cell also holds the paper's figure.
     """
-    book = Book(records, failures)
+    study = StudyRecords(records, failures)
     tables = []
     for layout in _layouts():
-        table = _paper_table(layout, book)
+        table = _paper_table(layout, study)
         if table and against_paper:
-            table = _beside_paper(table, layout, _columns(layout, book))
+            table = _beside_paper(table, layout, _columns(layout, study))
         tables += [table] if table else []
     for task in TASKS:
         layout = next(one for one in _layouts() if one.task == task)
-        tables += [_paired(layout, book, "fedekd"), _paired(layout, book, "local"), _harmed(layout, book)]
-    return [table for table in tables if table.rows] + sweep_tables(book)
+        tables += [_paired(layout, study, "fedekd"), _paired(layout, study, "local"), _harmed(layout, study)]
+    return [table for table in tables if table.rows] + sweep_tables(study)
 
 
-def _columns(layout: Layout, book: Book) -> list[tuple[str, float | None]]:
+def _columns(layout: Layout, study: StudyRecords) -> list[tuple[str, float | None]]:
     """The paper's columns where the records are about its datasets, then whatever else they hold."""
-    paper = list(layout.columns) if book.about({dataset for one in _layouts() for dataset, _ in one.columns}) else []
-    return list(dict.fromkeys([*paper, *book.columns(layout.task)]))
+    paper = list(layout.columns) if study.about({dataset for one in _layouts() for dataset, _ in one.columns}) else []
+    return list(dict.fromkeys([*paper, *study.columns(layout.task)]))
 
 
-def _rows(layout: Layout, book: Book) -> dict[str, tuple[str, str]]:
-    columns = _columns(layout, book)
+def _rows(layout: Layout, study: StudyRecords) -> dict[str, tuple[str, str]]:
+    columns = _columns(layout, study)
     whole = any(column in layout.columns for column in columns)
-    rows = {m: heads for m, heads in layout.rows.items() if whole or book.has(m, columns)}
+    rows = {m: heads for m, heads in layout.rows.items() if whole or study.has(m, columns)}
     energies = next(one for one in _layouts() if one.name == ABLATION).rows
     if layout.name == ABLATION:
         if not whole and not set(rows) - {"fedekd", "fedekd-ungated"}:
             return {}
         others = ["local", "fedekd-half", "fedekd-permuted"]
     else:
-        others = [*OURS, *(m for m in book.plain_labels() if m not in energies)]
-    return rows | {m: OURS.get(m, (NOTHING, m)) for m in others if m not in rows and book.has(m, columns)}
+        others = [*OURS, *(m for m in study.plain_labels() if m not in energies)]
+    return rows | {m: OURS.get(m, (NOTHING, m)) for m in others if m not in rows and study.has(m, columns)}
 
 
-def _paper_table(layout: Layout, book: Book) -> Table | None:
-    columns, rows = _columns(layout, book), _rows(layout, book)
+def _paper_table(layout: Layout, study: StudyRecords) -> Table | None:
+    columns, rows = _columns(layout, study), _rows(layout, study)
     if not columns or not rows:
         return None
     key, title = QUANTITIES[layout.metric]
     higher = layout.task == "classification"
-    made = [Row(heads, m, tuple(book.mean(m, c, key) for c in columns)) for m, heads in rows.items()]
+    made = [TableRow(heads, m, tuple(study.mean(m, c, key) for c in columns)) for m, heads in rows.items()]
     sign = 1 if higher else -1
     marked = ranked(made, lambda cell: None if cell.mean is None else sign * cell.mean)
     what = "gating ablation, " if layout.name == ABLATION else ""
     legend = "mean±std over seeds; bold: best of the column, underlined: second"
     title = f"{title}, {what}{layout.task} ({'higher' if higher else 'lower'} is better)"
-    notes = (legend, *book.notes(rows, columns))
-    return Table(layout.name, title, ("aggregation", "model"), book.heads(columns), marked, notes)
+    notes = (legend, *study.notes(rows, columns))
+    return Table(layout.name, title, ("aggregation", "model"), study.heads(columns), marked, notes)
 
 
 def _beside_paper(table: Table, layout: Layout, columns: Sequence[tuple[str, float | None]]) -> Table:
@@ -175,53 +175,53 @@ def _beside_paper(table: Table, layout: Layout, columns: Sequence[tuple[str, flo
 # --- what the paper lacks --------------------------------------------------------------------------------
 
 
-def _all_rows(layout: Layout, book: Book, without: str) -> list[str]:
-    known = dict.fromkeys((*METHODS.values(), *OURS, *book.plain_labels()))
-    return [m for m in known if m != without and book.has(m, _columns(layout, book))]
+def _all_rows(layout: Layout, study: StudyRecords, without: str) -> list[str]:
+    known = dict.fromkeys((*METHODS.values(), *OURS, *study.plain_labels()))
+    return [m for m in known if m != without and study.has(m, _columns(layout, study))]
 
 
-def _paired(layout: Layout, book: Book, one: str) -> Table:
+def _paired(layout: Layout, study: StudyRecords, one: str) -> Table:
     """FedeKD minus each other method, or each method minus Local, seed by seed."""
-    columns, higher = _columns(layout, book), layout.task == "classification"
+    columns, higher = _columns(layout, study), layout.task == "classification"
     rows = []
-    for other in _all_rows(layout, book, one):
+    for other in _all_rows(layout, study, one):
         pair = ("fedekd", other) if one == "fedekd" else (other, "local")
-        cells = (_judged(book.difference(*pair, c), higher) for c in columns)
-        rows.append(Row((other,), other, tuple(cells)))
+        cells = (_judged(study.difference(*pair, c), higher) for c in columns)
+        rows.append(TableRow((other,), other, tuple(cells)))
     rows = [row for row in rows if any(cell.mean is not None for cell in row.cells)]
     what = "FedeKD minus each method" if one == "fedekd" else "Each method minus Local"
     metric = "accuracy" if higher else "RMSE"
     notes = (
         "mean of the differences by seed with its 95 % interval; bold: the whole interval lies on the better side "
         "of zero, underlined: on the worse",
-        *book.notes([row.label for row in rows], columns),
+        *study.notes([row.label for row in rows], columns),
     )
     title = f"{what}, mean client {metric}, paired by seed ({'positive' if higher else 'negative'} is better)"
-    heads = book.heads(columns)
+    heads = study.heads(columns)
     return Table(f"paired_{one}_{TASKS[layout.task]}", title, ("method",), heads, tuple(rows), notes)
 
 
-def _judged(cell: Cell, higher: bool) -> Cell:
+def _judged(cell: TableCell, higher: bool) -> TableCell:
     if cell.interval is None:
         return cell
     low, high = cell.interval if higher else (-cell.interval[1], -cell.interval[0])
     return replace(cell, mark="best" if low > 0 else "second" if high < 0 else "")
 
 
-def _harmed(layout: Layout, book: Book) -> Table:
-    columns, higher = _columns(layout, book), layout.task == "classification"
+def _harmed(layout: Layout, study: StudyRecords) -> Table:
+    columns, higher = _columns(layout, study), layout.task == "classification"
 
-    def cell(method: str, column: tuple[str, float | None]) -> Cell:
-        runs = book.runs(method, column)
+    def cell(method: str, column: tuple[str, float | None]) -> TableCell:
+        runs = study.runs(method, column)
         deltas = [client["delta"] for run in runs for client in run["clients"]]
         if not deltas:
-            return Cell()
+            return TableCell()
         share = metrics.harmed(deltas, higher), len(deltas)
-        return Cell(share=share, seeds=len(runs), few=book.few(len(runs), column))
+        return TableCell(share=share, seeds=len(runs), few=study.few(len(runs), column))
 
-    rows = [Row((m,), m, tuple(cell(m, c) for c in columns)) for m in _all_rows(layout, book, "local")]
+    rows = [TableRow((m,), m, tuple(cell(m, c) for c in columns)) for m in _all_rows(layout, study, "local")]
     marked = ranked(rows, lambda cell: -cell.share[0] / cell.share[1] if cell.share else None)
     title = f"Clients harmed, {layout.task}: client-runs that ended worse than alone, of all"
-    notes = ("bold: fewest of the column, underlined: second", *book.notes([row.label for row in rows], columns))
-    heads = book.heads(columns)
+    notes = ("bold: fewest of the column, underlined: second", *study.notes([row.label for row in rows], columns))
+    heads = study.heads(columns)
     return Table(f"harmed_{TASKS[layout.task]}", title, ("method",), heads, marked, notes)

@@ -9,12 +9,11 @@ from rich.console import Console
 from rich.text import Text
 
 from fedekd.report.tables import Column, print_columns
+from fedekd.runs.summary import PARTITIONS
 from fedekd.units import BLOCKS, count
 
 if TYPE_CHECKING:
     from fedekd.federation import Federation
-
-KINDS = {"sites": "the data's own sites", "iid": "dealt out evenly"}  # without an alpha
 
 
 def print_partition(console: Console, federation: Federation) -> None:
@@ -30,7 +29,7 @@ def print_partition(console: Console, federation: Federation) -> None:
 
 def _title(federation: Federation, rows: int) -> Text:
     how, dataset = federation.partition, federation.dataset
-    kind = KINDS.get(how["kind"], f"Dirichlet alpha {how['alpha']}")
+    kind = PARTITIONS.get(how["kind"], f"Dirichlet alpha {how['alpha']}")
     what = f", {count(rows, 'row')}, {count(len(federation.names), 'client')}, {kind}, seed {how['seed']}"
     if len(federation.public):
         what += f", {count(len(federation.public), 'public row')} besides"

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -23,6 +22,7 @@ from fedekd.runs.observers import (
     RunsPlanned,
     RunStarted,
 )
+from fedekd.runs.records import Record
 from fedekd.units import Unit, count, duration
 
 QUIET_SECONDS = 60.0  # between plain lines about one long run
@@ -102,7 +102,7 @@ class Watcher(Observer):
     def on_note(self, event: Note) -> None:
         self.show_line(event.line)
 
-    def summary(self, record: dict[str, Any]) -> str:
+    def summary(self, record: Record) -> str:
         return outcome(record)
 
     def left(self) -> str:
@@ -139,7 +139,7 @@ class Lines(Watcher):
             where = f"round {event.round + 1} of {self.rounds}"
             self.show_line(f"{self.label}, seed {self.seed}: {where}{self._then()}")
 
-    def summary(self, record: dict[str, Any]) -> str:
+    def summary(self, record: Record) -> str:
         return f"{self.finished}/{self.runs} {outcome(record)}{self._then()}"
 
     def _then(self) -> str:
@@ -187,7 +187,7 @@ class Live(Watcher):
         self.progress.console.print(Text(line, "dim"), soft_wrap=True)
 
 
-def outcome(record: dict[str, Any]) -> str:
+def outcome(record: Record) -> str:
     """A finished run in one line."""
     unit = Unit.of([record])
     result = (

@@ -7,26 +7,27 @@ from collections.abc import Iterator
 from statistics import fmean
 from typing import Any
 
-from fedekd.report.book import Book, Column
-from fedekd.report.table_formats import Cell, Row, Table
+from fedekd.report.study_records import StudyColumn, StudyRecords
+from fedekd.report.table_formats import Table, TableCell, TableRow
 
 VARIED = re.compile(r"(?P<method>.+) \((?P<changes>.+=.+)\)")
 
 
-def sweep_tables(book: Book) -> list[Table]:
+def sweep_tables(study: StudyRecords) -> list[Table]:
     tables = []
     for task in ("classification", "regression"):
-        for column in book.columns(task):
-            labels = [label for label, where in book.by if where == column]
+        for column in study.columns(task):
+            labels = [label for label, where in study.by if where == column]
             for method in dict.fromkeys(m["method"] for label in labels if (m := VARIED.fullmatch(label))):
-                tables.append(_table(book, method, column, labels))
+                tables.append(_table(study, method, column, labels))
     return tables
 
 
-def _table(book: Book, method: str, column: Column, labels: list[str]) -> Table:
-    dataset, alpha = book.heads([column])[0]
+def _table(study: StudyRecords, method: str, column: StudyColumn, labels: list[str]) -> Table:
+    dataset, alpha = study.heads([column])[0]
     rows = [
-        Row(heads, label, _cells(book, method, label, column)) for heads, label in ordered(book, method, column, labels)
+        TableRow(heads, label, _cells(study, method, label, column))
+        for heads, label in ordered(study, method, column, labels)
     ]
     columns = ("Avg Δ", f"minus {method} as it is", "minus Local", "mean trust, last round")
     name = f"sweep_{column[0]}" + (f"_{column[1]:g}" if column[1] is not None else "") + f"_{method}"
@@ -35,7 +36,9 @@ def _table(book: Book, method: str, column: Column, labels: list[str]) -> Table:
     return Table(name, title, ("parameter", "value"), tuple(("", c) for c in columns), tuple(rows), notes)
 
 
-def ordered(book: Book, method: str, column: Column, labels: list[str]) -> Iterator[tuple[tuple[str, str], str]]:
+def ordered(
+    study: StudyRecords, method: str, column: StudyColumn, labels: list[str]
+) -> Iterator[tuple[tuple[str, str], str]]:
     """Row heads and label, parameter by parameter in order of its values, among them the one it has by itself."""
     groups: dict[tuple[str, ...], list[tuple[tuple[Any, ...], str]]] = {}
     for label in labels:
@@ -43,10 +46,11 @@ def ordered(book: Book, method: str, column: Column, labels: list[str]) -> Itera
         if found and found["method"] == method:
             changes = dict(part.split("=", 1) for part in found["changes"].split(", "))
             groups.setdefault(tuple(changes), []).append((tuple(map(_value, changes.values())), label))
-    plain = book.runs(method, column)
+    plain = study.runs(method, column)
     for parameters, variants in groups.items():
-        if len(parameters) == 1 and plain:
-            variants.append(((_value(plain[0]["params"][parameters[0]]),), method))
+        usual = dict[str, Any](plain[0]["params"]) if plain else {}
+        if len(parameters) == 1 and parameters[0] in usual:
+            variants.append(((_value(usual[parameters[0]]),), method))
         for values, label in sorted(variants, key=lambda v: [(isinstance(x, str), x) for x in v[0]]):
             yield (", ".join(parameters), ", ".join(f"{v:g}" if isinstance(v, float) else v for v in values)), label
 
@@ -54,15 +58,15 @@ def ordered(book: Book, method: str, column: Column, labels: list[str]) -> Itera
 def _value(text: Any) -> float | str:
     try:
         return float(text)
-    except ValueError:
+    except (ValueError, TypeError):
         return str(text)
 
 
-def _cells(book: Book, method: str, label: str, column: Column) -> tuple[Cell, ...]:
-    trust = [run["trust"][-1]["mean"] for run in book.runs(label, column) if run.get("trust")]
+def _cells(study: StudyRecords, method: str, label: str, column: StudyColumn) -> tuple[TableCell, ...]:
+    trust = [run["trust"][-1]["mean"] for run in study.runs(label, column) if run["trust"]]
     return (
-        book.mean(label, column, "avg_delta"),
-        Cell() if label == method else book.difference(label, method, column),
-        book.difference(label, "local", column),
-        Cell(fmean(trust), seeds=len(trust)) if trust else Cell(),
+        study.mean(label, column, "avg_delta"),
+        TableCell() if label == method else study.difference(label, method, column),
+        study.difference(label, "local", column),
+        TableCell(fmean(trust), seeds=len(trust)) if trust else TableCell(),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -19,7 +20,7 @@ FIELDS = (
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """One figure: a mean over seeds with its deviation or its interval, or a count; or nothing."""
 
     mean: float | None = None
@@ -33,10 +34,10 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     heads: tuple[str, ...]
     label: str  # the method as runs call it
-    cells: tuple[Cell, ...]
+    cells: tuple[TableCell, ...]
 
 
 @dataclass(frozen=True)
@@ -45,18 +46,18 @@ class Table:
     title: str
     heads: tuple[str, ...]
     columns: tuple[tuple[str, str], ...]  # (group, name)
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     notes: tuple[str, ...] = ()
 
 
-def ranked(rows: Sequence[Row], better: Callable[[Cell], float | None]) -> tuple[Row, ...]:
+def ranked(rows: Sequence[TableRow], better: Callable[[TableCell], float | None]) -> tuple[TableRow, ...]:
     """The rows with each column's best and second marked; figures that read the same share a mark.
 
     ``better`` gives what is larger for a better cell, or None for one that does not compete.
     """
     marked = [list(row.cells) for row in rows]
     for column in range(len(rows[0].cells) if rows else 0):
-        values = [better(row.cells[column]) for row in rows]
+        values = [None if v is None or math.isnan(v) else v for v in (better(row.cells[column]) for row in rows)]
         places = sorted({round(v, DECIMALS) for v in values if v is not None}, reverse=True)
         if sum(v is not None for v in values) < 2:
             continue
@@ -110,7 +111,7 @@ def _markdown_table(table: Table) -> str:
     )
 
 
-def _markdown_cell(cell: Cell) -> str:
+def _markdown_cell(cell: TableCell) -> str:
     if cell.share:
         text = f"{cell.share[0]}/{cell.share[1]}"
     elif cell.mean is None:
@@ -143,10 +144,14 @@ def _latex_table(table: Table) -> str:
     heads = len(table.heads)
     caption = " ".join(f"{line[:1].upper()}{line[1:]}." for line in (table.title, *table.notes))
     lines = [
-        r"\begin{table}[t]", r"\centering", rf"\caption{{{_escaped(caption)}}}",
-        rf"\label{{tab:{table.name}}}", r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%",
-        rf"\begin{{tabular}}{{{'l' * heads}{'c' * len(table.columns)}}}", r"\toprule",
-    ]  # fmt: skip
+        r"\begin{table}[t]",
+        r"\centering",
+        rf"\caption{{{_escaped(caption)}}}",
+        rf"\label{{tab:{table.name}}}",
+        r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%",
+        rf"\begin{{tabular}}{{{'l' * heads}{'c' * len(table.columns)}}}",
+        r"\toprule",
+    ]
     if any(name for name, _ in groups):
         spans = [rf"\multicolumn{{{size}}}{{c}}{{{_escaped(name)}}}" for name, size in groups]
         lines.append(" & ".join([*[""] * heads, *spans]) + r" \\")
@@ -165,7 +170,7 @@ def _escaped(text: str) -> str:
     return "".join(SPECIAL.get(letter, letter) for letter in text)
 
 
-def _latex_cell(cell: Cell) -> str:
+def _latex_cell(cell: TableCell) -> str:
     if cell.share:
         text = f"{cell.share[0]}/{cell.share[1]}"
     elif cell.mean is None:
@@ -181,7 +186,7 @@ def _latex_cell(cell: Cell) -> str:
     return text + (f" $n={cell.seeds}$" if cell.few else "") + _latex_paper(cell)
 
 
-def _latex_paper(cell: Cell) -> str:
+def _latex_paper(cell: TableCell) -> str:
     return rf" (${number(cell.paper[0])}_{{\pm {number(cell.paper[1])}}}$)" if cell.paper else ""
 
 
@@ -200,11 +205,17 @@ def _csv(tables: Sequence[Table]) -> str:
                 place = (table.name, " ".join(row.heads), row.label, group, column.removeprefix("α="))
                 writer.writerow(
                     (
-                        *place, cell.mean, cell.std,
-                        *(cell.interval or (None, None)), *(cell.share or (None, None)), cell.seeds, cell.mark,
-                        *(cell.paper or (None, None)), difference,
+                        *place,
+                        cell.mean,
+                        cell.std,
+                        *(cell.interval or (None, None)),
+                        *(cell.share or (None, None)),
+                        cell.seeds,
+                        cell.mark,
+                        *(cell.paper or (None, None)),
+                        difference,
                     )
-                )  # fmt: skip
+                )
     return file.getvalue()
 
 

@@ -12,14 +12,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-Cell = str | Text
 GAP = 2
 
 
 @dataclass(frozen=True)
 class Column:
     header: str
-    cells: Sequence[Cell]
+    cells: Sequence[str | Text]
     justify: Literal["left", "right"] = "right"
     style: str = ""
     widest: int = 28  # what is longer folds

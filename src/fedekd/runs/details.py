@@ -21,13 +21,13 @@ from fedekd.errors import FedekdError
 from fedekd.exchange import size
 from fedekd.federation import Federation
 from fedekd.files import write_whole
+from fedekd.runs.records import Details as Details
+from fedekd.runs.records import DoubtedSample, Holdings, Reliability, read_details
+from fedekd.validation import parse_json
 
 DOUBTED = 24  # samples shown
 DECILES = 10
-NEEDED = {"curve", "trust", "exchange", "partition", "distrusted", "reliability"}  # where a file is whole
 THUMBNAIL = 96  # pixels at most on a side
-
-Details = dict[str, Any]
 
 
 def write(folder: Path, key: str, details: Details) -> None:
@@ -41,17 +41,15 @@ def read(folder: str | Path, keys: Collection[str] | None = None) -> dict[str, D
         if keys is not None and path.stem not in keys:
             continue
         try:
-            content = json.loads(path.read_bytes())
-            if not (isinstance(content, dict) and content.keys() >= NEEDED):
-                raise ValueError("it does not hold a run's details")
+            content = parse_json(path.read_bytes())
         except (OSError, ValueError) as error:
             raise FedekdError(f"cannot read {path}: {error}; remove it to do without") from None
-        found[path.stem] = content
+        found[path.stem] = read_details(content, str(path))
     return found
 
 
 def describe(
-    key: str, clients: Sequence[Client], curve: list[list[float]], trust: list[Any], exchange: list[dict[str, int]]
+    key: str, clients: Sequence[Client], curve: list[list[float]], trust: list[Any], exchange: list[Any]
 ) -> Details:
     """Everything about one finished run: ``clients`` as training left them."""
     job = clients[0].job
@@ -81,13 +79,13 @@ def _observed(client: Client) -> tuple[dict[str, dict[str, np.ndarray]] | None, 
         return examine(client), client.errors().tolist()
 
 
-def partition(federation: Federation) -> tuple[list[dict[str, Any]], list[float] | None]:
+def partition(federation: Federation) -> tuple[list[Holdings], list[float] | None]:
     """How many samples of each class (of each tenth of the target's range) every client holds."""
     dataset, edges = federation.dataset, None
     if dataset.task == "regression":
         held = dataset.y[federation.held]
         edges = np.linspace(held.min(), held.max(), 11)
-    rows = []
+    rows: list[Holdings] = []
     for name, split in zip(federation.names, federation.clients, strict=True):
         y = dataset.y[np.concatenate([split.train, split.val, split.test])]
         held = np.bincount(y, minlength=dataset.outputs) if edges is None else np.histogram(y, edges)[0]
@@ -135,13 +133,13 @@ def _array(tensor: Tensor) -> np.ndarray:
     return tensor.detach().cpu().numpy()
 
 
-def doubted(clients: Sequence[Client], seen: Sequence[dict[str, np.ndarray]]) -> list[dict[str, Any]]:
+def doubted(clients: Sequence[Client], seen: Sequence[dict[str, np.ndarray]]) -> list[DoubtedSample]:
     """The training samples on which the gate trusts the proxy least, among all clients."""
     if not seen or max(float(np.ptp(s["trust"])) for s in seen) < 1e-6:
         return []
     every = [(float(s["trust"][i]), k, i) for k, s in enumerate(seen) for i in np.argsort(s["trust"])[:DOUBTED]]
     federation = clients[0].job.federation
-    shown = []
+    shown: list[DoubtedSample] = []
     for weight, k, i in sorted(every)[:DOUBTED]:
         own = seen[k]
         shown.append(
@@ -149,10 +147,9 @@ def doubted(clients: Sequence[Client], seen: Sequence[dict[str, np.ndarray]]) ->
                 "client": clients[k].name,
                 "row": int(own["row"][i]),
                 "split": "train",
-                **{
-                    word: _answer(federation, own[source][i])
-                    for word, source in (("label", "target"), ("private", "private"), ("proxy", "proxy"))
-                },
+                "label": _answer(federation, own["target"][i]),
+                "private": _answer(federation, own["private"][i]),
+                "proxy": _answer(federation, own["proxy"][i]),
                 "energy": float(own["energy"][i]),
                 "trust": weight,
                 "image": thumbnail(federation.dataset.x[own["row"][i]]),
@@ -184,22 +181,24 @@ def thumbnail(x: np.ndarray) -> str | None:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def reliability(task: str, seen: Sequence[dict[str, np.ndarray]]) -> dict[str, list[float]] | None:
+def reliability(task: str, seen: Sequence[dict[str, np.ndarray]]) -> Reliability | None:
     """Over tenths of the test samples by rising energy: how right proxy and private model are, and the mean trust."""
     if not seen:
         return None
     whole = {name: np.concatenate([s[name] for s in seen]) for name in seen[0]}
-    result: dict[str, list[float]] = {name: [] for name in ("energy", "count", "proxy", "private", "trust")}
+    result: Reliability = {"energy": [], "count": [], "proxy": [], "private": [], "trust": []}
     for part in np.array_split(np.argsort(whole["energy"], kind="stable"), DECILES):
         if not len(part):
             continue
         result["count"].append(len(part))
-        for name in ("energy", "trust"):
-            result[name].append(float(whole[name][part].mean()))
-        for role in ("proxy", "private"):
-            output, target = whole[role][part], whole["target"][part]
-            if task == "classification":
-                result[role].append(float((output.argmax(-1) == target).mean()))
-            else:
-                result[role].append(float(np.sqrt(np.mean((output - target) ** 2))))
+        result["energy"].append(float(whole["energy"][part].mean()))
+        result["trust"].append(float(whole["trust"][part].mean()))
+        result["proxy"].append(_right(task, whole["proxy"][part], whole["target"][part]))
+        result["private"].append(_right(task, whole["private"][part], whole["target"][part]))
     return result
+
+
+def _right(task: str, output: np.ndarray, target: np.ndarray) -> float:
+    if task == "classification":
+        return float((output.argmax(-1) == target).mean())
+    return float(np.sqrt(np.mean((output - target) ** 2)))

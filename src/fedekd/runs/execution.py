@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,10 +20,10 @@ from fedekd.engines.serial import Serial
 from fedekd.engines.stackable import NotStackable, signature
 from fedekd.engines.stacked import Stacked
 from fedekd.errors import FedekdError
-from fedekd.export import files
-from fedekd.runs import details
+from fedekd.runs import details, saved_models
 from fedekd.runs.observers import ClientTrained, Note, Observer, RoundMeasured, RunFinished, RunsPlanned, RunStarted
 from fedekd.runs.plan import PlannedRun, RunSpec, left_out, plan, width
+from fedekd.runs.records import RECORD_VERSION
 from fedekd.runs.results import RunResults
 from fedekd.runs.store import Record, Store
 from fedekd.settings import Settings
@@ -289,7 +289,7 @@ def _leave(store: Store, observer: Observer, record: Record, found: details.Deta
         details.write(store.folder, record["key"], found)
         for position, client in enumerate(clients):
             if client.models:
-                files.write(store.folder, record, position, client)
+                saved_models.write(store.folder, record, position, client)
     except FedekdError as error:
         observer.observe(Note(f"{record['label']}: the run is kept, but not all it leaves: {error}"))
 
@@ -336,7 +336,8 @@ def make_record(
         }
         for name, split, alone, value in zip(federation.names, federation.clients, local, values, strict=True)
     ]
-    return {
+    record = {
+        "version": RECORD_VERSION,
         "dataset": federation.dataset.name,
         "alpha": federation.partition.get("alpha"),
         "seed": run.seed,
@@ -361,3 +362,4 @@ def make_record(
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "key": run.key,
     }
+    return cast("Record", record)

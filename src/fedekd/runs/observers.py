@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from fedekd.runs.records import Record
+
 Trust = dict[str, Any]  # mean, std and histogram of one client's trust weights in one round
 
 
@@ -49,7 +51,7 @@ class RoundMeasured:
 
 @dataclass(frozen=True, slots=True)
 class RunFinished:
-    record: dict[str, Any]
+    record: Record
     cached: bool
     """Whether the results held it already."""
 

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedekd import metrics
 from fedekd.errors import FedekdError
-from fedekd.runs.store import Record, read_records
+from fedekd.runs.aggregate import SummaryRow, aggregate
+from fedekd.runs.records import Record
+from fedekd.runs.store import read_records
+from fedekd.runs.summary import as_html
 
 if TYPE_CHECKING:
     import pandas
@@ -23,13 +25,14 @@ class RunResults:
     @property
     def clients(self) -> list[dict[str, Any]]:
         """One row per run and client: n_train, n_val, n_test, local, value, delta."""
-        keys = ("dataset", "alpha", "seed", "method", "label")
-        return [{**{k: r[k] for k in keys}, **client} for r in self.records for client in r["clients"]]
+        shared = ("dataset", "alpha", "seed", "method", "label")
+        rows = [(dict[str, Any](record), client) for record in self.records for client in record["clients"]]
+        return [{name: record[name] for name in shared} | dict(client) for record, client in rows]
 
     @property
-    def summary(self) -> list[dict[str, Any]]:
+    def summary(self) -> list[SummaryRow]:
         """One row per dataset, alpha and method: mean and std over seeds, paired 95 % interval of avg_delta."""
-        return metrics.aggregate(self.records)
+        return aggregate(self.records)
 
     def to_frame(self) -> pandas.DataFrame:
         """``clients`` as a pandas DataFrame."""
@@ -37,13 +40,14 @@ class RunResults:
 
         return pandas.DataFrame(self.clients)
 
+    def _repr_html_(self) -> str:
+        """The summary, as a notebook shows it."""
+        return as_html(self.records)
+
 
 def load(folder: str | Path) -> RunResults:
     """The results that an earlier run left in a folder."""
-    path = Path(folder) / "results.jsonl"
-    records = read_records(path)
+    records = read_records(Path(folder) / "results.jsonl")
     if not records:
         raise FedekdError(f"no results.jsonl in {folder}; run `fedekd run --out {folder}` first")
-    if not all("key" in record for record in records):
-        raise FedekdError(f"{path} is not a results file: a line is not a record")
     return RunResults(list({record["key"]: record for record in records}.values()))  # two processes may do a run twice

@@ -12,14 +12,15 @@ import gzip
 import json
 import os
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedekd.errors import FedekdError
 from fedekd.files import writing
-
-Record = dict[str, Any]
+from fedekd.runs.records import FailureRow, read_failure, read_record
+from fedekd.runs.records import Record as Record
+from fedekd.validation import parse_json
 
 
 class Store:
@@ -35,9 +36,9 @@ class Store:
 
     def among(self, keys: Collection[str]) -> dict[str, Record]:
         """Those records that have one of these keys, by key."""
-        return {record["key"]: record for record in self.records() if record.get("key") in keys}
+        return {record["key"]: record for record in self.records() if record["key"] in keys}
 
-    def add(self, record: Record) -> None:
+    def add(self, record: Mapping[str, Any]) -> None:
         """Append one line. A line that an earlier crash cut short is removed first."""
         line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
         with writing(self.results), self._locked(), open(self.results, "ab+", buffering=0) as file:
@@ -99,26 +100,34 @@ class Store:
 
 
 def read_records(path: Path) -> list[Record]:
-    """All whole lines, those packed away in PATH.gz first; a last line that was cut off does not count."""
-    data = b""
+    return [read_record(line, where) for where, line in read_lines(path)]
+
+
+def read_failures(folder: Path) -> list[FailureRow]:
+    return [read_failure(line, where) for where, line in read_lines(folder / "failures.jsonl")]
+
+
+def read_lines(path: Path) -> Iterator[tuple[str, Any]]:
+    """All whole lines and where they stand, those packed away in PATH.gz first; one that was cut off does not count."""
     for file, read in ((path.with_name(f"{path.name}.gz"), gzip.open), (path, open)):
         try:
             with read(file, "rb") as stream:
-                data += stream.read()
+                data = stream.read()
         except FileNotFoundError:
             continue
         except NotADirectoryError:
             raise FedekdError(f"{path.parent} is not a folder; give the one that a run or a study wrote") from None
         except (OSError, EOFError, zlib.error) as error:
             raise FedekdError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
-    lines = data.split(b"\n")[:-1]
-    try:
-        records = [json.loads(line) for line in lines if line.strip()]
-    except ValueError as error:
-        raise FedekdError(f"{path} is not a results file: {error}") from None
-    if not all(isinstance(record, dict) for record in records):
-        raise FedekdError(f"{path} is not a results file: a line is not a record")
-    return records
+        for number, line in enumerate(data.split(b"\n")[:-1], 1):
+            if not line.strip():
+                continue
+            where = f"line {number} of {file}"
+            try:
+                yield where, parse_json(line)
+            except ValueError as error:
+                remedy = "give the folder that a run or a study wrote, or remove the line"
+                raise FedekdError(f"{where} is not JSON ({error}); {remedy}") from None
 
 
 def _end_of_last_line(fd: int) -> int:

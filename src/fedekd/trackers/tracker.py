@@ -11,9 +11,8 @@ from typing import Any, Protocol
 
 from fedekd.errors import FedekdError
 from fedekd.runs.observers import Observer, RoundMeasured, RunFinished, RunsPlanned, RunStarted, Trust
+from fedekd.runs.records import FIGURES, Record
 from fedekd.trackers.experiment import Experiment, tags
-
-SUMMARY = ("avg_delta", "worst_delta", "tail_delta", "mean", "worst", "bytes_up", "bytes_down", "seconds")
 
 
 class Sink(Protocol):
@@ -83,20 +82,20 @@ class Tracker(Observer):
         histograms = {f"trust/{name}": weights for name, weights in gated.items()}
         self._sink(event.label, event.seed, event.round).log(finite(scalars), histograms, event.round)
 
-    def _finish(self, record: dict[str, Any]) -> None:
+    def _finish(self, record: Record) -> None:
         names = tags(client["id"] for client in record["clients"])
         scalars = {
             f"final_{what}/{names[client['id']]}": client[what]
             for what in ("value", "local", "delta")
             for client in record["clients"]
-        } | {f"final/{what}": record[what] for what in SUMMARY}
+        } | {f"final/{what}": record[what] for what in FIGURES}
         rounds = record["params"]["rounds"]
         sink = self._sink(record["label"], record["seed"], rounds)
         del self.sinks[record["label"], record["seed"]]
         own = {"label": record["label"], "seed": record["seed"], "key": record["key"]}
         sink.end({**self.experiment.params, **record["params"], **own}, finite(scalars), rounds)
 
-    def _catch_up(self, record: dict[str, Any]) -> None:
+    def _catch_up(self, record: Record) -> None:
         """A run that ended before the tracker was asked for is logged from what it left."""
         label, seed = record["label"], record["seed"]
         assert self.backend is not None
@@ -104,12 +103,12 @@ class Tracker(Observer):
             return
         from fedekd.runs import details
 
-        found = details.read(self.folder, {record["key"]}).get(record["key"], {"curve": [], "trust": []})
+        found = details.read(self.folder, {record["key"]}).get(record["key"])
         names = [client["id"] for client in record["clients"]]
-        trust = {entry["round"]: entry["clients"] for entry in found["trust"]}
+        trust = {entry["round"]: entry["clients"] for entry in found["trust"]} if found else {}
         self._sink(label, seed, 1)
-        for round, values in enumerate(found["curve"], 1):
-            seen = dict(zip(names, trust.get(round, []), strict=False))
+        for round, values in enumerate(found["curve"] if found else [], 1):
+            seen: dict[str, Any] = dict(zip(names, trust.get(round, []), strict=False))
             self._measured(RoundMeasured(label, seed, round, dict(zip(names, values, strict=True)), seen))
         self._finish(record)
 

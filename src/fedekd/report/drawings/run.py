@@ -11,25 +11,31 @@ from matplotlib.ticker import MaxNLocator
 from fedekd.report.drawings.style import AMOUNTS, COLUMN, EFFECTS, PAGE, figure, listed
 from fedekd.report.html import clients, cost, holdings, learning, methods, reliability, trust
 from fedekd.report.html.chart import MANY, variant
-from fedekd.report.html.material import Material
+from fedekd.report.html.run_data import RunData
 from fedekd.report.palette import LIGHT
 
 
-def run_figures(material: Material, method: int, seed: int) -> Iterator[tuple[str, Figure]]:
+def run_figures(data: RunData, method: int, seed: int) -> Iterator[tuple[str, Figure]]:
     """Name and figure, for the chosen method and seed by their numbers; what has no data is left out."""
-    drawings: dict[str, Callable[[Material, int, int], Figure | None]] = {
-        "clients": _clients, "methods": _methods, "learning": _learning, "holdings": _holdings, "trust": _trust,
-        "reliability": _reliability, "communication": _communication, "time": _time,
-    }  # fmt: skip
+    drawings: dict[str, Callable[[RunData, int, int], Figure | None]] = {
+        "clients": _clients,
+        "methods": _methods,
+        "learning": _learning,
+        "holdings": _holdings,
+        "trust": _trust,
+        "reliability": _reliability,
+        "communication": _communication,
+        "time": _time,
+    }
     for name, draw in drawings.items():
-        sheet = draw(material, method, seed)
+        sheet = draw(data, method, seed)
         if sheet is not None:
             yield name, sheet
 
 
-def _clients(material: Material, method: int, seed: int) -> Figure | None:
-    every = clients.client_rows(material)
-    rows = every.get(variant(method) if material.same_sites else variant(method, seed), [])
+def _clients(data: RunData, method: int, seed: int) -> Figure | None:
+    every = clients.client_rows(data)
+    rows = every.get(variant(method) if data.same_sites else variant(method, seed), [])
     if not rows:
         return None
     shown = rows if len(rows) <= MANY else rows[: MANY // 2] + rows[-MANY // 2 :]
@@ -41,56 +47,56 @@ def _clients(material: Material, method: int, seed: int) -> Figure | None:
             axes.plot([row["from"], row["to"]], [y, y], color=colour, linewidth=5, alpha=0.2, solid_capstyle="butt")
         axes.plot(row["local"], y, "o", markerfacecolor="white", markeredgecolor=LIGHT["soft"], markersize=4.5)
         axes.plot(row["value"], y, marker, color=colour, markersize=5.5)
-        sign = f"{row['delta']:{material.scale.delta}}".replace("-", "−")
+        sign = f"{row['delta']:{data.scale.delta}}".replace("-", "−")
         axes.text(1.02, y, sign, transform=axes.get_yaxis_transform(), va="center", color=colour, fontsize=7)
     listed(axes, [row["client"] for row in shown])
-    axes.set(xlabel=material.scale.value_title, title=f"{material.compared[method]}: alone (ring) and joined")
+    axes.set(xlabel=data.scale.value_title, title=f"{data.compared[method]}: alone (ring) and joined")
     return sheet
 
 
-def _methods(material: Material, method: int, seed: int) -> Figure | None:
-    rows = methods.method_rows(material) if material.compared else []
+def _methods(data: RunData, method: int, seed: int) -> Figure | None:
+    rows = methods.method_rows(data) if data.compared else []
     if not rows:
         return None
     sheet, (axes,) = figure(PAGE, 0.9 + 0.28 * len(rows))
     shift = np.random.default_rng(0)
     for y, row in enumerate(rows):
         for effect, (marker, colour) in EFFECTS.items():
-            deltas = [d for d, *_ in row["clients"] if material.scale.effect(d) == effect]
+            deltas = [d for d, *_ in row["clients"] if data.scale.effect(d) == effect]
             heights = y + shift.uniform(-0.18, 0.18, len(deltas))
             axes.plot(deltas, heights, marker, color=colour, markersize=3.2, alpha=0.75, linestyle="", rasterized=True)
         if row["low"] is not None:
             axes.plot([row["low"], row["high"]], [y, y], color=LIGHT["ink"], linewidth=1)
         axes.plot(row["mean"], y, "|", color=LIGHT["ink"], markersize=11, markeredgewidth=1.8)
-    axis = material.scale.stretched(d for row in rows for d, *_ in row["clients"])
+    axis = data.scale.stretched(d for row in rows for d, *_ in row["clients"])
     if "type" in axis:
         axes.set_xscale("symlog", linthresh=axis["constant"])
     axes.axvline(0, color=LIGHT["ink"], linewidth=0.8)
     listed(axes, [row["method"] for row in rows])
-    axes.set_xlabel(f"{material.scale.delta_title} of each client; bar: mean")
+    axes.set_xlabel(f"{data.scale.delta_title} of each client; bar: mean")
     return sheet
 
 
-def _learning(material: Material, method: int, seed: int) -> Figure | None:
-    rows = learning.mean_rows(material).get(variant(seed), [])
+def _learning(data: RunData, method: int, seed: int) -> Figure | None:
+    rows = learning.mean_rows(data).get(variant(seed), [])
     if not rows:
         return None
     sheet, (axes,) = figure(COLUMN, 2.4)
-    for label in material.labels:
+    for label in data.labels:
         curve = [(row["round"], row["value"]) for row in rows if row["method"] == label]
-        chosen, alone = label == material.compared[method], label == material.alone
+        chosen, alone = label == data.compared[method], label == data.alone
         style = {"color": LIGHT["accent"], "linewidth": 2.0, "zorder": 3} if chosen else {"color": LIGHT["bar"]}
         style = {"color": LIGHT["ink"], "linestyle": "--"} if alone else style
         name = label if chosen or alone else "_"
         axes.plot([r for r, _ in curve], [v for _, v in curve], marker="o", markersize=3, label=name, **style)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set(xlabel="round", ylabel=f"{material.scale.value_title}, mean client")
+    axes.set(xlabel="round", ylabel=f"{data.scale.value_title}, mean client")
     axes.legend()
     return sheet
 
 
-def _holdings(material: Material, method: int, seed: int) -> Figure | None:
-    rows = holdings.holdings_rows(material).get(variant(seed), [])
+def _holdings(data: RunData, method: int, seed: int) -> Figure | None:
+    rows = holdings.holdings_rows(data).get(variant(seed), [])
     if not rows:
         return None
     counts, labels = np.array([row["counts"] for row in rows]), rows[0]["labels"]
@@ -105,8 +111,8 @@ def _holdings(material: Material, method: int, seed: int) -> Figure | None:
     return sheet
 
 
-def _trust(material: Material, method: int, seed: int) -> Figure | None:
-    rows = trust.round_rows(material).get(variant(method, seed), [])
+def _trust(data: RunData, method: int, seed: int) -> Figure | None:
+    rows = trust.round_rows(data).get(variant(method, seed), [])
     if not rows:
         return None
     sheet, (spread, ends) = figure(PAGE, 2.3, columns=2)
@@ -128,8 +134,8 @@ def _trust(material: Material, method: int, seed: int) -> Figure | None:
     return sheet
 
 
-def _reliability(material: Material, method: int, seed: int) -> Figure | None:
-    rows = reliability.reliability_rows(material).get(variant(method, seed), [])
+def _reliability(data: RunData, method: int, seed: int) -> Figure | None:
+    rows = reliability.reliability_rows(data).get(variant(method, seed), [])
     if not rows:
         return None
     sheet, (axes,) = figure(COLUMN, 2.4)
@@ -145,14 +151,14 @@ def _reliability(material: Material, method: int, seed: int) -> Figure | None:
             label=f"{key} model".replace("proxy model", "proxy"),
         )
     axes.set_xticks(tenths)
-    right = "right, %" if material.unit.higher_is_better else material.unit.name
+    right = "right, %" if data.unit.higher_is_better else data.unit.name
     axes.set(xlabel="energy: lowest tenth → highest tenth", ylabel=right)
     axes.legend()
     return sheet
 
 
-def _communication(material: Material, method: int, seed: int) -> Figure | None:
-    rows = [row for row in cost.method_rows(material) if row["up"] or row["down"]]
+def _communication(data: RunData, method: int, seed: int) -> Figure | None:
+    rows = [row for row in cost.method_rows(data) if row["up"] or row["down"]]
     if not rows:
         return None
     sheet, (axes,) = figure(COLUMN, 0.8 + 0.22 * len(rows))
@@ -162,16 +168,22 @@ def _communication(material: Material, method: int, seed: int) -> Figure | None:
     axes.barh(places, down, 0.6, left=up, color=LIGHT["bar"], label="down")
     marks = [(row["whole"] / 1e6, y) for y, row in enumerate(rows) if row["whole"]]
     if marks:
-        axes.plot(*zip(*marks, strict=True), "|", color=LIGHT["harm"], markersize=11, markeredgewidth=2,
-                  label="private models")  # fmt: skip
+        axes.plot(
+            *zip(*marks, strict=True),
+            "|",
+            color=LIGHT["harm"],
+            markersize=11,
+            markeredgewidth=2,
+            label="private models",
+        )
     listed(axes, [row["method"] for row in rows])
     axes.set_xlabel("MB, all clients and rounds")
     axes.legend(loc="upper left", bbox_to_anchor=(0, 1.25), ncols=3)
     return sheet
 
 
-def _time(material: Material, method: int, seed: int) -> Figure:
-    rows = cost.method_rows(material)
+def _time(data: RunData, method: int, seed: int) -> Figure:
+    rows = cost.method_rows(data)
     sheet, (axes,) = figure(COLUMN, 0.7 + 0.22 * len(rows))
     axes.barh(range(len(rows)), [row["seconds"] for row in rows], 0.6, color=LIGHT["accent"])
     listed(axes, [row["method"] for row in rows])

@@ -11,28 +11,28 @@ from matplotlib.figure import Figure
 from fedekd.report.drawings.style import COLUMN, MARKERS, PAGE, SIDES, figure, listed
 from fedekd.report.html import agreement, bars, heat, sweep
 from fedekd.report.html.chart import Row
-from fedekd.report.html.study_material import StudyMaterial, dataset_title
+from fedekd.report.html.study_data import StudyData, dataset_title
 from fedekd.report.palette import LIGHT, SERIES
 from fedekd.report.paper_tables import make_tables
 from fedekd.report.table_formats import Table
 
 
-def study_figures(material: StudyMaterial) -> Iterator[tuple[str, Figure]]:
-    for task in material.tasks:
-        for alpha in material.alphas:
+def study_figures(data: StudyData) -> Iterator[tuple[str, Figure]]:
+    for task in data.tasks:
+        for alpha in data.alphas:
             name = f"results-{task}" + ("" if alpha is None else f"-alpha{alpha:g}")
-            if sheet := _results(material, task, alpha):
+            if sheet := _results(data, task, alpha):
                 yield name, sheet
-        if material.compared:
-            yield f"heat-{task}", _heat(material, task)
-        for (method, parameter), rows in sweep.sweep_rows(material, task).items():
-            yield f"sweep-{task}-{method}-{parameter}", _sweep(material, task, parameter, rows)
-    for table in agreement.compared(make_tables(material.records, against_paper=True)):
+        if data.compared:
+            yield f"heat-{task}", _heat(data, task)
+        for (method, parameter), rows in sweep.sweep_rows(data, task).items():
+            yield f"sweep-{task}-{method}-{parameter}", _sweep(data, task, parameter, rows)
+    for table in agreement.compared(make_tables(data.records, against_paper=True)):
         yield f"agreement-{table.name}", _agreement(table)
 
 
-def _results(material: StudyMaterial, task: str, alpha: float | None) -> Figure | None:
-    found = {dataset: bars.bar_rows(material, dataset, alpha) for dataset in bars.datasets(material, task)}
+def _results(data: StudyData, task: str, alpha: float | None) -> Figure | None:
+    found = {dataset: bars.bar_rows(data, dataset, alpha) for dataset in bars.datasets(data, task)}
     found = {dataset: rows for dataset, rows in found.items() if rows}
     if not found:
         return None
@@ -43,22 +43,28 @@ def _results(material: StudyMaterial, task: str, alpha: float | None) -> Figure 
     colours = {"fedekd": LIGHT["accent"], "local": LIGHT["soft"], "other": LIGHT["bar"]}
     for axes, (dataset, rows) in zip(panels, found.items(), strict=False):
         spread = [row["std"] for row in rows]
-        axes.barh(range(len(rows)), [row["mean"] for row in rows], 0.66, xerr=spread,
-                  color=[colours[row["kind"]] for row in rows], error_kw={"elinewidth": 0.8})  # fmt: skip
+        axes.barh(
+            range(len(rows)),
+            [row["mean"] for row in rows],
+            0.66,
+            xerr=spread,
+            color=[colours[row["kind"]] for row in rows],
+            error_kw={"elinewidth": 0.8},
+        )
         paper = [(row["paper"], y) for y, row in enumerate(rows) if row["paper"] is not None]
         if paper:
             axes.plot(
                 *zip(*paper, strict=True), "D", markerfacecolor="white", markeredgecolor=LIGHT["ink"], markersize=3.5
             )
         listed(axes, [row["method"] for row in rows])
-        axes.set(title=dataset_title(dataset), xlabel=material.scales[task].value_title)
+        axes.set(title=dataset_title(dataset), xlabel=data.scales[task].value_title)
     for axes in panels[len(found) :]:
         axes.set_visible(False)
     return sheet
 
 
-def _heat(material: StudyMaterial, task: str) -> Figure:
-    rows = heat.heat_rows(material, task)
+def _heat(data: StudyData, task: str) -> Figure:
+    rows = heat.heat_rows(data, task)
     methods, cells = (list(dict.fromkeys(row[key] for row in rows)) for key in ("method", "cell"))
     shades = np.full((len(methods), len(cells)), np.nan)
     sheet, (axes,) = figure(PAGE, 1.3 + 0.22 * len(methods))
@@ -66,21 +72,28 @@ def _heat(material: StudyMaterial, task: str) -> Figure:
         y, x = methods.index(row["method"]), cells.index(row["cell"])
         shades[y, x] = row["shade"]
         sure = row["verdict"] in ("helps", "harms")
-        words = f"{row['mean']:{material.scales[task].delta}}".replace("-", "−")
-        axes.text(x + 0.5, y + 0.5, words, ha="center", va="center", fontsize=6.5,
-                  fontweight="bold" if sure else "normal",
-                  color="white" if abs(row["shade"]) > 0.85 else LIGHT["ink"])  # fmt: skip
+        words = f"{row['mean']:{data.scales[task].delta}}".replace("-", "−")
+        axes.text(
+            x + 0.5,
+            y + 0.5,
+            words,
+            ha="center",
+            va="center",
+            fontsize=6.5,
+            fontweight="bold" if sure else "normal",
+            color="white" if abs(row["shade"]) > 0.85 else LIGHT["ink"],
+        )
     axes.pcolormesh(np.ma.masked_invalid(shades), cmap=SIDES, vmin=-1, vmax=1, edgecolor="white", linewidth=1)
     axes.invert_yaxis()
     axes.set_xticks(np.arange(len(cells)) + 0.5, cells, rotation=35, ha="right")
     axes.set_yticks(np.arange(len(methods)) + 0.5, methods)
     axes.grid(False)
-    unit = "points" if material.scales[task].unit.higher_is_better else material.scales[task].unit.name
+    unit = "points" if data.scales[task].unit.higher_is_better else data.scales[task].unit.name
     axes.set_title(f"Mean Δ ({unit}); bold: 95 % interval without zero")
     return sheet
 
 
-def _sweep(material: StudyMaterial, task: str, parameter: str, rows: list[Row]) -> Figure:
+def _sweep(data: StudyData, task: str, parameter: str, rows: list[Row]) -> Figure:
     sheet, (axes,) = figure(COLUMN, 2.5)
     values = sweep.order(rows)
     cells = list(dict.fromkeys(row["cell"] for row in rows))
@@ -91,11 +104,20 @@ def _sweep(material: StudyMaterial, task: str, parameter: str, rows: list[Row]) 
         x = np.array([values.index(row["value"]) for row in own]) + 0.12 * (i - (len(cells) - 1) / 2)
         y = np.array([row["mean"] for row in own])
         half = [0.0 if row["low"] is None else row["mean"] - row["low"] for row in own]
-        axes.errorbar(x, y, half, fmt=f"{MARKERS[i % len(MARKERS)]}-", color=LIGHT[SERIES[i % len(SERIES)]],
-                      markersize=4.5, linewidth=1, elinewidth=1, label=cell)  # fmt: skip
+        axes.errorbar(
+            x,
+            y,
+            half,
+            fmt=f"{MARKERS[i % len(MARKERS)]}-",
+            color=LIGHT[SERIES[i % len(SERIES)]],
+            markersize=4.5,
+            linewidth=1,
+            elinewidth=1,
+            label=cell,
+        )
     axes.axhline(0, color=LIGHT["ink"], linewidth=0.8)
     axes.set_xticks(range(len(values)), values)
-    axes.set(xlabel=sweep.SYMBOLS.get(parameter, parameter), ylabel=material.scales[task].delta_title)
+    axes.set(xlabel=sweep.SYMBOLS.get(parameter, parameter), ylabel=data.scales[task].delta_title)
     axes.legend()
     return sheet
 
@@ -109,8 +131,15 @@ def _agreement(table: Table) -> Figure:
         for own in (False, True):
             some = [row for row in rows if row["dataset"] == dataset and (row["method"] == "fedekd") == own]
             colour = LIGHT["accent"] if own else LIGHT["muted"]
-            axes.plot([row["paper"] for row in some], [row["ours"] for row in some], MARKERS[i % len(MARKERS)],
-                      color=colour, alpha=1 if own else 0.5, markersize=4.5, label="_" if own else dataset)  # fmt: skip
+            axes.plot(
+                [row["paper"] for row in some],
+                [row["ours"] for row in some],
+                MARKERS[i % len(MARKERS)],
+                color=colour,
+                alpha=1 if own else 0.5,
+                markersize=4.5,
+                label="_" if own else dataset,
+            )
     axes.set(xlabel="the paper's", ylabel="ours (blue: fedekd)", title=table.title.split(" (")[0])
     axes.legend()
     return sheet

@@ -24,15 +24,28 @@ SETTINGS: Any = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "fedekd",
     "text.parse_math": False,  # a dollar sign in a client's name is one
-    "font.size": 8, "axes.titlesize": 9, "axes.labelsize": 8, "xtick.labelsize": 7, "ytick.labelsize": 7,
-    "legend.fontsize": 7, "legend.frameon": False,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": LIGHT["muted"],
-    "axes.labelcolor": LIGHT["ink"], "xtick.color": LIGHT["soft"], "ytick.color": LIGHT["soft"],
-    "axes.grid": True, "axes.axisbelow": True, "grid.color": LIGHT["grid"], "grid.linewidth": 0.6,
+    "font.size": 8,
+    "axes.titlesize": 9,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": LIGHT["muted"],
+    "axes.labelcolor": LIGHT["ink"],
+    "xtick.color": LIGHT["soft"],
+    "ytick.color": LIGHT["soft"],
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": LIGHT["grid"],
+    "grid.linewidth": 0.6,
     "figure.constrained_layout.use": True,
-    "figure.constrained_layout.h_pad": 0.06, "figure.constrained_layout.w_pad": 0.06,
+    "figure.constrained_layout.h_pad": 0.06,
+    "figure.constrained_layout.w_pad": 0.06,
     "savefig.dpi": 300,
-}  # fmt: skip
+}
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from fedekd.report.html.chart import Chart, Choice, Column, Row, Spec, lines_of, names, shapes, tooltip, variant
+from fedekd.report.html.chart import Chart, ChartColumn, Choice, Row, Spec, lines_of, names, shapes, tooltip, variant
 from fedekd.report.table_formats import Table
 
 
@@ -17,10 +17,17 @@ def agreement_rows(table: Table) -> list[Row]:
         for (dataset, alpha), cell in zip(table.columns, row.cells, strict=True):
             if cell.mean is not None and cell.paper:
                 ours, theirs = cell.mean, cell.paper[0]
-                rows.append({
-                    "method": row.label, "dataset": dataset, "alpha": alpha, "ours": ours, "paper": theirs,
-                    "difference": ours - theirs, "std": cell.paper[1],
-                })  # fmt: skip
+                rows.append(
+                    {
+                        "method": row.label,
+                        "dataset": dataset,
+                        "alpha": alpha,
+                        "ours": ours,
+                        "paper": theirs,
+                        "difference": ours - theirs,
+                        "std": cell.paper[1],
+                    }
+                )
     return rows
 
 
@@ -38,13 +45,21 @@ def agreement(tables: list[Table]) -> Chart | None:
         return None
     rows = {variant(i): agreement_rows(table) for i, table in enumerate(usable)}
     columns = [
-        Column("method", "method"), Column("dataset", "dataset"), Column("alpha", "α"), Column("ours", "ours", ".4f"),
-        Column("paper", "the paper's", ".4f"), Column("difference", "difference", "+.4f"),
-        Column("std", "its ±", ".4f"),
-    ]  # fmt: skip
+        ChartColumn("method", "method"),
+        ChartColumn("dataset", "dataset"),
+        ChartColumn("alpha", "α"),
+        ChartColumn("ours", "ours", ".4f"),
+        ChartColumn("paper", "the paper's", ".4f"),
+        ChartColumn("difference", "difference", "+.4f"),
+        ChartColumn("std", "its ±", ".4f"),
+    ]
     datasets = list(dict.fromkeys(row["dataset"] for group in rows.values() for row in group))
-    shape: Spec = {"field": "dataset", "type": "nominal", "scale": shapes(datasets),
-                   "legend": {"title": None, "orient": "top", "columns": 3}}  # fmt: skip
+    shape: Spec = {
+        "field": "dataset",
+        "type": "nominal",
+        "scale": shapes(datasets),
+        "legend": {"title": None, "orient": "top", "columns": 3},
+    }
     x: Spec = {
         "field": "paper",
         "type": "quantitative",
@@ -61,19 +76,26 @@ def agreement(tables: list[Table]) -> Chart | None:
                     {"aggregate": [{"op": "min", "field": "v", "as": "from"}, {"op": "max", "field": "v", "as": "to"}]},
                 ],
                 "mark": {"type": "rule", "color": "$muted", "strokeDash": [4, 4], "aria": False},
-                "encoding": {"x": {**x, "field": "from"}, "x2": {"field": "to"}, "y": {**y, "field": "from"},
-                             "y2": {"field": "to"}},
+                "encoding": {
+                    "x": {**x, "field": "from"},
+                    "x2": {"field": "to"},
+                    "y": {**y, "field": "from"},
+                    "y2": {"field": "to"},
+                },
             },
             {
                 "mark": {"type": "point", "filled": True, "size": 95},
                 "encoding": {
-                    "x": x, "y": y, "shape": shape, "tooltip": tooltip(columns),
+                    "x": x,
+                    "y": y,
+                    "shape": shape,
+                    "tooltip": tooltip(columns),
                     "color": {"condition": {"test": "datum.method === method", "value": "$accent"}, "value": "$muted"},
                     "opacity": {"condition": {"test": "datum.method === method", "value": 1}, "value": 0.5},
                 },
             },
         ],
-    }  # fmt: skip
+    }
     about = (
         "A mark for each cell of the table: on the dashed line both agree, above it ours is higher. Blue: the chosen "
         "method."
@@ -96,28 +118,61 @@ def by_cell(tables: list[Table], methods: Sequence[str]) -> Chart | None:
                     own = {**row, "cell": f"{row['dataset']} {row['alpha']}", **ends}
                     rows.setdefault(variant(q, m), []).append(own)
     columns = [
-        Column("cell", "cell"), Column("ours", "ours", ".4f"), Column("paper", "the paper's", ".4f"),
-        Column("std", "its ±", ".4f"), Column("difference", "difference", "+.4f"),
-    ]  # fmt: skip
-    x: Spec = {"field": "paper", "type": "quantitative", "title": None, "scale": {"zero": False, "padding": 10},
-               "axis": {"orient": "top", "tickCount": 6}}  # fmt: skip
+        ChartColumn("cell", "cell"),
+        ChartColumn("ours", "ours", ".4f"),
+        ChartColumn("paper", "the paper's", ".4f"),
+        ChartColumn("std", "its ±", ".4f"),
+        ChartColumn("difference", "difference", "+.4f"),
+    ]
+    x: Spec = {
+        "field": "paper",
+        "type": "quantitative",
+        "title": None,
+        "scale": {"zero": False, "padding": 10},
+        "axis": {"orient": "top", "tickCount": 6},
+    }
     spec: Spec = {
         **lines_of("cell", 28),
         "encoding": {"y": names("cell", grid=True), "tooltip": tooltip(columns)},
         "layer": [
-            {"mark": {"type": "rule", "strokeWidth": 7, "color": "$muted", "opacity": 0.3, "aria": False},
-             "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}}},
-            {"mark": {"type": "point", "shape": "diamond", "filled": True, "fill": "$surface", "stroke": "$ink",
-                      "size": 80, "opacity": 1, "strokeWidth": 1.5}, "encoding": {"x": x}},
-            {"mark": {"type": "point", "filled": True, "color": "$accent", "size": 90, "opacity": 1},
-             "encoding": {"x": {**x, "field": "ours"}}},
-            {"mark": {"type": "text", "align": "left", "dx": 12, "color": "$soft", "aria": False},
-             "encoding": {"x": {"value": "width"}, "text": {"field": "difference", "format": "+.4f"}}},
+            {
+                "mark": {"type": "rule", "strokeWidth": 7, "color": "$muted", "opacity": 0.3, "aria": False},
+                "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}},
+            },
+            {
+                "mark": {
+                    "type": "point",
+                    "shape": "diamond",
+                    "filled": True,
+                    "fill": "$surface",
+                    "stroke": "$ink",
+                    "size": 80,
+                    "opacity": 1,
+                    "strokeWidth": 1.5,
+                },
+                "encoding": {"x": x},
+            },
+            {
+                "mark": {"type": "point", "filled": True, "color": "$accent", "size": 90, "opacity": 1},
+                "encoding": {"x": {**x, "field": "ours"}},
+            },
+            {
+                "mark": {"type": "text", "align": "left", "dx": 12, "color": "$soft", "aria": False},
+                "encoding": {"x": {"value": "width"}, "text": {"field": "difference", "format": "+.4f"}},
+            },
         ],
-    }  # fmt: skip
+    }
     about = "◇ the paper's figure with its deviation over seeds, ● ours; the difference stands on the right."
-    return Chart("agreement-cells", "The chosen method, cell by cell", about, spec, columns, rows,
-                 ("quantity", "method"), empty="The paper has no figures of this method.")  # fmt: skip
+    return Chart(
+        "agreement-cells",
+        "The chosen method, cell by cell",
+        about,
+        spec,
+        columns,
+        rows,
+        ("quantity", "method"),
+        empty="The paper has no figures of this method.",
+    )
 
 
 def _words(rows: list[Any]) -> str:

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-from fedekd.report.html.chart import Chart, Column, Row, Spec, lines_of, names, tooltip, variant
-from fedekd.report.html.study_material import StudyMaterial, dataset_title
+from fedekd.report.html.chart import Chart, ChartColumn, Row, Spec, lines_of, names, tooltip, variant
+from fedekd.report.html.study_data import StudyData, dataset_title
 from fedekd.report.paper_tables import paper_means
 
 
-def bar_rows(material: StudyMaterial, dataset: str, alpha: float | None) -> list[Row]:
+def bar_rows(data: StudyData, dataset: str, alpha: float | None) -> list[Row]:
     """One row per method: mean and deviation over seeds, and the paper's mean where it has one."""
-    task = material.book.task.get((dataset, alpha))
+    task = data.study.task.get((dataset, alpha))
     if task is None:
         return []
-    factor, paper = material.scales[task].factor, paper_means()
+    factor, paper = data.scales[task].factor, paper_means()
     rows = []
-    for label in material.labels:
-        cell = material.book.mean(label, (dataset, alpha), "mean")
+    for label in data.labels:
+        cell = data.study.mean(label, (dataset, alpha), "mean")
         if cell.mean is not None and cell.std is not None:
             theirs = paper.get((label, dataset, alpha))
-            rows.append({
-                "method": label, "mean": factor * cell.mean, "std": factor * cell.std, "seeds": cell.seeds,
-                "low": factor * (cell.mean - cell.std), "high": factor * (cell.mean + cell.std),
-                "paper": None if theirs is None else factor * theirs[0], "kind": _kind(label),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "method": label,
+                    "mean": factor * cell.mean,
+                    "std": factor * cell.std,
+                    "seeds": cell.seeds,
+                    "low": factor * (cell.mean - cell.std),
+                    "high": factor * (cell.mean + cell.std),
+                    "paper": None if theirs is None else factor * theirs[0],
+                    "kind": _kind(label),
+                }
+            )
     return rows
 
 
@@ -30,40 +37,69 @@ def _kind(label: str) -> str:
     return label if label in ("local", "fedekd") else "other"
 
 
-def datasets(material: StudyMaterial, task: str) -> list[str]:
-    return list(dict.fromkeys(dataset for dataset, _ in material.columns(task)))
+def datasets(data: StudyData, task: str) -> list[str]:
+    return list(dict.fromkeys(dataset for dataset, _ in data.columns(task)))
 
 
-def bars(material: StudyMaterial, task: str, dataset: str, number: int) -> Chart:
-    scale = material.scales[task]
-    rows = {variant(a): bar_rows(material, dataset, alpha) for a, alpha in enumerate(material.alphas)}
+def bars(data: StudyData, task: str, dataset: str, number: int) -> Chart:
+    scale = data.scales[task]
+    rows = {variant(a): bar_rows(data, dataset, alpha) for a, alpha in enumerate(data.alphas)}
     columns = [
-        Column("method", "method"), Column("mean", scale.value_title, scale.value),
-        Column("std", "± over seeds", scale.value),
-        Column("paper", "the paper's", scale.value), Column("seeds", "seeds"),
-    ]  # fmt: skip
+        ChartColumn("method", "method"),
+        ChartColumn("mean", scale.value_title, scale.value),
+        ChartColumn("std", "± over seeds", scale.value),
+        ChartColumn("paper", "the paper's", scale.value),
+        ChartColumn("seeds", "seeds"),
+    ]
     x: Spec = {"field": "mean", "type": "quantitative", "title": scale.value_title, "axis": {"tickCount": 5}}
     spec: Spec = {
         **lines_of("method", 24),
         "encoding": {"y": names("method"), "tooltip": tooltip(columns)},
         "layer": [
             {"mark": {"type": "bar", "height": {"band": 0.66}}, "encoding": {"x": x, "color": _kinds()}},
-            {"mark": {"type": "rule", "color": "$ink", "strokeWidth": 1.5, "aria": False},
-             "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}}},
-            {"transform": [{"filter": "isValid(datum.paper)"}],
-             "mark": {"type": "point", "shape": "diamond", "filled": True, "fill": "$surface", "stroke": "$ink",
-                      "size": 70, "opacity": 1, "strokeWidth": 1.5},
-             "encoding": {"x": {**x, "field": "paper"}}},
-            {"mark": {"type": "text", "align": "left", "dx": 8, "color": "$soft", "fontSize": 11, "aria": False},
-             "encoding": {"x": {"value": "width"}, "text": {"field": "mean", "format": scale.value}}},
+            {
+                "mark": {"type": "rule", "color": "$ink", "strokeWidth": 1.5, "aria": False},
+                "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}},
+            },
+            {
+                "transform": [{"filter": "isValid(datum.paper)"}],
+                "mark": {
+                    "type": "point",
+                    "shape": "diamond",
+                    "filled": True,
+                    "fill": "$surface",
+                    "stroke": "$ink",
+                    "size": 70,
+                    "opacity": 1,
+                    "strokeWidth": 1.5,
+                },
+                "encoding": {"x": {**x, "field": "paper"}},
+            },
+            {
+                "mark": {"type": "text", "align": "left", "dx": 8, "color": "$soft", "fontSize": 11, "aria": False},
+                "encoding": {"x": {"value": "width"}, "text": {"field": "mean", "format": scale.value}},
+            },
         ],
-    }  # fmt: skip
+    }
     better = "longer" if scale.unit.higher_is_better else "shorter"
     about = f"Mean over clients and seeds, {better} is better; lines: ± deviation over seeds; ◇: the paper's figure."
-    return Chart(f"bars-{number}", dataset_title(dataset), about, spec, columns, rows, ("alpha",), half=True,
-                 empty="No runs with this α.")  # fmt: skip
+    return Chart(
+        f"bars-{number}",
+        dataset_title(dataset),
+        about,
+        spec,
+        columns,
+        rows,
+        ("alpha",),
+        half=True,
+        empty="No runs with this α.",
+    )
 
 
 def _kinds() -> Spec:
-    return {"field": "kind", "type": "nominal", "legend": None,
-            "scale": {"domain": ["fedekd", "local", "other"], "range": ["$accent", "$soft", "$bar"]}}  # fmt: skip
+    return {
+        "field": "kind",
+        "type": "nominal",
+        "legend": None,
+        "scale": {"domain": ["fedekd", "local", "other"], "range": ["$accent", "$soft", "$bar"]},
+    }

@@ -30,7 +30,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Column:
+class ChartColumn:
     """A column of the table behind a chart; ``format`` as in d3, none for text."""
 
     field: str
@@ -45,7 +45,7 @@ class Chart:
     title: str
     about: str
     spec: Spec
-    columns: Sequence[Column]
+    columns: Sequence[ChartColumn]
     rows: Mapping[str, Sequence[Row]]
     follows: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()  # choices that change only what is drawn strongly
@@ -83,7 +83,7 @@ def _plain(value: Any) -> Any:
 # --- parts of specifications -------------------------------------------------------------------------------
 
 
-def tooltip(columns: Iterable[Column]) -> list[Spec]:
+def tooltip(columns: Iterable[ChartColumn]) -> list[Spec]:
     return [
         {"field": c.field, "title": c.title, **({"format": c.format} if c.format else {})}
         for c in columns
@@ -140,8 +140,11 @@ def colours(names: Sequence[str]) -> Spec:
 
 
 ROUNDS: Spec = {
-    "field": "round", "type": "ordinal", "title": "round", "axis": {"labelAngle": 0, "labelOverlap": True},
-}  # fmt: skip
+    "field": "round",
+    "type": "ordinal",
+    "title": "round",
+    "axis": {"labelAngle": 0, "labelOverlap": True},
+}
 
 
 def shades(field: str, title: str, format: str) -> Spec:
@@ -155,7 +158,7 @@ def shades(field: str, title: str, format: str) -> Spec:
 
 
 @dataclass(frozen=True)
-class Scale:
+class MetricScale:
     """A metric as charts show it: accuracies in percent, differences of them in points."""
 
     unit: Unit

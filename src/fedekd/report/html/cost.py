@@ -4,41 +4,45 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from fedekd.report.html.chart import ROUNDS, SIZES, Chart, Column, Row, Spec, lines_of, names, tooltip
-from fedekd.report.html.material import Material
+from fedekd.report.html.chart import ROUNDS, SIZES, Chart, ChartColumn, Row, Spec, lines_of, names, tooltip
+from fedekd.report.html.run_data import RunData
 from fedekd.units import volume
 
 BYTES = ".3s"
 LEGEND: Spec = {"title": None, "orient": "top"}
 
 
-def method_rows(material: Material) -> list[Row]:
+def method_rows(data: RunData) -> list[Row]:
     """One row per method: bytes of a run of all clients, what sending private models would take, seconds."""
     rows = []
-    for label in material.labels:
-        records = material.of(label)
-        rows.append({
-            "method": label,
-            "up": fmean(r["bytes_up"] for r in records), "down": fmean(r["bytes_down"] for r in records),
-            "seconds": fmean(r["seconds"] for r in records), "whole": _whole(material, label),
-        })  # fmt: skip
+    for label in data.labels:
+        records = data.of(label)
+        rows.append(
+            {
+                "method": label,
+                "up": fmean(r["bytes_up"] for r in records),
+                "down": fmean(r["bytes_down"] for r in records),
+                "seconds": fmean(r["seconds"] for r in records),
+                "whole": _whole(data, label),
+            }
+        )
     return rows
 
 
-def _whole(material: Material, label: str) -> float | None:
+def _whole(data: RunData, label: str) -> float | None:
     """Every client sending its private model up and getting one back, each round."""
-    for seed in material.seeds:
-        detail = material.detail(label, seed)
-        if detail and detail.get("private_bytes"):
-            record = material.by[label, seed]
+    for seed in data.seeds:
+        detail = data.detail(label, seed)
+        if detail and detail["private_bytes"]:
+            record = data.by[label, seed]
             return 2.0 * detail["private_bytes"] * len(record["clients"]) * record["params"]["rounds"]
     return None
 
 
-def round_rows(material: Material) -> dict[str, list[Row]]:
+def round_rows(data: RunData) -> dict[str, list[Row]]:
     rows: dict[str, list[Row]] = {}
-    for key, label, seed, record in material.runs():
-        detail = material.detail(label, seed)
+    for key, label, seed, record in data.runs():
+        detail = data.detail(label, seed)
         if not detail or not any(e["up"] or e["down"] for e in detail["exchange"]):
             continue
         whole = detail["private_bytes"] * len(record["clients"])
@@ -49,10 +53,14 @@ def round_rows(material: Material) -> dict[str, list[Row]]:
     return rows
 
 
-def traffic(material: Material) -> Chart:
-    rows = [row for row in method_rows(material) if row["up"] or row["down"]]
-    columns = [Column("method", "method"), Column("up", "bytes up", BYTES), Column("down", "bytes down", BYTES),
-               Column("whole", "sending private models", BYTES)]  # fmt: skip
+def traffic(data: RunData) -> Chart:
+    rows = [row for row in method_rows(data) if row["up"] or row["down"]]
+    columns = [
+        ChartColumn("method", "method"),
+        ChartColumn("up", "bytes up", BYTES),
+        ChartColumn("down", "bytes down", BYTES),
+        ChartColumn("whole", "sending private models", BYTES),
+    ]
     spec: Spec = {
         **lines_of("method", 28),
         "encoding": {"y": names("method"), "tooltip": tooltip(columns)},
@@ -61,8 +69,12 @@ def traffic(material: Material) -> Chart:
                 "transform": [{"fold": ["up", "down"], "as": ["way", "bytes"]}],
                 "mark": {"type": "bar", "height": {"band": 0.62}},
                 "encoding": {
-                    "x": {"field": "bytes", "type": "quantitative", "title": "bytes, all clients and rounds",
-                          "axis": {"labelExpr": SIZES, "tickCount": 4}},
+                    "x": {
+                        "field": "bytes",
+                        "type": "quantitative",
+                        "title": "bytes, all clients and rounds",
+                        "axis": {"labelExpr": SIZES, "tickCount": 4},
+                    },
                     "color": _ways(),
                 },
             },
@@ -72,19 +84,31 @@ def traffic(material: Material) -> Chart:
                 "encoding": {"x": {"field": "whole", "type": "quantitative"}},
             },
         ],
-    }  # fmt: skip
+    }
     about = (
         "What all clients send and get over a whole run; the orange bar marks what sending their private models would "
         "take."
     )
-    return Chart("traffic", "What crosses the wire", about, spec, columns, {"": rows}, half=True,
-                 empty="No method that ran sends anything.")  # fmt: skip
+    return Chart(
+        "traffic",
+        "What crosses the wire",
+        about,
+        spec,
+        columns,
+        {"": rows},
+        half=True,
+        empty="No method that ran sends anything.",
+    )
 
 
-def per_round(material: Material) -> Chart:
-    rows = round_rows(material)
-    columns = [Column("round", "round"), Column("up", "bytes up", BYTES), Column("down", "bytes down", BYTES),
-               Column("whole", "private models, one way", BYTES)]  # fmt: skip
+def per_round(data: RunData) -> Chart:
+    rows = round_rows(data)
+    columns = [
+        ChartColumn("round", "round"),
+        ChartColumn("up", "bytes up", BYTES),
+        ChartColumn("down", "bytes down", BYTES),
+        ChartColumn("whole", "private models, one way", BYTES),
+    ]
     spec: Spec = {
         "height": 220,
         "encoding": {"x": ROUNDS, "tooltip": tooltip(columns)},
@@ -94,8 +118,12 @@ def per_round(material: Material) -> Chart:
                 "mark": {"type": "bar"},
                 "encoding": {
                     "xOffset": {"field": "way", "sort": ["up", "down"]},
-                    "y": {"field": "bytes", "type": "quantitative", "title": "bytes, all clients",
-                          "axis": {"labelExpr": SIZES, "tickCount": 4}},
+                    "y": {
+                        "field": "bytes",
+                        "type": "quantitative",
+                        "title": "bytes, all clients",
+                        "axis": {"labelExpr": SIZES, "tickCount": 4},
+                    },
                     "color": _ways(),
                 },
             },
@@ -104,14 +132,23 @@ def per_round(material: Material) -> Chart:
                 "encoding": {"x": None, "y": {"field": "whole", "aggregate": "max", "type": "quantitative"}},
             },
         ],
-    }  # fmt: skip
+    }
     about = (
         "The chosen method's bytes in each round; the dashed line is what sending the private models would take one "
         "way."
     )
     notes = {key: _saving(group) for key, group in rows.items()}
-    return Chart("per-round", "Round by round", about, spec, columns, rows, ("method", "seed"), notes=notes,
-                 empty="This method sends nothing, or its run left no count of bytes.")  # fmt: skip
+    return Chart(
+        "per-round",
+        "Round by round",
+        about,
+        spec,
+        columns,
+        rows,
+        ("method", "seed"),
+        notes=notes,
+        empty="This method sends nothing, or its run left no count of bytes.",
+    )
 
 
 def _saving(rows: list[Row]) -> str:
@@ -123,27 +160,37 @@ def _saving(rows: list[Row]) -> str:
 
 
 def _ways() -> Spec:
-    return {"field": "way", "type": "nominal", "sort": ["up", "down"], "legend": LEGEND,
-            "scale": {"domain": ["up", "down"], "range": ["$accent", "$muted"]}}  # fmt: skip
+    return {
+        "field": "way",
+        "type": "nominal",
+        "sort": ["up", "down"],
+        "legend": LEGEND,
+        "scale": {"domain": ["up", "down"], "range": ["$accent", "$muted"]},
+    }
 
 
-def time(material: Material) -> Chart:
-    columns = [Column("method", "method"), Column("seconds", "seconds per run", ".1f")]
-    rows = [{"method": row["method"], "seconds": row["seconds"]} for row in method_rows(material)]
+def time(data: RunData) -> Chart:
+    columns = [ChartColumn("method", "method"), ChartColumn("seconds", "seconds per run", ".1f")]
+    rows = [{"method": row["method"], "seconds": row["seconds"]} for row in method_rows(data)]
     room = 1.12 * max((row["seconds"] for row in rows), default=1.0)  # for the longest bar's number
     x: Spec = {
-        "field": "seconds", "type": "quantitative", "title": "seconds", "axis": {"tickCount": 5, "labelOverlap": True},
+        "field": "seconds",
+        "type": "quantitative",
+        "title": "seconds",
+        "axis": {"tickCount": 5, "labelOverlap": True},
         "scale": {"domain": [0, room], "nice": False},
-    }  # fmt: skip
+    }
     spec: Spec = {
         **lines_of("method", 28),
         "encoding": {"y": names("method"), "x": x, "tooltip": tooltip(columns)},
         "layer": [
             {"mark": {"type": "bar", "color": "$accent", "opacity": 0.8, "height": {"band": 0.62}}},
-            {"mark": {"type": "text", "align": "left", "dx": 5, "color": "$soft", "aria": False},
-             "encoding": {"text": {"field": "seconds", "format": ".1f"}}},
+            {
+                "mark": {"type": "text", "align": "left", "dx": 5, "color": "$soft", "aria": False},
+                "encoding": {"text": {"field": "seconds", "format": ".1f"}},
+            },
         ],
-    }  # fmt: skip
-    over = ", mean over seeds" if len(material.seeds) > 1 else ""
+    }
+    over = ", mean over seeds" if len(data.seeds) > 1 else ""
     about = f"Training and measuring all clients once{over}. Local trains for as many epochs as the others."
     return Chart("time", "Time", about, spec, columns, {"": rows}, half=True)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from fedekd.flower.report import Report, cells
+from fedekd.report.federation import cells
 from fedekd.report.html.chart import (
     Chart,
-    Column,
+    ChartColumn,
+    MetricScale,
     Row,
-    Scale,
     Spec,
     effect_colour,
     lines_of,
@@ -18,13 +17,14 @@ from fedekd.report.html.chart import (
     tooltip,
     zero_line,
 )
+from fedekd.report.html.headline import minus
 from fedekd.report.html.section import Block, Page, Section, Variants
-from fedekd.report.html.words import minus
+from fedekd.runs.federation_report import FederationReport, SiteRow
 from fedekd.units import count, duration, volume
 
 
-def federation_page(report: Report) -> Page:
-    scale = Scale(report.unit)
+def federation_page(report: FederationReport) -> Page:
+    scale = MetricScale(report.unit)
     sites: list[Chart | Block] = [*([_deltas(report, scale)] if report.known else []), _table(report, scale)]
     sections = [
         Section("sites", "Did joining help?", sites),
@@ -35,7 +35,7 @@ def federation_page(report: Report) -> Page:
     return Page("Federation: did joining help?", " · ".join(["Federation", *parts]), hero, sections, ())
 
 
-def _headline(report: Report) -> dict[str, Any]:
+def _headline(report: FederationReport) -> dict[str, Any]:
     known, harmed, silent = report.known, report.harmed, len(report.sites) - len(report.known)
     if not known:
         title = "No site shares its Δ"
@@ -47,7 +47,8 @@ def _headline(report: Report) -> dict[str, Any]:
     once = "A federation runs once: how another seed would have ended is not known."
     own = "Each site's own report, on its own disk, has its numbers."
     return {
-        "title": title, "tone": "harm" if harmed else "help" if known else "",
+        "title": title,
+        "tone": "harm" if harmed else "help" if known else "",
         "lines": [f"No Δ is known of {count(silent, 'site')}. {own}"] if silent else [],
         "sure": " ".join([chance, once]).strip() if known else "",
         "figures": [
@@ -56,49 +57,68 @@ def _headline(report: Report) -> dict[str, Any]:
             (volume(report.bytes_down), "sent to the sites", ""),
             (duration(report.seconds), "in all", ""),
         ],
-    }  # fmt: skip
+    }
 
 
-def _rows(report: Report, scale: Scale) -> list[Row]:
+def _rows(report: FederationReport, scale: MetricScale) -> list[Row]:
     """The most harmed site first, those without a Δ last."""
     rows = []
     for site in report.sites:
-        values = {key: site.get(key) for key in ("local", "value", "delta", "low", "high")}
+        told = dict[str, Any](site)
+        values = {key: told.get(key) for key in ("local", "value", "delta", "low", "high")}
         shown = {key: None if value is None else scale.factor * value for key, value in values.items()}
         delta = values["delta"]
-        rows.append({
-            "site": str(site.get("name", "?")), "n": site.get("n"), **shown, "said": minus(cells(site, scale.unit)[-1]),
-            "effect": "unknown" if delta is None else scale.effect(delta),
-        })  # fmt: skip
+        rows.append(
+            {
+                "site": str(site.get("name", "?")),
+                "n": site.get("n"),
+                **shown,
+                "said": minus(cells(site, scale.unit)[-1]),
+                "effect": "unknown" if delta is None else scale.effect(delta),
+            }
+        )
     return sorted(rows, key=lambda row: -scale.unit.harm(row["delta"]) if row["delta"] is not None else float("inf"))
 
 
-def _deltas(report: Report, scale: Scale) -> Chart:
+def _deltas(report: FederationReport, scale: MetricScale) -> Chart:
     columns = [
-        Column("site", "site"),
-        Column("local", "alone", scale.value), Column("value", "with the federation", scale.value),
-        Column("said", scale.delta_title), Column("effect", "effect"), Column("n", "training samples", ","),
-    ]  # fmt: skip
+        ChartColumn("site", "site"),
+        ChartColumn("local", "alone", scale.value),
+        ChartColumn("value", "with the federation", scale.value),
+        ChartColumn("said", scale.delta_title),
+        ChartColumn("effect", "effect"),
+        ChartColumn("n", "training samples", ","),
+    ]
     rows = _rows(report, scale)
     deltas = [row[key] for row in rows for key in ("delta", "low", "high") if row[key] is not None]
     x: Spec = {
-        "field": "delta", "type": "quantitative", "title": scale.delta_title,
-        "scale": scale.stretched(deltas), "axis": {"tickCount": 5},
-    }  # fmt: skip
+        "field": "delta",
+        "type": "quantitative",
+        "title": scale.delta_title,
+        "scale": scale.stretched(deltas),
+        "axis": {"tickCount": 5},
+    }
     spec: Spec = {
         **lines_of("site", 30),
         "encoding": {"y": names("site", grid=True), "tooltip": tooltip(columns)},
         "layer": [
-            {"transform": [{"filter": "isValid(datum.delta)"}], "mark": {"type": "bar", "height": {"band": 0.6}},
-             "encoding": {"x": x, "color": effect_colour()}},
-            {"transform": [{"filter": "isValid(datum.low)"}],
-             "mark": {"type": "rule", "strokeWidth": 1.5, "color": "$ink", "aria": False},
-             "encoding": {"x": {"field": "low", "type": "quantitative"}, "x2": {"field": "high"}}},
+            {
+                "transform": [{"filter": "isValid(datum.delta)"}],
+                "mark": {"type": "bar", "height": {"band": 0.6}},
+                "encoding": {"x": x, "color": effect_colour()},
+            },
+            {
+                "transform": [{"filter": "isValid(datum.low)"}],
+                "mark": {"type": "rule", "strokeWidth": 1.5, "color": "$ink", "aria": False},
+                "encoding": {"x": {"field": "low", "type": "quantitative"}, "x2": {"field": "high"}},
+            },
             zero_line(),
-            {"mark": {"type": "text", "align": "left", "dx": 12, "fontWeight": 600, "color": "$ink", "aria": False},
-             "encoding": {"x": {"value": "width"}, "text": {"field": "said"}}},
+            {
+                "mark": {"type": "text", "align": "left", "dx": 12, "fontWeight": 600, "color": "$ink", "aria": False},
+                "encoding": {"x": {"value": "width"}, "text": {"field": "said"}},
+            },
         ],
-    }  # fmt: skip
+    }
     better = "right" if scale.unit.higher_is_better else "left"
     about = (
         f"Each site's result with the federation minus its result alone, on its own test rows; further {better} is "
@@ -108,13 +128,13 @@ def _deltas(report: Report, scale: Scale) -> Chart:
     return Chart("deltas", "Site by site", about, spec, columns, {"": rows})
 
 
-def _table(report: Report, scale: Scale) -> Block:
+def _table(report: FederationReport, scale: MetricScale) -> Block:
     def cell(text: str, mark: str = "") -> dict[str, str]:
         return {"main": minus(text), "small": "", "paper": "", "mark": mark}
 
-    def row(site: Mapping[str, Any]) -> tuple[list[str], list[dict[str, str]]]:
+    def row(site: SiteRow) -> tuple[list[str], list[dict[str, str]]]:
         *first, delta = cells(site, scale.unit)
-        effect = scale.effect(site["delta"]) if site.get("delta") is not None else ""
+        effect = scale.effect(change) if (change := site.get("delta")) is not None else ""
         return [str(site.get("name", "?"))], [*map(cell, first), cell(delta, effect)]
 
     heads = ("training samples", f"alone, {_unit(scale)}", f"with the federation, {_unit(scale)}", scale.delta_title)
@@ -122,21 +142,25 @@ def _table(report: Report, scale: Scale) -> Block:
     return Block("table.html", {"table": table, "rows": [row(site) for site in report.sites], "open": True})
 
 
-def _unit(scale: Scale) -> str:
+def _unit(scale: MetricScale) -> str:
     return "%" if scale.unit.higher_is_better else scale.unit.name
 
 
-def _groups(report: Report) -> dict[str, dict[str, str]]:
+def _groups(report: FederationReport) -> dict[str, dict[str, str]]:
     refused: dict[str, str] = {}
     for one in report.refused:
         place = f"visit {one['visit'] + 1}, {one['site']}"  # one that failed as a whole was done again
         refused[place] = "; ".join(filter(None, [refused.get(place), one["reason"]]))
     return {
         "Federation": {
-            "method": report.method, "rounds": str(report.rounds), "packed": report.compression,
-            "combined by": report.combine, "from the sites": volume(report.bytes_up),
-            "to the sites": volume(report.bytes_down), "time": duration(report.seconds),
+            "method": report.method,
+            "rounds": str(report.rounds),
+            "packed": report.compression,
+            "combined by": report.combine,
+            "from the sites": volume(report.bytes_up),
+            "to the sites": volume(report.bytes_down),
+            "time": duration(report.seconds),
         },
         "Answers that did not count": refused or {"none": "every answer counted"},
         "Privacy budgets that were spent": report.budgets() or {"none": "no site told one"},
-    }  # fmt: skip
+    }

@@ -5,24 +5,24 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from fedekd.report.html.chart import Chart, Column, Scale, Spec, lines_of, names, tooltip, variant
-from fedekd.report.html.study_material import StudyMaterial, alpha_title, dataset_title
+from fedekd.report.html.chart import Chart, ChartColumn, MetricScale, Spec, lines_of, names, tooltip, variant
+from fedekd.report.html.study_data import StudyData, alpha_title, dataset_title
 
 
-def heat_rows(material: StudyMaterial, task: str) -> list[dict[str, Any]]:
+def heat_rows(data: StudyData, task: str) -> list[dict[str, Any]]:
     """One row per method and cell; ``shade`` runs from -1 (harm) to 1 (help), stretched near zero."""
     rows = []
-    for label in material.compared:
-        for dataset, alpha in material.columns(task):
-            figures = material.delta(label, (dataset, alpha))
+    for label in data.compared:
+        for dataset, alpha in data.columns(task):
+            figures = data.delta(label, (dataset, alpha))
             if figures:
                 place = {"method": label, "dataset": dataset_title(dataset), "alpha": alpha_title(alpha)}
                 rows.append({**place, "cell": f"{place['dataset']} {place['alpha']}", **figures})
-    shade = _shade(material.scales[task], [row["mean"] for row in rows])
+    shade = _shade(data.scales[task], [row["mean"] for row in rows])
     return [{**row, "shade": shade(row["mean"])} for row in rows]
 
 
-def _shade(scale: Scale, means: list[float]) -> Any:
+def _shade(scale: MetricScale, means: list[float]) -> Any:
     sizes = sorted(abs(m) for m in means if m)
     middle, top = (sizes[len(sizes) // 2], sizes[-1]) if sizes else (1.0, 1.0)
 
@@ -36,11 +36,13 @@ def _shade(scale: Scale, means: list[float]) -> Any:
 SURE = "datum.verdict === 'helps' || datum.verdict === 'harms'"
 
 
-def _cell(scale: Scale, size: int = 12) -> list[Spec]:
+def _cell(scale: MetricScale, size: int = 12) -> list[Spec]:
     colour = {
-        "field": "shade", "type": "quantitative", "legend": None,
+        "field": "shade",
+        "type": "quantitative",
+        "legend": None,
         "scale": {"domain": [-1, 0, 1], "range": ["$harm", "$low", "$help"], "interpolate": "rgb"},
-    }  # fmt: skip
+    }
     ink = {"condition": {"test": "abs(datum.shade) > (dark ? 0.65 : 0.85)", "value": "$surface"}, "value": "$ink"}
     words: Spec = {"type": "text", "fontSize": size, "aria": False, "tooltip": None}
     cell: Spec = {"mark": {"type": "rect", "stroke": "$surface", "strokeWidth": 2}, "encoding": {"color": colour}}
@@ -55,12 +57,17 @@ def _cell(scale: Scale, size: int = 12) -> list[Spec]:
     return [cell, *figures]
 
 
-def _columns(scale: Scale, *first: Column) -> list[Column]:
+def _columns(scale: MetricScale, *first: ChartColumn) -> list[ChartColumn]:
     return [
-        *first, Column("mean", scale.delta_title, scale.delta), Column("low", "95 % from", scale.delta),
-        Column("high", "95 % to", scale.delta), Column("verdict", "verdict"),
-        Column("harmed", "client-runs harmed", ","), Column("of", "of", ","), Column("seeds", "seeds"),
-    ]  # fmt: skip
+        *first,
+        ChartColumn("mean", scale.delta_title, scale.delta),
+        ChartColumn("low", "95 % from", scale.delta),
+        ChartColumn("high", "95 % to", scale.delta),
+        ChartColumn("verdict", "verdict"),
+        ChartColumn("harmed", "client-runs harmed", ","),
+        ChartColumn("of", "of", ","),
+        ChartColumn("seeds", "seeds"),
+    ]
 
 
 WORDS = (
@@ -69,48 +76,67 @@ WORDS = (
 )
 
 
-def one_method(material: StudyMaterial, task: str) -> Chart:
-    scale, rows = material.scales[task], heat_rows(material, task)
-    columns = _columns(scale, Column("dataset", "dataset"), Column("alpha", "α"))
+def one_method(data: StudyData, task: str) -> Chart:
+    scale, rows = data.scales[task], heat_rows(data, task)
+    columns = _columns(scale, ChartColumn("dataset", "dataset"), ChartColumn("alpha", "α"))
     by = {
         variant(m): [{k: v for k, v in row.items() if k != "cell"} for row in rows if row["method"] == label]
-        for m, label in enumerate(material.compared)
+        for m, label in enumerate(data.compared)
     }
     spec: Spec = {
         **lines_of("dataset", 56),
         "encoding": {
-            "x": {"field": "alpha", "type": "nominal", "sort": None, "title": None,
-                  "axis": {"orient": "top", "labelAngle": 0, "ticks": False, "domain": False}},
+            "x": {
+                "field": "alpha",
+                "type": "nominal",
+                "sort": None,
+                "title": None,
+                "axis": {"orient": "top", "labelAngle": 0, "ticks": False, "domain": False},
+            },
             "y": names("dataset"),
             "tooltip": tooltip(columns),
         },
         "layer": _cell(scale, 14),
-    }  # fmt: skip
+    }
     about = f"The chosen method's mean Δ ({_unit(scale)}) over datasets and splits. {WORDS}"
-    return Chart(f"heat-{task}", f"Δ by dataset and α, {task}", about, spec, columns, by, ("method",),
-                 empty="This method has not run on such data.")  # fmt: skip
+    return Chart(
+        f"heat-{task}",
+        f"Δ by dataset and α, {task}",
+        about,
+        spec,
+        columns,
+        by,
+        ("method",),
+        empty="This method has not run on such data.",
+    )
 
 
-def all_methods(material: StudyMaterial, task: str) -> Chart:
-    scale, rows = material.scales[task], heat_rows(material, task)
-    columns = _columns(scale, Column("method", "method"), Column("cell", "dataset and α"))
+def all_methods(data: StudyData, task: str) -> Chart:
+    scale, rows = data.scales[task], heat_rows(data, task)
+    columns = _columns(scale, ChartColumn("method", "method"), ChartColumn("cell", "dataset and α"))
     cells = list(dict.fromkeys(row["cell"] for row in rows))
     spec: Spec = {
         **lines_of("method", 34),
         "encoding": {
-            "x": {"field": "cell", "type": "nominal", "scale": {"domain": cells}, "title": None,
-                  "axis": {"orient": "top", "labelAngle": -40, "labelLimit": 170, "ticks": False, "domain": False}},
-            "y": names("method", labelFontWeight={
-                "condition": {"test": "datum.label === method", "value": 700}, "value": 400}),
+            "x": {
+                "field": "cell",
+                "type": "nominal",
+                "scale": {"domain": cells},
+                "title": None,
+                "axis": {"orient": "top", "labelAngle": -40, "labelLimit": 170, "ticks": False, "domain": False},
+            },
+            "y": names(
+                "method", labelFontWeight={"condition": {"test": "datum.label === method", "value": 700}, "value": 400}
+            ),
             "tooltip": tooltip(columns),
         },
         "layer": _cell(scale),
-    }  # fmt: skip
+    }
     spec["usermeta"]["least"] = 150 + 58 * len(cells)
     spec["padding"] = {"left": 5, "top": 5, "bottom": 5, "right": 60}  # for the slanted labels
     about = f"Every method's mean Δ ({_unit(scale)}) in every cell of the study. {WORDS}"
     return Chart(f"grid-{task}", f"All methods, {task}", about, spec, columns, {"": rows}, marks=("method",))
 
 
-def _unit(scale: Scale) -> str:
+def _unit(scale: MetricScale) -> str:
     return "points of accuracy" if scale.unit.higher_is_better else scale.unit.name

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
-from fedekd.report.html.chart import MANY, Chart, Column, Row, Spec, lines_of, names, shades, variant
-from fedekd.report.html.material import Material, fewer
+from fedekd.report.html.chart import MANY, Chart, ChartColumn, Row, Spec, lines_of, names, shades, variant
+from fedekd.report.html.run_data import RunData, fewer
+from fedekd.runs.records import Details
 
 
-def holdings_rows(material: Material) -> dict[str, list[Row]]:
+def holdings_rows(data: RunData) -> dict[str, list[Row]]:
     """By seed, one row per client: its samples per class, or per range of the target."""
     rows: dict[str, list[Row]] = {}
-    for s, seed in enumerate(material.seeds):
-        detail = material.any_detail(seed)
+    for s, seed in enumerate(data.seeds):
+        detail = data.any_detail(seed)
         if not detail or not detail["partition"]:
             continue
         labels = _labels(detail)
-        held = [
+        held: list[Row] = [
             {"client": str(one["client"]), "total": sum(one["counts"]), "counts": list(one["counts"]), "labels": labels}
             for one in detail["partition"]
         ]
@@ -26,7 +26,7 @@ def holdings_rows(material: Material) -> dict[str, list[Row]]:
     return rows
 
 
-def _labels(detail: dict[str, Any]) -> list[str]:
+def _labels(detail: Details) -> list[str]:
     edges = detail.get("edges")
     if edges:
         return [f"{low:.4g} to {high:.4g}" for low, high in pairwise(edges)]
@@ -35,35 +35,50 @@ def _labels(detail: dict[str, Any]) -> list[str]:
     return names if len(set(names)) == width else [str(i) for i in range(width)]
 
 
-def holdings(material: Material) -> Chart:
-    rows = holdings_rows(material)
+def holdings(data: RunData) -> Chart:
+    rows = holdings_rows(data)
     any_row = next((group[0] for group in rows.values() if group), None)
     labels = any_row["labels"] if any_row else []
-    regression = material.first["task"] == "regression"
-    columns = [Column("client", "client"), Column("total", "all", ",")]
-    columns += [Column("counts", label, ",", index=i) for i, label in enumerate(labels)]
+    regression = data.first["task"] == "regression"
+    columns = [ChartColumn("client", "client"), ChartColumn("total", "all", ",")]
+    columns += [ChartColumn("counts", label, ",", index=i) for i, label in enumerate(labels)]
     what = "ranges of the target" if regression else "classes"
     about = f"How many samples of the {what} each client holds; the darker, the more, and blank is none."
-    about += fewer(len(material.names), MANY, "largest")
+    about += fewer(len(data.names), MANY, "largest")
     spec: Spec = {
         **lines_of("client", 28),
         "transform": [{"flatten": ["counts", "labels"], "as": ["count", "label"]}],
         "encoding": {
-            "x": {"field": "label", "type": "nominal", "sort": None, "title": "target" if regression else "class",
-                  "scale": {"domain": labels}, "axis": {
-                      "orient": "top", "labelAngle": -35 if _long(labels) else 0, "labelLimit": 90,
-                      "ticks": False, "domain": False}},
+            "x": {
+                "field": "label",
+                "type": "nominal",
+                "sort": None,
+                "title": "target" if regression else "class",
+                "scale": {"domain": labels},
+                "axis": {
+                    "orient": "top",
+                    "labelAngle": -35 if _long(labels) else 0,
+                    "labelLimit": 90,
+                    "ticks": False,
+                    "domain": False,
+                },
+            },
             "y": names("client"),
-            "tooltip": [{"field": "client", "title": "client"}, {"field": "label", "title": "label"},
-                        {"field": "count", "title": "samples", "format": ","}],
+            "tooltip": [
+                {"field": "client", "title": "client"},
+                {"field": "label", "title": "label"},
+                {"field": "count", "title": "samples", "format": ","},
+            ],
         },
         "layer": [
-            {"transform": [{"filter": "datum.count > 0"}],
-             "mark": {"type": "rect", "stroke": "$surface", "strokeWidth": 1.5},
-             "encoding": {"color": shades("count", "samples", "~s")}},
+            {
+                "transform": [{"filter": "datum.count > 0"}],
+                "mark": {"type": "rect", "stroke": "$surface", "strokeWidth": 1.5},
+                "encoding": {"color": shades("count", "samples", "~s")},
+            },
             *([_numbers()] if len(labels) <= 12 else []),
         ],
-    }  # fmt: skip
+    }
     empty = "This folder holds no details of the split, such as older versions of fedekd left none."
     return Chart("holdings", "Who holds which labels", about, spec, columns, rows, ("seed",), empty=empty)
 

@@ -7,50 +7,55 @@ from typing import Any
 
 import numpy as np
 
-from fedekd.report.html.chart import MANY, Chart, Column, Row, Spec, tooltip, variant
-from fedekd.report.html.material import Material
+from fedekd.report.html.chart import MANY, Chart, ChartColumn, Row, Spec, tooltip, variant
+from fedekd.report.html.run_data import RunData
+from fedekd.runs.records import Record
 
 MISSING = "This run left no learning curve."
 SHOWN_ONLY = "Nothing was chosen by these curves: they are measured on test data, after training."
 WHOLE = "datum.value % 1 ? '' : format(datum.value, 'd')"  # a narrow axis has ticks between two rounds
 
 
-def mean_rows(material: Material) -> dict[str, list[Row]]:
+def mean_rows(data: RunData) -> dict[str, list[Row]]:
     """By seed: each method's mean over its clients, round by round."""
     rows: dict[str, list[Row]] = {}
-    for s, seed in enumerate(material.seeds):
-        for label in material.labels:
-            for number, values in enumerate(_curve(material, label, seed), start=1):
-                mean = material.scale.factor * float(np.mean(values))
-                row = {"method": label, "round": number, "value": mean, "alone": label == material.alone}
+    for s, seed in enumerate(data.seeds):
+        for label in data.labels:
+            for number, values in enumerate(_curve(data, label, seed), start=1):
+                mean = data.scale.factor * float(np.mean(values))
+                row = {"method": label, "round": number, "value": mean, "alone": label == data.alone}
                 rows.setdefault(variant(s), []).append(row)
     return rows
 
 
-def client_curves(material: Material) -> dict[str, list[Row]]:
-    f = material.scale.factor
+def client_curves(data: RunData) -> dict[str, list[Row]]:
+    f = data.scale.factor
     return {
         key: [
             {"client": name, "round": number, "value": f * value}
-            for number, values in enumerate(_curve(material, label, seed), start=1)
+            for number, values in enumerate(_curve(data, label, seed), start=1)
             for name, value in zip(_names(record), values, strict=False)
         ]
-        for key, label, seed, record in material.runs()
+        for key, label, seed, record in data.runs()
     }
 
 
-def _names(record: dict[str, Any]) -> list[str]:
+def _names(record: Record) -> list[str]:
     return [str(client["id"]) for client in record["clients"]]
 
 
-def _curve(material: Material, label: str, seed: int) -> Sequence[Sequence[float]]:
-    detail = material.detail(label, seed)
+def _curve(data: RunData, label: str, seed: int) -> Sequence[Sequence[float]]:
+    detail = data.detail(label, seed)
     return detail["curve"] if detail else []
 
 
-def method_curves(material: Material) -> Chart:
-    scale = material.scale
-    columns = [Column("method", "method"), Column("round", "round"), Column("value", scale.value_title, scale.value)]
+def method_curves(data: RunData) -> Chart:
+    scale = data.scale
+    columns = [
+        ChartColumn("method", "method"),
+        ChartColumn("round", "round"),
+        ChartColumn("value", scale.value_title, scale.value),
+    ]
     base: Spec = {
         "x": _rounds(),
         "y": {"field": "value", "type": "quantitative", "title": scale.value_title, "scale": {"zero": False}},
@@ -75,30 +80,51 @@ def method_curves(material: Material) -> Chart:
         "Mean over the clients after each round. Blue: the chosen method; dashed: training alone; grey: the other "
         f"methods. {SHOWN_ONLY}"
     )
-    return Chart("curves", "How the methods learn", about, spec, columns, mean_rows(material), ("seed",), ("method",),
-                 empty=MISSING, half=True)  # fmt: skip
+    return Chart(
+        "curves",
+        "How the methods learn",
+        about,
+        spec,
+        columns,
+        mean_rows(data),
+        ("seed",),
+        ("method",),
+        empty=MISSING,
+        half=True,
+    )
 
 
-def clients_learning(material: Material) -> Chart:
-    scale, rows = material.scale, client_curves(material)
-    columns = [Column("client", "client"), Column("round", "round"), Column("value", scale.value_title, scale.value)]
+def clients_learning(data: RunData) -> Chart:
+    scale, rows = data.scale, client_curves(data)
+    columns = [
+        ChartColumn("client", "client"),
+        ChartColumn("round", "round"),
+        ChartColumn("value", scale.value_title, scale.value),
+    ]
     y: Spec = {"field": "value", "type": "quantitative", "title": scale.value_title, "scale": {"zero": False}}
     mean: Spec = {
         "mark": {"type": "line", "color": "$ink", "strokeWidth": 2.5, "strokeDash": [2, 3], "aria": False},
         "encoding": {"x": _rounds(), "y": {**y, "aggregate": "mean"}},
     }
-    many = len(material.names) > MANY
+    many = len(data.names) > MANY
     if many:
-        rows, columns = _bands(rows), [
-            Column("round", "round"),
-            *(Column(name, title, scale.value) for name, title in zip(BANDS, BAND_TITLES, strict=True)),
-        ]  # fmt: skip
+        rows, columns = (
+            _bands(rows),
+            [
+                ChartColumn("round", "round"),
+                *(ChartColumn(name, title, scale.value) for name, title in zip(BANDS, BAND_TITLES, strict=True)),
+            ],
+        )
         layers: list[Spec] = [
-            _band("p0", "p100", 0.12, y), _band("p10", "p90", 0.2, y), _band("p25", "p75", 0.3, y),
-            {"mark": {"type": "line", "color": "$accent", "strokeWidth": 2.5, "point": True},
-             "encoding": {"x": _rounds(), "y": {**y, "field": "p50"}, "tooltip": tooltip(columns)}},
-        ]  # fmt: skip
-        about = f"Bands hold half, 80 % and all of the {len(material.names):,} clients; the line is the median client."
+            _band("p0", "p100", 0.12, y),
+            _band("p10", "p90", 0.2, y),
+            _band("p25", "p75", 0.3, y),
+            {
+                "mark": {"type": "line", "color": "$accent", "strokeWidth": 2.5, "point": True},
+                "encoding": {"x": _rounds(), "y": {**y, "field": "p50"}, "tooltip": tooltip(columns)},
+            },
+        ]
+        about = f"Bands hold half, 80 % and all of the {len(data.names):,} clients; the line is the median client."
     else:
         layers = [
             {
@@ -115,8 +141,17 @@ def clients_learning(material: Material) -> Chart:
             mean,
         ]
         about = "One line per client of the chosen method, dotted: their mean. Point at a line to single it out."
-    return Chart("client-curves", "How its clients learn", about, {"height": 260, "layer": layers}, columns, rows,
-                 ("method", "seed"), empty=MISSING, half=True)  # fmt: skip
+    return Chart(
+        "client-curves",
+        "How its clients learn",
+        about,
+        {"height": 260, "layer": layers},
+        columns,
+        rows,
+        ("method", "seed"),
+        empty=MISSING,
+        half=True,
+    )
 
 
 BANDS = ("p0", "p10", "p25", "p50", "p75", "p90", "p100")
@@ -146,7 +181,9 @@ def _band(low: str, high: str, opacity: float, y: Spec) -> Spec:
 
 def _rounds() -> Spec:
     return {
-        "field": "round", "type": "quantitative", "title": "round",
+        "field": "round",
+        "type": "quantitative",
+        "title": "round",
         "axis": {"tickMinStep": 1, "labelExpr": WHOLE, "grid": False},
         "scale": {"zero": False, "nice": False, "padding": 14},
-    }  # fmt: skip
+    }

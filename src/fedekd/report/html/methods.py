@@ -8,7 +8,7 @@ import numpy as np
 
 from fedekd.report.html.chart import (
     Chart,
-    Column,
+    ChartColumn,
     Row,
     Spec,
     effect_colour,
@@ -18,44 +18,58 @@ from fedekd.report.html.chart import (
     tooltip,
     zero_line,
 )
-from fedekd.report.html.material import Material
+from fedekd.report.html.run_data import RunData
 
 POINTS = 1500  # more than that are summed up instead of drawn one by one
 
 
-def method_rows(material: Material) -> list[dict[str, Any]]:
+def method_rows(data: RunData) -> list[dict[str, Any]]:
     """One row per method, best mean first: mean and worst Δ, its spread, and every client's."""
-    f, harm = material.scale.factor, material.unit.harm
+    f, harm = data.scale.factor, data.unit.harm
     rows = []
-    for label in material.compared:
-        records = material.of(label)
+    for label in data.compared:
+        records = data.of(label)
         clients = [(f * c["delta"], str(c["id"]), r["seed"]) for r in records for c in r["clients"]]
         deltas = [c[0] for c in clients]
-        summary = material.summary[label]
+        summary = data.summary[label]
         low, high = summary["avg_delta"]["interval"] or (None, None)
         p10, p25, p75, p90 = (float(x) for x in np.percentile(deltas, (10, 25, 75, 90)))
-        rows.append({
-            "method": label, "mean": f * summary["avg_delta"]["mean"],
-            "low": None if low is None else f * low, "high": None if high is None else f * high,
-            "worst": max(deltas, key=harm), "best": min(deltas, key=harm),
-            "p10": p10, "p25": p25, "p75": p75, "p90": p90,
-            "harmed": summary["harmed"], "of": summary["clients"], "share": summary["harmed"] / summary["clients"],
-            "clients": clients,
-        })  # fmt: skip
+        rows.append(
+            {
+                "method": label,
+                "mean": f * summary["avg_delta"]["mean"],
+                "low": None if low is None else f * low,
+                "high": None if high is None else f * high,
+                "worst": max(deltas, key=harm),
+                "best": min(deltas, key=harm),
+                "p10": p10,
+                "p25": p25,
+                "p75": p75,
+                "p90": p90,
+                "harmed": summary["harmed"],
+                "of": summary["clients"],
+                "share": summary["harmed"] / summary["clients"],
+                "clients": clients,
+            }
+        )
     return sorted(rows, key=lambda row: harm(row["mean"]))
 
 
-def strip(material: Material) -> Chart:
-    scale, rows = material.scale, method_rows(material)
-    several = len(material.seeds) > 1
+def strip(data: RunData) -> Chart:
+    scale, rows = data.scale, method_rows(data)
+    several = len(data.seeds) > 1
     columns = [
-        Column("method", "method"),
-        Column("mean", "mean Δ", scale.delta),
-        *([Column("low", "95 % from", scale.delta), Column("high", "95 % to", scale.delta)] if several else []),
-        Column("worst", "worst Δ", scale.delta),
-        Column("best", "best Δ", scale.delta),
-        Column("harmed", "harmed", ","),
-        Column("of", "of", ","),
+        ChartColumn("method", "method"),
+        ChartColumn("mean", "mean Δ", scale.delta),
+        *(
+            [ChartColumn("low", "95 % from", scale.delta), ChartColumn("high", "95 % to", scale.delta)]
+            if several
+            else []
+        ),
+        ChartColumn("worst", "worst Δ", scale.delta),
+        ChartColumn("best", "best Δ", scale.delta),
+        ChartColumn("harmed", "harmed", ","),
+        ChartColumn("of", "of", ","),
     ]
     axis = scale.stretched(d for row in rows for d, *_ in row["clients"])
     many = sum(len(row["clients"]) for row in rows) > POINTS
@@ -71,7 +85,7 @@ def strip(material: Material) -> Chart:
     about += "; the ring is round the worst."
     if "type" in axis:
         about += " The axis is stretched near zero, so that small differences can be seen beside large ones."
-    spec = _spec(material, axis, columns, many)
+    spec = _spec(data, axis, columns, many)
     return Chart(
         "methods", "Every method, every client", about, spec, columns, {"": _flat(rows, scale, many)}, marks=("method",)
     )
@@ -83,22 +97,32 @@ def _flat(rows: list[dict[str, Any]], scale: Any, many: bool) -> list[Row]:
     if many:
         return [{**row, "delta": row["mean"], "effect": scale.effect(row["mean"]), "shift": 0.5} for row in whole]
     return [
-        {**(head if i == 0 else dict.fromkeys(head) | {"method": head["method"]}),
-         "delta": delta, "client": client, "seed": seed, "effect": scale.effect(delta), "shift": (i * 7919 % 101) / 100}
+        {
+            **(head if i == 0 else dict.fromkeys(head) | {"method": head["method"]}),
+            "delta": delta,
+            "client": client,
+            "seed": seed,
+            "effect": scale.effect(delta),
+            "shift": (i * 7919 % 101) / 100,
+        }
         for head, row in zip(whole, rows, strict=True)
         for i, (delta, client, seed) in enumerate(sorted(row["clients"], key=lambda c: -scale.unit.harm(c[0])))
-    ]  # fmt: skip
+    ]
 
 
-def _spec(material: Material, axis: Spec, columns: list[Column], many: bool) -> Spec:
-    scale = material.scale
+def _spec(data: RunData, axis: Spec, columns: list[ChartColumn], many: bool) -> Spec:
+    scale = data.scale
     title = scale.delta_title + (" (harm ← → help)" if scale.unit.higher_is_better else " (help ← → harm)")
     x: Spec = {"field": "delta", "type": "quantitative", "title": title, "scale": axis, "axis": {"tickCount": 7}}
     strong = {"condition": {"test": "datum.label === method", "value": 700}, "value": 400}
     y = names("method", grid=True, labelFontWeight=strong)
     known = {"filter": "isValid(datum.mean)"}
-    client = [Column("method", "method"), Column("client", "client"), Column("seed", "seed"),
-              Column("delta", scale.delta_title, scale.delta)]  # fmt: skip
+    client = [
+        ChartColumn("method", "method"),
+        ChartColumn("client", "client"),
+        ChartColumn("seed", "seed"),
+        ChartColumn("delta", scale.delta_title, scale.delta),
+    ]
     offset: Spec = {"type": "quantitative", "scale": {"domain": [-0.4, 1.4]}}
     if many:
         cloud: list[Spec] = [

@@ -2,7 +2,7 @@
 // Draws the charts, and draws them anew when the reader's choice, the theme or the width changes.
 (() => {
   const root = document.documentElement;
-  const { choices, charts } = JSON.parse(document.getElementById("material").textContent);
+  const { choices, charts } = JSON.parse(document.getElementById("page-data").textContent);
   const state = Object.fromEntries(Object.values(choices).map((choice) => [choice.name, choice.first]));
 
   const key = (follows) => follows.map((name) => state[name] ?? 0).join("|");

@@ -3,47 +3,62 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
-from fedekd.report.html.chart import Chart, Column, Row, Spec, tooltip
-from fedekd.report.html.material import Material
+from fedekd.report.html.chart import Chart, ChartColumn, Row, Spec, tooltip
+from fedekd.report.html.run_data import RunData
+from fedekd.runs.records import Reliability
 
 NAMES = ("proxy", "private")
 EMPTY = "This method has no gate, or its run left no energies."
 
 TENTHS: Spec = {
-    "field": "decile", "type": "ordinal", "title": "energy: lowest tenth → highest tenth", "axis": {"labelAngle": 0},
-}  # fmt: skip
+    "field": "decile",
+    "type": "ordinal",
+    "title": "energy: lowest tenth → highest tenth",
+    "axis": {"labelAngle": 0},
+}
 
 
-def reliability_rows(material: Material) -> dict[str, list[Row]]:
+def reliability_rows(data: RunData) -> dict[str, list[Row]]:
     rows: dict[str, list[Row]] = {}
-    f = material.scale.factor
-    for key, label, seed, _ in material.runs():
-        found = (material.detail(label, seed) or {}).get("reliability")
-        if found:
+    f = data.scale.factor
+    for key, label, seed, _ in data.runs():
+        detail = data.detail(label, seed)
+        if detail and (found := detail["reliability"]):
             rows[key] = [
                 {
-                    "decile": i + 1, "energy": found["energy"][i], "count": found["count"][i],
-                    "proxy": _times(f, found["proxy"][i]), "private": _times(f, found["private"][i]),
-                    "trust": found["trust"][i],
+                    "decile": i,
+                    "energy": energy,
+                    "count": count,
+                    "proxy": _times(f, proxy),
+                    "private": _times(f, private),
+                    "trust": trust,
                 }
-                for i in range(len(found["energy"]))
-            ]  # fmt: skip
+                for i, (energy, count, proxy, private, trust) in enumerate(_tenths(found), start=1)
+            ]
     return rows
+
+
+def _tenths(found: Reliability) -> Iterable[tuple[float, int, float | None, float | None, float]]:
+    return zip(found["energy"], found["count"], found["proxy"], found["private"], found["trust"], strict=False)
 
 
 def _times(factor: float, value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else factor * value
 
 
-def reliability(material: Material) -> Chart:
-    scale, rows = material.scale, reliability_rows(material)
+def reliability(data: RunData) -> Chart:
+    scale, rows = data.scale, reliability_rows(data)
     right = "right, %" if scale.unit.higher_is_better else scale.unit.name
     columns = [
-        Column("decile", "decile of energy"), Column("energy", "mean energy", ".3~g"),
-        Column("proxy", f"proxy {right}", scale.value), Column("private", f"private model {right}", scale.value),
-        Column("trust", "mean trust", ".2f"), Column("count", "samples", ","),
-    ]  # fmt: skip
+        ChartColumn("decile", "decile of energy"),
+        ChartColumn("energy", "mean energy", ".3~g"),
+        ChartColumn("proxy", f"proxy {right}", scale.value),
+        ChartColumn("private", f"private model {right}", scale.value),
+        ChartColumn("trust", "mean trust", ".2f"),
+        ChartColumn("count", "samples", ","),
+    ]
     domain = ["proxy", "private model"]
     who: Spec = {
         "field": "who",
@@ -63,20 +78,34 @@ def reliability(material: Material) -> Chart:
             "tooltip": tooltip(columns),
         },
         "layer": [
-            {"mark": {"type": "line", "strokeWidth": 2.5}, "encoding": {
-                "strokeDash": {**who, "scale": {"domain": domain, "range": [[1, 0], [5, 4]]}}}},
-            {"mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
-             "encoding": {"shape": {**who, "scale": {"domain": domain, "range": ["circle", "square"]}}}},
+            {
+                "mark": {"type": "line", "strokeWidth": 2.5},
+                "encoding": {"strokeDash": {**who, "scale": {"domain": domain, "range": [[1, 0], [5, 4]]}}},
+            },
+            {
+                "mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
+                "encoding": {"shape": {**who, "scale": {"domain": domain, "range": ["circle", "square"]}}},
+            },
         ],
-    }  # fmt: skip
+    }
     worse = "falls" if scale.unit.higher_is_better else "rises"
     about = (
         "All clients' test samples in ten groups, from the lowest energy to the highest. If energy tells how far the "
         f"proxy can be trusted, the proxy's line {worse} to the right, and does so faster than the private model's."
     )
     notes = {key: _verdict(group, scale.unit.higher_is_better) for key, group in rows.items()}
-    return Chart("reliability", "Is low energy more reliable?", about, spec, columns, rows, ("method", "seed"),
-                 notes=notes, empty=EMPTY, half=True)  # fmt: skip
+    return Chart(
+        "reliability",
+        "Is low energy more reliable?",
+        about,
+        spec,
+        columns,
+        rows,
+        ("method", "seed"),
+        notes=notes,
+        empty=EMPTY,
+        half=True,
+    )
 
 
 def _verdict(rows: list[Row], higher: bool) -> str:
@@ -87,12 +116,16 @@ def _verdict(rows: list[Row], higher: bool) -> str:
     return f"The proxy is {low} in the lowest tenth and {high} in the highest."
 
 
-def weights(material: Material) -> Chart:
-    columns = [Column("decile", "decile of energy"), Column("energy", "mean energy", ".3~g"),
-               Column("trust", "mean trust", ".2f"), Column("count", "samples", ",")]  # fmt: skip
+def weights(data: RunData) -> Chart:
+    columns = [
+        ChartColumn("decile", "decile of energy"),
+        ChartColumn("energy", "mean energy", ".3~g"),
+        ChartColumn("trust", "mean trust", ".2f"),
+        ChartColumn("count", "samples", ","),
+    ]
     rows = {
         key: [{k: row[k] for k in ("decile", "energy", "trust", "count")} for row in group]
-        for key, group in reliability_rows(material).items()
+        for key, group in reliability_rows(data).items()
     }
     spec: Spec = {
         "height": 250,
@@ -103,10 +136,21 @@ def weights(material: Material) -> Chart:
         },
         "layer": [
             {"mark": {"type": "bar", "color": "$accent", "opacity": 0.8, "cornerRadiusEnd": 2, "width": {"band": 0.7}}},
-            {"mark": {"type": "text", "dy": -7, "color": "$soft", "fontSize": 10, "aria": False},
-             "encoding": {"text": {"field": "trust", "format": ".2f"}}},
+            {
+                "mark": {"type": "text", "dy": -7, "color": "$soft", "fontSize": 10, "aria": False},
+                "encoding": {"text": {"field": "trust", "format": ".2f"}},
+            },
         ],
-    }  # fmt: skip
+    }
     about = "The weight that the gate gives to the same ten groups: it should fall from left to right."
-    return Chart("energy-trust", "What the gate makes of it", about, spec, columns, rows, ("method", "seed"),
-                 empty=EMPTY, half=True)  # fmt: skip
+    return Chart(
+        "energy-trust",
+        "What the gate makes of it",
+        about,
+        spec,
+        columns,
+        rows,
+        ("method", "seed"),
+        empty=EMPTY,
+        half=True,
+    )

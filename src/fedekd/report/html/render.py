@@ -29,15 +29,19 @@ def render(page: Page) -> str:
         "default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
         f"script-src {hashes}"
     )
-    material = {
+    data = {
         "choices": {choice.name: vars(choice) for choice in page.choices},
         "charts": {chart.id: chart.data() for chart in page.charts()},
     }
     template = _environment().get_template("page.html")
     return template.render(
-        page=page, policy=policy, style=Markup(style), scripts=[Markup(s) for s in scripts],
-        material=Markup(_json(material)), version=__version__,
-    )  # fmt: skip
+        page=page,
+        policy=policy,
+        style=Markup(style),
+        scripts=[Markup(s) for s in scripts],
+        data=Markup(_json(data)),
+        version=__version__,
+    )
 
 
 def _json(value: object) -> str:
@@ -64,6 +68,9 @@ def _asset(name: str) -> str:
 @cache
 def _environment() -> Environment:
     return Environment(
-        loader=PackageLoader("fedekd.report.html", "templates"), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
+        loader=PackageLoader("fedekd.report.html", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )

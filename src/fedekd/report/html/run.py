@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fedekd import metrics
 from fedekd.report.html import clients, cost, holdings, learning, methods, reliability, trust
 from fedekd.report.html.chart import Chart, variant
-from fedekd.report.html.material import Material
+from fedekd.report.html.headline import headline, kicker, minus
+from fedekd.report.html.run_data import RunData
 from fedekd.report.html.section import Block, Page, Section, Variants
-from fedekd.report.html.words import headline, kicker, minus
+from fedekd.runs.aggregate import SHARED, SummaryRow
+from fedekd.runs.records import DoubtedSample, PublicPart
+from fedekd.runs.summary import Deltas
 from fedekd.units import duration, volume
 
 NO_DETAILS = (
@@ -19,69 +21,80 @@ NO_DETAILS = (
 )
 
 
-def run_page(material: Material, notes: Sequence[str] = ()) -> Page:
-    heads = {str(m): headline(material, label) for m, label in enumerate(material.compared)}
+def run_page(data: RunData, notes: Sequence[str] = ()) -> Page:
+    heads = {str(m): headline(data, label) for m, label in enumerate(data.compared)}
     alone = {
-        "title": "Nothing to compare yet", "tone": "", "figures": [], "sure": "",
+        "title": "Nothing to compare yet",
+        "tone": "",
+        "figures": [],
+        "sure": "",
         "lines": ["Only training alone has run; name methods with --methods."],
-    }  # fmt: skip
-    hero = Variants(("method",), heads or {"": alone}, str(material.favourite) if heads else "")
-    compared = [clients.dumbbells(material), clients.ranks(material)] if heads else []
+    }
+    hero = Variants(("method",), heads or {"": alone}, str(data.favourite) if heads else "")
+    compared = [clients.dumbbells(data), clients.ranks(data)] if heads else []
     sections = [
         Section("sites", "Did joining help?", [chart for chart in compared if chart]),
-        Section("all", "All methods", [*([methods.strip(material)] if heads else []), _summary(material)]),
+        Section("all", "All methods", [*([methods.strip(data)] if heads else []), _summary(data)]),
     ]
-    if material.details:
+    if data.details:
         sections += [
-            Section("learning", "Learning", [learning.method_curves(material), learning.clients_learning(material)]),
-            Section("data", "The data", [holdings.holdings(material)]),
-            *_gate(material),
-            Section("cost", "Cost", [cost.traffic(material), cost.time(material), cost.per_round(material)]),
+            Section("learning", "Learning", [learning.method_curves(data), learning.clients_learning(data)]),
+            Section("data", "The data", [holdings.holdings(data)]),
+            *_gate(data),
+            Section("cost", "Cost", [cost.traffic(data), cost.time(data), cost.per_round(data)]),
         ]
     else:
         notes = [*notes, NO_DETAILS]
-        sections.append(Section("cost", "Cost", [cost.traffic(material), cost.time(material)]))
-    sections.append(Section("settings", "Settings", [_settings(material)]))
-    title = f"{material.first['dataset']}: did joining help?"
-    return Page(title, kicker(material), hero, [s for s in sections if s.parts], material.choices(), notes)
+        sections.append(Section("cost", "Cost", [cost.traffic(data), cost.time(data)]))
+    sections.append(Section("settings", "Settings", [_settings(data)]))
+    title = f"{data.first['dataset']}: did joining help?"
+    return Page(title, kicker(data), hero, [s for s in sections if s.parts], data.choices(), notes)
 
 
-def _gate(material: Material) -> list[Section]:
+def _gate(data: RunData) -> list[Section]:
     """What only gated methods leave; nothing where none has run."""
-    weights, energies = trust.rounds(material), reliability.reliability(material)
+    weights, energies = trust.rounds(data), reliability.reliability(data)
     asked = "A gated method weighs each sample: how far may the shared proxy teach the private model here?"
     parts: list[Chart | Block] = [
         weights,
-        trust.ends(material),
-        trust.by_client(material),
-        trust.course(material),
-        _distrusted(material),
+        trust.ends(data),
+        trust.by_client(data),
+        trust.course(data),
+        _distrusted(data),
     ]
     sections = [Section("trust-weights", "Trust", parts, asked)] if weights.rows else []
     if energies.rows:
-        sections.append(Section("energy", "Reliability", [energies, reliability.weights(material)]))
+        sections.append(Section("energy", "Reliability", [energies, reliability.weights(data)]))
     return sections
 
 
-def _summary(material: Material) -> Block:
-    unit = material.unit
+def _summary(data: RunData) -> Block:
+    unit = data.unit
     rows = []
-    for label, row in material.summary.items():
-        alone, interval = label == material.alone, row["avg_delta"]["interval"]
+    for label, row in data.summary.items():
+        alone, interval = label == data.alone, row["avg_delta"]["interval"]
 
-        def signed(key: str, row: dict[str, Any] = row, alone: bool = alone) -> tuple[str, str]:
+        def signed(key: Deltas, row: SummaryRow = row, alone: bool = alone) -> tuple[str, str]:
             mean = row[key]["mean"]
-            return ("", "") if alone else (minus(unit.delta(mean)), material.scale.effect(mean))
+            return ("", "") if alone else (minus(unit.delta(mean)), data.scale.effect(mean))
 
         between = " to ".join(minus(unit.delta(x)) for x in interval) if interval and not alone else ""
         sent = row["bytes_up"] + row["bytes_down"]
-        rows.append({
-            "label": label, "deltas": [signed("avg_delta"), signed("worst_delta"), signed("tail_delta")],
-            "interval": between, "harmed": "" if alone else f"{row['harmed']}/{row['clients']}",
-            "figures": [unit.value(row["mean"]["mean"]), unit.value(row["worst"]["mean"]),
-                        volume(sent) if sent else "", duration(row["seconds"])],
-        })  # fmt: skip
-    several = len(material.seeds) > 1
+        rows.append(
+            {
+                "label": label,
+                "deltas": [signed("avg_delta"), signed("worst_delta"), signed("tail_delta")],
+                "interval": between,
+                "harmed": "" if alone else f"{row['harmed']}/{row['clients']}",
+                "figures": [
+                    unit.value(row["mean"]["mean"]),
+                    unit.value(row["worst"]["mean"]),
+                    volume(sent) if sent else "",
+                    duration(row["seconds"]),
+                ],
+            }
+        )
+    several = len(data.seeds) > 1
     heads = ["Avg Δ", *(["95 % interval"] if several else []), "Worst Δ", f"{unit.tail} Δ", "harmed"]
     percent = ", %" if unit.higher_is_better else ""
     heads += [f"mean {unit.name}{percent}", f"worst {unit.name}{percent}", "sent", "time"]
@@ -92,13 +105,13 @@ def _summary(material: Material) -> Block:
     return Block("summary.html", {"heads": heads, "rows": rows, "several": several}, "In figures", about)
 
 
-def _distrusted(material: Material) -> Block:
+def _distrusted(data: RunData) -> Block:
     by = {}
-    for key, label, seed, _ in material.runs():
-        samples = (material.detail(label, seed) or {}).get("distrusted", [])
-        if samples:
+    for key, label, seed, _ in data.runs():
+        detail = data.detail(label, seed)
+        if detail and (samples := detail["distrusted"]):
             by[key] = {"pictures": any(s["image"] for s in samples), "samples": [_sample(s) for s in samples]}
-    first = variant(material.favourite, material.worst_seed)
+    first = variant(data.favourite, data.worst_seed)
     about = (
         "The training samples with the lowest weights: what they are, what the client's private model says and what "
         "the proxy says. Where the proxy is wrong the gate did its work; where it is right, it was too wary."
@@ -107,43 +120,50 @@ def _distrusted(material: Material) -> Block:
     return Block("distrusted.html", content, "Most distrusted samples", about)
 
 
-def _sample(sample: dict[str, Any]) -> dict[str, Any]:
+def _sample(sample: DoubtedSample) -> dict[str, Any]:
     def text(value: Any) -> str:
         return f"{value:,.5g}" if isinstance(value, float) else str(value)
 
     shown = {key: text(sample[key]) for key in ("client", "row", "label", "private", "proxy")}
     numbers = isinstance(sample["label"], float)
     return {
-        **shown, "energy": f"{sample['energy']:.3g}", "trust": f"{sample['trust']:.2f}", "image": sample["image"],
+        **shown,
+        "energy": f"{sample['energy']:.3g}",
+        "trust": f"{sample['trust']:.2f}",
+        "image": sample["image"],
         "wrong": None if numbers else shown["proxy"] != shown["label"],
-    }  # fmt: skip
+    }
 
 
-def _public(public: dict[str, Any] | None) -> str:
+def _public(public: PublicPart | None) -> str:
     if public is None:
         return ""
     what = "of a file" if "file" in public else f"a share of {public['share']:g}"
     return f"{public['rows']:,} rows, {what}" + ("" if public.get("labelled", True) else ", without labels")
 
 
-def _settings(material: Material) -> Block:
-    first = material.first
-    shared = {name: first["params"][name] for name in (*metrics.SHARED, "device") if name in first["params"]}
-    partition = first.get("partition", {})
-    groups = {
+def _settings(data: RunData) -> Block:
+    first = data.first
+    shared = {name: value for name, value in first["params"].items() if name in (*SHARED, "device")}
+    partition = first["partition"]
+    groups: dict[str, dict[str, Any]] = {
         "Data": {
-            "dataset": first["dataset"], "task": first["task"], "metric": material.unit.name,
-            "split": partition.get("kind", ""), "alpha": "" if first["alpha"] is None else f"{first['alpha']:g}",
+            "dataset": first["dataset"],
+            "task": first["task"],
+            "metric": data.unit.name,
+            "split": partition["kind"],
+            "alpha": "" if first["alpha"] is None else f"{first['alpha']:g}",
             "public": _public(partition.get("public")),
-            "clients": len(first["clients"]), "seeds": ", ".join(map(str, material.seeds)),
+            "clients": len(first["clients"]),
+            "seeds": ", ".join(map(str, data.seeds)),
         },
         "Training": shared,
-        "Versions": first.get("versions", {}),
-    }  # fmt: skip
-    for label in material.compared:
-        record = material.of(label)[0]
+        "Versions": first["versions"],
+    }
+    for label in data.compared:
+        record = data.of(label)[0]
         own = {k: v for k, v in record["params"].items() if k not in shared}
         groups |= {label: own} if own else {}
-    ended = max((r.get("finished", "") for r in material.records), default="")
+    ended = max((r["finished"] for r in data.records), default="")
     groups["Versions"] = {**groups["Versions"], "finished": ended}
     return Block("settings.html", {k: {n: v for n, v in g.items() if v not in ("", None)} for k, g in groups.items()})

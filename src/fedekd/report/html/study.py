@@ -9,63 +9,59 @@ from typing import Any
 from fedekd.report.html import agreement, bars, heat, sweep
 from fedekd.report.html.chart import Choice
 from fedekd.report.html.section import Block, Page, Section, Variants
-from fedekd.report.html.study_material import StudyMaterial, alpha_title
+from fedekd.report.html.study_data import StudyData, alpha_title
 from fedekd.report.paper_tables import make_tables
-from fedekd.report.table_formats import NOTHING, Cell, Table, number
+from fedekd.report.table_formats import NOTHING, Table, TableCell, number
+from fedekd.runs.records import FailureRow, Record
 from fedekd.units import count
 
-Record = dict[str, Any]
 
-
-def study_page(records: Sequence[Record], failures: Sequence[Record] = ()) -> Page:
-    material = StudyMaterial(records, failures)
+def study_page(records: Sequence[Record], failures: Sequence[FailureRow] = ()) -> Page:
+    data = StudyData(records, failures)
     tables = make_tables(records, failures, against_paper=True)
-    heads = {str(m): _headline(material, label) for m, label in enumerate(material.compared)}
+    heads = {str(m): _headline(data, label) for m, label in enumerate(data.compared)}
     heads = heads or {"": {"title": "Nothing to compare yet", "tone": "", "lines": [], "sure": "", "figures": []}}
-    hero = Variants(("method",), heads, str(material.favourite) if material.compared else "")
+    hero = Variants(("method",), heads, str(data.favourite) if data.compared else "")
     near = agreement.agreement(tables)
-    cells = agreement.by_cell(tables, material.compared)
-    choices = material.choices()
-    if len(material.alphas) > 1:
-        choices.append(Choice("alpha", "α", tuple(map(alpha_title, material.alphas))))
+    cells = agreement.by_cell(tables, data.compared)
+    choices = data.choices()
+    if len(data.alphas) > 1:
+        choices.append(Choice("alpha", "α", tuple(map(alpha_title, data.alphas))))
     if near:
         choices.append(agreement.quantity_choice(tables))
-    maps = [heat.one_method(material, task) for task in material.tasks if material.compared]
-    grids = [heat.all_methods(material, task) for task in material.tasks if material.compared]
-    pairs = [(task, dataset) for task in material.tasks for dataset in bars.datasets(material, task)]
-    figures = [bars.bars(material, *pair, number=i) for i, pair in enumerate(pairs)]
+    maps = [heat.one_method(data, task) for task in data.tasks if data.compared]
+    grids = [heat.all_methods(data, task) for task in data.tasks if data.compared]
+    pairs = [(task, dataset) for task in data.tasks for dataset in bars.datasets(data, task)]
+    figures = [bars.bars(data, *pair, number=i) for i, pair in enumerate(pairs)]
     sections = [
         Section("where", "Where does it help?", maps),
         Section("methods", "All methods", grids),
-        Section("results", "Results", figures, "Choose an α above." if len(material.alphas) > 1 else ""),
-        Section("sweeps", "Sensitivity", sweep.sweeps(material)),
+        Section("results", "Results", figures, "Choose an α above." if len(data.alphas) > 1 else ""),
+        Section("sweeps", "Sensitivity", sweep.sweeps(data)),
         Section("agreement", "Agreement with the paper", [chart for chart in (near, cells) if chart]),
         Section("tables", "Tables", [_table(table, i == 0) for i, table in enumerate(tables)]),
     ]
-    notes = _notes(material, failures)
-    return Page("fedekd study", _kicker(material), hero, [s for s in sections if s.parts], choices, notes)
+    notes = _notes(data, failures)
+    return Page("fedekd study", _kicker(data), hero, [s for s in sections if s.parts], choices, notes)
 
 
-def _kicker(material: StudyMaterial) -> str:
-    datasets = {r["dataset"] for r in material.records}
-    seeds = {r["seed"] for r in material.records}
-    parts = [f"{len(material.records):,} runs", count(len(datasets), "dataset"), count(len(material.alphas), "split")]
-    return " · ".join(["Study", *parts, count(len(material.labels), "method"), count(len(seeds), "seed")])
+def _kicker(data: StudyData) -> str:
+    datasets = {r["dataset"] for r in data.records}
+    seeds = {r["seed"] for r in data.records}
+    parts = [f"{len(data.records):,} runs", count(len(datasets), "dataset"), count(len(data.alphas), "split")]
+    return " · ".join(["Study", *parts, count(len(data.labels), "method"), count(len(seeds), "seed")])
 
 
-def _notes(material: StudyMaterial, failures: Sequence[Record]) -> list[str]:
+def _notes(data: StudyData, failures: Sequence[FailureRow]) -> list[str]:
     notes = []
-    if left := sum(material.book.left_out.values()):
+    if left := sum(data.study.left_out.values()):
         notes.append(f"{left:,} runs with other settings are left out.")
-    return notes + [f"{note[0].upper()}{note[1:]}." for note in material.book.failed()]
+    return notes + [f"{note[0].upper()}{note[1:]}." for note in data.study.failed()]
 
 
-def _headline(material: StudyMaterial, label: str) -> dict[str, Any]:
+def _headline(data: StudyData, label: str) -> dict[str, Any]:
     """How many cells a method helps and harms by their paired intervals, and how many client-runs it harmed."""
-    cells = [
-        figures for task in material.tasks for column in material.columns(task)
-        if (figures := material.delta(label, column))
-    ]  # fmt: skip
+    cells = [figures for task in data.tasks for column in data.columns(task) if (figures := data.delta(label, column))]
     verdicts = Counter(cell["verdict"] for cell in cells)
     helps, harms, total = verdicts["helps"], verdicts["harms"], len(cells)
     harmed, runs = sum(cell["harmed"] for cell in cells), sum(cell["of"] for cell in cells)
@@ -94,7 +90,7 @@ def _table(table: Table, first: bool) -> Block:
     return Block("table.html", content)
 
 
-def _words(cell: Cell) -> dict[str, str]:
+def _words(cell: TableCell) -> dict[str, str]:
     def text(value: float, sign: str = "") -> str:
         return number(value, sign).replace("-", "−")
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedekd.report.html.chart import Chart, Column, Row, Scale, Spec, colours, shapes, tooltip, zero_line
-from fedekd.report.html.study_material import StudyMaterial
+from fedekd.report.html.chart import Chart, ChartColumn, MetricScale, Row, Spec, colours, shapes, tooltip, zero_line
+from fedekd.report.html.study_data import StudyData
 from fedekd.report.sweeps import VARIED, ordered
 
 SYMBOLS = {"beta": "β", "lambda_kd": "λ"}
 
 
-def sweep_rows(material: StudyMaterial, task: str) -> dict[tuple[str, str], list[Row]]:
+def sweep_rows(data: StudyData, task: str) -> dict[tuple[str, str], list[Row]]:
     """By method and parameter: a row for each value on each cell that was swept."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for column in material.columns(task):
-        labels = [label for label, where in material.book.by if where == column]
+    for column in data.columns(task):
+        labels = [label for label, where in data.study.by if where == column]
         for method in dict.fromkeys(m["method"] for label in labels if (m := VARIED.fullmatch(label))):
-            for (parameter, value), label in ordered(material.book, method, column, labels):
-                figures = material.delta(label, column)
+            for (parameter, value), label in ordered(data.study, method, column, labels):
+                figures = data.delta(label, column)
                 if figures and "," not in parameter:
-                    cell = " ".join(filter(None, material.book.heads([column])[0]))
+                    cell = " ".join(filter(None, data.study.heads([column])[0]))
                     row = {"cell": cell, "value": value, "usual": label == method, **figures}
                     found.setdefault((method, parameter), []).append(row)
     return {key: rows for key, rows in found.items() if len({row["value"] for row in rows}) > 1}
@@ -36,20 +36,24 @@ def order(rows: list[Row]) -> list[str]:
     return sorted({row["value"] for row in rows}, key=number)
 
 
-def sweeps(material: StudyMaterial) -> list[Chart]:
+def sweeps(data: StudyData) -> list[Chart]:
     charts = []
-    for task in material.tasks:
-        for (method, parameter), rows in sweep_rows(material, task).items():
-            charts.append(_chart(material.scales[task], task, method, parameter, rows))
+    for task in data.tasks:
+        for (method, parameter), rows in sweep_rows(data, task).items():
+            charts.append(_chart(data.scales[task], task, method, parameter, rows))
     return charts
 
 
-def _chart(scale: Scale, task: str, method: str, parameter: str, rows: list[Row]) -> Chart:
+def _chart(scale: MetricScale, task: str, method: str, parameter: str, rows: list[Row]) -> Chart:
     name = SYMBOLS.get(parameter, parameter)
     columns = [
-        Column("cell", "dataset"), Column("value", name), Column("mean", scale.delta_title, scale.delta),
-        Column("low", "95 % from", scale.delta), Column("high", "95 % to", scale.delta), Column("seeds", "seeds"),
-    ]  # fmt: skip
+        ChartColumn("cell", "dataset"),
+        ChartColumn("value", name),
+        ChartColumn("mean", scale.delta_title, scale.delta),
+        ChartColumn("low", "95 % from", scale.delta),
+        ChartColumn("high", "95 % to", scale.delta),
+        ChartColumn("seeds", "seeds"),
+    ]
     cells = list(dict.fromkeys(row["cell"] for row in rows))
     who: Spec = {
         "field": "cell",
@@ -64,16 +68,29 @@ def _chart(scale: Scale, task: str, method: str, parameter: str, rows: list[Row]
         "height": 280,
         "layer": [
             zero_line("y"),
-            {"mark": {"type": "line", "opacity": 0.45, "aria": False},
-             "encoding": {"x": x, "y": y, "color": colour, **apart}},
-            {"mark": {"type": "rule", "strokeWidth": 2, "aria": False},
-             "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": colour, **apart}},
-            {"mark": {"type": "point", "filled": True, "size": 95, "opacity": 1},
-             "encoding": {"x": x, "y": y, "color": colour, "shape": shape, "tooltip": tooltip(columns), **apart}},
+            {
+                "mark": {"type": "line", "opacity": 0.45, "aria": False},
+                "encoding": {"x": x, "y": y, "color": colour, **apart},
+            },
+            {
+                "mark": {"type": "rule", "strokeWidth": 2, "aria": False},
+                "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": colour, **apart},
+            },
+            {
+                "mark": {"type": "point", "filled": True, "size": 95, "opacity": 1},
+                "encoding": {"x": x, "y": y, "color": colour, "shape": shape, "tooltip": tooltip(columns), **apart},
+            },
         ],
-    }  # fmt: skip
+    }
     usual = next((row["value"] for row in rows if row["usual"]), None)
     about = f"Mean Δ of {method} over {name}, with 95 % intervals over seeds; the line at zero is training alone."
     about += f" {method} uses {name} = {usual} by itself." if usual else ""
-    return Chart(f"sweep-{task}-{method}-{parameter}", f"{method}: sensitivity to {name}", about, spec, columns,
-                 {"": rows}, half=True)  # fmt: skip
+    return Chart(
+        f"sweep-{task}-{method}-{parameter}",
+        f"{method}: sensitivity to {name}",
+        about,
+        spec,
+        columns,
+        {"": rows},
+        half=True,
+    )

@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from fedekd.report.html.chart import MANY, ROUNDS, Chart, Column, Row, Spec, lines_of, names, shades, tooltip
-from fedekd.report.html.material import Material, fewer
+from fedekd.report.html.chart import MANY, ROUNDS, Chart, ChartColumn, Row, Spec, lines_of, names, shades, tooltip
+from fedekd.report.html.run_data import RunData, fewer
+from fedekd.runs.records import ClientsTrust, TrustRow
 
 BINS = 20
 EDGE = 0.1  # below it a sample counts as distrusted, above 1 - EDGE as trusted
 EMPTY = "This method has no gate, or its run left no trust weights."
 COLUMNS = (
-    Column("mean", "mean trust", ".2f"),
-    Column("below", "share below 0.1", ".1%"),
-    Column("above", "share above 0.9", ".1%"),
+    ChartColumn("mean", "mean trust", ".2f"),
+    ChartColumn("below", "share below 0.1", ".1%"),
+    ChartColumn("above", "share above 0.9", ".1%"),
 )
 
 
-def round_rows(material: Material) -> dict[str, list[Row]]:
+def round_rows(data: RunData) -> dict[str, list[Row]]:
     """By variant, one row per round over all clients."""
     return {
         key: [{"round": entry["round"], **_figures(entry["clients"])} for entry in log]
-        for key, log in _logs(material).items()
+        for key, log in _logs(data).items()
     }
 
 
-def client_rows(material: Material) -> dict[str, list[Row]]:
+def client_rows(data: RunData) -> dict[str, list[Row]]:
     """By variant, one row per client in the last round, the least trusting first."""
-    records = {key: record for key, _, _, record in material.runs()}
+    records = {key: record for key, _, _, record in data.runs()}
     made: dict[str, list[Row]] = {}
-    for key, log in _logs(material).items():
+    for key, log in _logs(data).items():
         names = [str(client["id"]) for client in records[key]["clients"]]
         rows = [
             {"client": name, **_figures([entry])}
@@ -44,12 +45,12 @@ def client_rows(material: Material) -> dict[str, list[Row]]:
     return made
 
 
-def course_rows(material: Material) -> dict[str, list[Row]]:
+def course_rows(data: RunData) -> dict[str, list[Row]]:
     """By variant, one row per client and round, the clients as in ``client_rows``."""
-    records = {key: record for key, _, _, record in material.runs()}
-    shown = client_rows(material)
+    records = {key: record for key, _, _, record in data.runs()}
+    shown = client_rows(data)
     made: dict[str, list[Row]] = {}
-    for key, log in _logs(material).items():
+    for key, log in _logs(data).items():
         place = {str(client["id"]): at for at, client in enumerate(records[key]["clients"])}
         made[key] = [
             {"client": row["client"], "round": entry["round"], **_figures([own])}
@@ -62,17 +63,17 @@ def course_rows(material: Material) -> dict[str, list[Row]]:
     return made
 
 
-def _logs(material: Material) -> dict[str, list[dict[str, Any]]]:
-    logs: dict[str, list[dict[str, Any]]] = {}
-    for key, label, seed, _ in material.runs():
-        detail = material.detail(label, seed)
-        log = [e for e in (detail or {}).get("trust", []) if any(c and sum(c["histogram"]) for c in e["clients"])]
+def _logs(data: RunData) -> dict[str, list[ClientsTrust]]:
+    logs: dict[str, list[ClientsTrust]] = {}
+    for key, label, seed, _ in data.runs():
+        detail = data.detail(label, seed)
+        log = [e for e in (detail["trust"] if detail else []) if any(c and sum(c["histogram"]) for c in e["clients"])]
         if log:
             logs[key] = log
     return logs
 
 
-def _figures(clients: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:
+def _figures(clients: Sequence[TrustRow | None]) -> dict[str, Any]:
     """Over these clients' samples: the mean, the shares at both ends, and the share in each twentieth."""
     there = [client for client in clients if client and sum(client["histogram"])]
     counts = np.sum([client["histogram"] for client in there], axis=0).astype(float)
@@ -86,7 +87,7 @@ def _figures(clients: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:
     }
 
 
-def _distribution(x: Spec, y: Spec, first: Column, height: Spec) -> Spec:
+def _distribution(x: Spec, y: Spec, first: ChartColumn, height: Spec) -> Spec:
     """Shares of the twentieths as lightness, and the mean as a line or ticks over it."""
     return {
         **height,
@@ -95,43 +96,71 @@ def _distribution(x: Spec, y: Spec, first: Column, height: Spec) -> Spec:
             {"flatten": ["shares", "from"], "as": ["share", "low"]},
             {"calculate": "datum.low + 0.05", "as": "high"},
         ],
-        "encoding": {"tooltip": [
-            *tooltip([first]), {"field": "low", "title": "trust from", "format": ".2f"},
-            {"field": "high", "title": "to", "format": ".2f"},
-            {"field": "share", "title": "share of samples", "format": ".1%"}, *tooltip(COLUMNS),
-        ]},
+        "encoding": {
+            "tooltip": [
+                *tooltip([first]),
+                {"field": "low", "title": "trust from", "format": ".2f"},
+                {"field": "high", "title": "to", "format": ".2f"},
+                {"field": "share", "title": "share of samples", "format": ".1%"},
+                *tooltip(COLUMNS),
+            ]
+        },
         "layer": [
-            {"mark": {"type": "rect", "aria": False, "stroke": "$surface", "strokeWidth": 0.5}, "encoding": {
-                "x": x, "y": y, "color": shades("share", "share of samples", ".0%"),
-                **({"y2": {"field": "high"}} if y["field"] == "low" else {"x2": {"field": "high"}}),
-            }},
+            {
+                "mark": {"type": "rect", "aria": False, "stroke": "$surface", "strokeWidth": 0.5},
+                "encoding": {
+                    "x": x,
+                    "y": y,
+                    "color": shades("share", "share of samples", ".0%"),
+                    **({"y2": {"field": "high"}} if y["field"] == "low" else {"x2": {"field": "high"}}),
+                },
+            },
         ],
-    }  # fmt: skip
+    }
 
 
 TRUST: Spec = {
-    "field": "low", "type": "quantitative", "title": "trust weight",
+    "field": "low",
+    "type": "quantitative",
+    "title": "trust weight",
     "scale": {"domain": [0, 1]},
     "axis": {"grid": False, "values": [0, 0.1, 0.5, 0.9, 1], "format": "~g", "labelOverlap": False},
-}  # fmt: skip
+}
 
 
-def rounds(material: Material) -> Chart:
-    rows = round_rows(material)
-    spec = _distribution(ROUNDS, TRUST, Column("round", "round"), {"height": 240})
-    spec["layer"].append({
-        "mark": {"type": "line", "color": "$harm", "strokeWidth": 2.5, "point": {"filled": True, "color": "$harm"},
-                 "tooltip": None},
-        "encoding": {"x": ROUNDS, "y": {**TRUST, "field": "mean", "aggregate": "max"}},
-    })  # fmt: skip
+def rounds(data: RunData) -> Chart:
+    rows = round_rows(data)
+    spec = _distribution(ROUNDS, TRUST, ChartColumn("round", "round"), {"height": 240})
+    spec["layer"].append(
+        {
+            "mark": {
+                "type": "line",
+                "color": "$harm",
+                "strokeWidth": 2.5,
+                "point": {"filled": True, "color": "$harm"},
+                "tooltip": None,
+            },
+            "encoding": {"x": ROUNDS, "y": {**TRUST, "field": "mean", "aggregate": "max"}},
+        }
+    )
     about = (
         "How the weights of all samples spread in each round: the darker, the more samples; the line is their mean. "
         "A weight near 1 lets the proxy teach, near 0 keeps it out."
     )
     notes = {key: _last(group[-1]) for key, group in rows.items()}
-    columns = (Column("round", "round"), *COLUMNS)
-    return Chart("trust", "Trust, round by round", about, spec, columns, rows, ("method", "seed"), notes=notes,
-                 empty=EMPTY, half=True)  # fmt: skip
+    columns = (ChartColumn("round", "round"), *COLUMNS)
+    return Chart(
+        "trust",
+        "Trust, round by round",
+        about,
+        spec,
+        columns,
+        rows,
+        ("method", "seed"),
+        notes=notes,
+        empty=EMPTY,
+        half=True,
+    )
 
 
 def _last(row: Row) -> str:
@@ -141,9 +170,9 @@ def _last(row: Row) -> str:
     )
 
 
-def ends(material: Material) -> Chart:
+def ends(data: RunData) -> Chart:
     """How many samples are decided on: the shares below .1 and above .9."""
-    columns = (Column("round", "round"), *COLUMNS)
+    columns = (ChartColumn("round", "round"), *COLUMNS)
     spec: Spec = {
         "height": 240,
         "transform": [
@@ -158,47 +187,77 @@ def ends(material: Material) -> Chart:
         },
         "layer": [
             {"mark": {"type": "line", "strokeWidth": 2.5}},
-            {"mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
-             "encoding": {"shape": _two("end", True)}},
+            {
+                "mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
+                "encoding": {"shape": _two("end", True)},
+            },
         ],
-    }  # fmt: skip
+    }
     about = "The share of samples whose proxy the gate nearly shuts out (below 0.1) or nearly lets in (above 0.9)."
-    return Chart("trust-ends", "How decided the gate is", about, spec, columns, round_rows(material),
-                 ("method", "seed"), empty=EMPTY, half=True)  # fmt: skip
+    return Chart(
+        "trust-ends",
+        "How decided the gate is",
+        about,
+        spec,
+        columns,
+        round_rows(data),
+        ("method", "seed"),
+        empty=EMPTY,
+        half=True,
+    )
 
 
 def _two(field: str, shape: bool = False) -> Spec:
     names = ["above 0.9", "below 0.1"]
     span = ["triangle-up", "triangle-down"] if shape else ["$help", "$harm"]
-    return {"field": field, "type": "nominal", "scale": {"domain": names, "range": span},
-            "legend": {"title": None, "orient": "top"}}  # fmt: skip
+    return {
+        "field": field,
+        "type": "nominal",
+        "scale": {"domain": names, "range": span},
+        "legend": {"title": None, "orient": "top"},
+    }
 
 
-def by_client(material: Material) -> Chart:
-    rows = client_rows(material)
+def by_client(data: RunData) -> Chart:
+    rows = client_rows(data)
     y = names("client")
-    spec = _distribution(TRUST, y, Column("client", "client"), lines_of("client", 28))
-    spec["layer"].append({
-        "mark": {"type": "tick", "thickness": 3, "size": 18, "color": "$harm", "tooltip": None},
-        "encoding": {"x": {**TRUST, "field": "mean", "aggregate": "max"}, "y": y},
-    })  # fmt: skip
+    spec = _distribution(TRUST, y, ChartColumn("client", "client"), lines_of("client", 28))
+    spec["layer"].append(
+        {
+            "mark": {"type": "tick", "thickness": 3, "size": 18, "color": "$harm", "tooltip": None},
+            "encoding": {"x": {**TRUST, "field": "mean", "aggregate": "max"}, "y": y},
+        }
+    )
     about = "The same in the last round for each client; the bar is the client's mean. The least trusting on top."
-    about += fewer(len(material.names), MANY, "least and most trusting")
-    columns = (Column("client", "client"), *COLUMNS)
-    return Chart("trust-clients", "Trust, client by client", about, spec, columns, rows, ("method", "seed"),
-                 empty=EMPTY)  # fmt: skip
+    about += fewer(len(data.names), MANY, "least and most trusting")
+    columns = (ChartColumn("client", "client"), *COLUMNS)
+    return Chart(
+        "trust-clients", "Trust, client by client", about, spec, columns, rows, ("method", "seed"), empty=EMPTY
+    )
 
 
-def course(material: Material) -> Chart:
+def course(data: RunData) -> Chart:
     """Which client shuts the proxy out, and when."""
-    columns = (Column("client", "client"), Column("round", "round"), *COLUMNS)
+    columns = (ChartColumn("client", "client"), ChartColumn("round", "round"), *COLUMNS)
     spec: Spec = {
         **lines_of("client", 28),
         "mark": {"type": "rect", "stroke": "$surface", "strokeWidth": 1.5},
-        "encoding": {"x": ROUNDS, "y": names("client"), "color": shades("below", "share below 0.1", ".0%"),
-                     "tooltip": tooltip(columns)},
-    }  # fmt: skip
+        "encoding": {
+            "x": ROUNDS,
+            "y": names("client"),
+            "color": shades("below", "share below 0.1", ".0%"),
+            "tooltip": tooltip(columns),
+        },
+    }
     about = "The share of its samples that each client keeps the proxy out of, round by round: the darker, the more."
-    about += fewer(len(material.names), MANY, "least and most trusting")
-    return Chart("trust-course", "Trust, client by round", about, spec, columns, course_rows(material),
-                 ("method", "seed"), empty=EMPTY)  # fmt: skip
+    about += fewer(len(data.names), MANY, "least and most trusting")
+    return Chart(
+        "trust-course",
+        "Trust, client by round",
+        about,
+        spec,
+        columns,
+        course_rows(data),
+        ("method", "seed"),
+        empty=EMPTY,
+    )

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from fedekd import metrics
 from fedekd.data.paper import PAPER
-from fedekd.metrics import shared_settings
-from fedekd.report.table_formats import Cell
+from fedekd.report.table_formats import TableCell
+from fedekd.runs.aggregate import shared_settings
+from fedekd.runs.records import FailureRow, Figure, Record
 from fedekd.units import count
 
-Record = dict[str, Any]
-Column = tuple[str, float | None]  # dataset and alpha
+StudyColumn = tuple[str, float | None]  # dataset and alpha
 
 TITLES = {one.name: one.title for one in PAPER}
 
 
-class Book:
+class StudyRecords:
     """The last record for each dataset, alpha, label and seed, of each dataset's most frequent settings."""
 
-    def __init__(self, records: Sequence[Record], failures: Sequence[Mapping[str, Any]] = ()) -> None:
+    def __init__(self, records: Sequence[Record], failures: Sequence[FailureRow] = ()) -> None:
         unique = list({record["key"]: record for record in records}.values())
         counts: dict[str, Counter[tuple[Any, ...]]] = {}
         for record in unique:
@@ -30,7 +30,7 @@ class Book:
         self.records = [record for record in unique if shared_settings(record) == usual[record["dataset"]]]
         self.left_out = Counter(r["dataset"] for r in unique if shared_settings(r) != usual[r["dataset"]])
         self.failures = [f for f in failures if f["key"] not in {record["key"] for record in unique}]
-        self.by: dict[tuple[str, Column], dict[int, Record]] = {}
+        self.by: dict[tuple[str, StudyColumn], dict[int, Record]] = {}
         self.task = {(r["dataset"], r["alpha"]): r["task"] for r in self.records}
         self.most: dict[str, set[int]] = {}  # seeds that any run of a task has
         for r in self.records:
@@ -46,48 +46,48 @@ class Book:
     def about(self, datasets: Collection[str]) -> bool:
         return any(record["dataset"] in datasets for record in self.records)
 
-    def columns(self, task: str) -> list[Column]:
+    def columns(self, task: str) -> list[StudyColumn]:
         return sorted((c for c, kind in self.task.items() if kind == task), key=lambda c: (c[0], c[1] or 0.0))
 
     def plain_labels(self) -> list[str]:
         """Methods as they are, without those whose parameters were changed."""
         return list(dict.fromkeys(r["label"] for r in self.records if r["label"] == r["method"]))
 
-    def has(self, label: str, columns: Iterable[Column]) -> bool:
+    def has(self, label: str, columns: Iterable[StudyColumn]) -> bool:
         return any((label, column) in self.by for column in columns)
 
-    def runs(self, label: str, column: Column) -> list[Record]:
+    def runs(self, label: str, column: StudyColumn) -> list[Record]:
         return [run for _, run in sorted(self.by.get((label, column), {}).items())]
 
-    def few(self, seeds: int, column: Column) -> bool:
+    def few(self, seeds: int, column: StudyColumn) -> bool:
         """Whether a cell has fewer seeds than others of its task."""
         return seeds < len(self.most[self.task[column]])
 
     # --- figures -----------------------------------------------------------------------------------------
 
-    def mean(self, label: str, column: Column, key: str) -> Cell:
+    def mean(self, label: str, column: StudyColumn, key: Figure) -> TableCell:
         values = [run[key] for run in self.runs(label, column)]
         if not values:
-            return Cell()
+            return TableCell()
         over = metrics.over_seeds(values)
-        return Cell(over["mean"], over["std"], seeds=len(values), few=self.few(len(values), column))
+        return TableCell(over["mean"], over["std"], seeds=len(values), few=self.few(len(values), column))
 
-    def difference(self, label: str, other: str, column: Column) -> Cell:
+    def difference(self, label: str, other: str, column: StudyColumn) -> TableCell:
         """The mean client's gain over another method, seed by seed."""
         one, two = self.by.get((label, column), {}), self.by.get((other, column), {})
         paired = [one[seed]["mean"] - two[seed]["mean"] for seed in sorted(one.keys() & two.keys())]
         if not paired:
-            return Cell()
+            return TableCell()
         mean, interval = sum(paired) / len(paired), metrics.paired_interval(paired)
-        return Cell(mean, interval=interval, seeds=len(paired), few=self.few(len(paired), column))
+        return TableCell(mean, interval=interval, seeds=len(paired), few=self.few(len(paired), column))
 
     # --- words -------------------------------------------------------------------------------------------
 
     @staticmethod
-    def heads(columns: Sequence[Column]) -> tuple[tuple[str, str], ...]:
+    def heads(columns: Sequence[StudyColumn]) -> tuple[tuple[str, str], ...]:
         return tuple((TITLES.get(d, d), "no α" if alpha is None else f"α={alpha:g}") for d, alpha in columns)
 
-    def notes(self, labels: Collection[str], columns: Sequence[Column]) -> list[str]:
+    def notes(self, labels: Collection[str], columns: Sequence[StudyColumn]) -> list[str]:
         """What is missing from a table of these rows and columns, and why as far as that is known."""
         notes, seeds = [], {seed for column in columns for seed in self.most.get(self.task.get(column, ""), ())}
         there = sum(len(self.by.get((label, column), {})) for label in labels for column in columns)

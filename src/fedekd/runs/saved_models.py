@@ -7,15 +7,15 @@ models/ROLE/NAME for every role that `predict` reads, and memory/..., received/.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedekd import __version__
 from fedekd.errors import FedekdError
 from fedekd.files import write_whole
-from fedekd.runs.store import Record
+from fedekd.runs.metadata import KNOWLEDGE, ModelMetadata
 from fedekd.settings import model_name
 
 if TYPE_CHECKING:
@@ -23,29 +23,19 @@ if TYPE_CHECKING:
 
     from fedekd.engines.client import Client
 
-KNOWLEDGE = ("memory", "received", "gradients")
 
-
-@dataclass(frozen=True)
-class Kept:
-    """A model file and what it says of itself."""
-
-    path: Path
-    about: dict[str, Any]
-
-
-def write(folder: Path, record: Record, position: int, client: Client) -> None:
+def write(folder: Path, record: Mapping[str, Any], position: int, client: Client) -> None:
     from safetensors.torch import save
 
     path = folder / "models" / record["key"] / f"{position}.safetensors"
     with client.personalised():
         # safetensors refuses tensors that share memory, as tied weights do
         tensors = {name: t.detach().cpu().contiguous().clone() for name, t in held(client).items()}
-        about = card(record, position, client, tensors)
+        about = describe(record, position, client, tensors)
     if "answers" in about:
-        from fedekd.export.ready import try_out
+        from fedekd.runs.inference import check_answers
 
-        try_out(path, about, client.job, tensors)
+        check_answers(path, about, client.job, tensors)
     write_whole(path, save(tensors, {name: json.dumps(value) for name, value in about.items()}))
 
 
@@ -78,19 +68,7 @@ def _leaves(client: Client, path: str, tree: Any) -> Iterator[tuple[str, Tensor]
         )
 
 
-def nested(leaves: dict[str, Tensor]) -> dict[str, Any]:
-    """The trees of KNOWLEDGE whose leaves were written."""
-    trees: dict[str, Any] = {what: {} for what in KNOWLEDGE}
-    for name, tensor in leaves.items():
-        *path, last = name.split("/")
-        tree = trees
-        for key in path:
-            tree = tree.setdefault(key, {})
-        tree[last] = tensor
-    return trees
-
-
-def card(record: Record, position: int, client: Client, tensors: dict[str, Tensor]) -> dict[str, Any]:
+def describe(record: Mapping[str, Any], position: int, client: Client, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """What a model's file says of it: where it comes from, what it takes and gives, how good it is."""
     job, own = client.job, record["clients"][position]
     federation, dataset = job.federation, job.federation.dataset
@@ -147,7 +125,7 @@ def _answers(client: Client, tensors: dict[str, Tensor]) -> dict[str, Any]:
         raise FedekdError(f"a model file cannot hold the parameters of {method.name}: {error}") from None
 
 
-def read_card(path: Path) -> dict[str, Any]:
+def _about(path: Path) -> dict[str, Any]:
     """What a model's file says of it, without its weights."""
     from safetensors import SafetensorError, safe_open
 
@@ -159,7 +137,32 @@ def read_card(path: Path) -> dict[str, Any]:
         raise FedekdError(f"{path} is not a whole .safetensors file ({error})") from None
 
 
-def kept(folder: str | Path) -> Iterator[Kept]:
+def saved(folder: Path) -> Iterator[ModelMetadata]:
     """Every model that the runs in a results folder have left."""
-    for path in sorted((Path(folder) / "models").glob("*/*.safetensors")):
-        yield Kept(path, read_card(path))
+    for path in sorted((folder / "models").glob("*/*.safetensors")):
+        yield ModelMetadata.of(path, _about(path))
+
+
+def read_metadata(path: Path) -> ModelMetadata:
+    """What a .safetensors file says of its model; reads the head of the file only."""
+    if not path.is_file():
+        raise FedekdError(f"there is no model file {str(path)!r}; `fedekd export` makes one")
+    return ModelMetadata.of(path, _about(path))
+
+
+def find_models(folder: Path) -> list[ModelMetadata]:
+    """The models that a run has kept in its folder."""
+    if not folder.is_dir():
+        raise FedekdError(f"there is no folder {str(folder)!r}; give the --out folder of a run")
+    found = list(saved(folder))
+    if not found and (below := _newest_below(folder)):
+        raise FedekdError(f"no models are kept in {folder} itself; give the folder of one federation: {below}")
+    if not found:
+        raise FedekdError(f"no models are kept in {folder}; train into a new --out folder with `--models first`")
+    return found
+
+
+def _newest_below(folder: Path) -> Path | None:
+    """Where a site keeps its models: in state/FEDERATION of its own folder."""
+    models = [path for above in ("*", "*/*") for path in folder.glob(f"{above}/models/*/*.safetensors")]
+    return max(models, key=lambda path: path.stat().st_mtime).parents[2] if models else None

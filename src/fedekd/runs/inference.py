@@ -16,10 +16,9 @@ from torch.func import functional_call
 from fedekd import methods, models
 from fedekd.engines.batch import held_to_answer, make_batch
 from fedekd.errors import FedekdError
-from fedekd.export.facts import Code, Facts
-from fedekd.export.files import nested
 from fedekd.methods.base import Method
 from fedekd.models import trainable
+from fedekd.runs.metadata import KNOWLEDGE, ModelMetadata, OwnCode
 from fedekd.settings import model_name
 from fedekd.tasks import make_task
 
@@ -32,24 +31,26 @@ T = TypeVar("T")
 Find = Callable[[str], models.Factory]  # the factory of "private" or "proxy" models
 
 
-class Ready(nn.Module):
+class InferenceModel(nn.Module):
     """The method's ``predict`` over the client's models and what it knows, from raw rows to the user's units."""
 
     gain: Tensor
     shift: Tensor
 
-    def __init__(self, facts: Facts, method: Method, modules: Mapping[str, nn.Module], known: Mapping[str, Tensor]):
+    def __init__(
+        self, metadata: ModelMetadata, method: Method, modules: Mapping[str, nn.Module], known: Mapping[str, Tensor]
+    ):
         super().__init__()
-        self.method, self.classifies, self.answers = method, facts.classifies, facts.answers
+        self.method, self.classifies, self.answers = method, metadata.classifies, metadata.answers
         self.held = nn.ModuleList(modules.values())
         self.roles = tuple(modules)
         below = {method.heads[role] for role in method.answers if role in method.heads}
         self.forwarded = tuple(role for role in modules if role in below or role in method.answers)
-        for name, value in zip(("gain", "shift"), facts.scale, strict=True):
-            wide = value.reshape((1,) * (len(facts.shape) - value.ndim) + value.shape)
+        for name, value in zip(("gain", "shift"), metadata.scale, strict=True):
+            wide = value.reshape((1,) * (len(metadata.shape) - value.ndim) + value.shape)
             self.register_buffer(name, torch.from_numpy(np.array(wide, np.float32)))
-        self.mean, self.std = facts.target
-        self.task = make_task(str(facts.about["task"]), self.std)
+        self.mean, self.std = metadata.target
+        self.task = make_task(str(metadata.about["task"]), self.std)
         self.known = tuple(known)
         for place, tensor in enumerate(known.values()):
             self.register_buffer(f"known_{place}", tensor)
@@ -84,7 +85,7 @@ class Ready(nn.Module):
             "outputs": outputs,
             "features": features,
             "weights": {role: trainable(modules[role]) for role in self.method.reads_weights if role in modules},
-            **nested({name: getattr(self, f"known_{place}") for place, name in enumerate(self.known)}),
+            **_nested({name: getattr(self, f"known_{place}") for place, name in enumerate(self.known)}),
             "uniform": torch.zeros(x.shape[0], self.method.uniforms),
             "rows": torch.arange(x.shape[0]),
             "counts": self.counts,
@@ -99,109 +100,132 @@ class Ready(nn.Module):
         return make_batch(self.method, self.task, self.answers.lr if self.answers else 0.0, seen, apply)
 
 
-def make_ready(facts: Facts, code: Code | None = None) -> Ready:
-    """The model in the file of these facts."""
-    code = code or Code()
-    method = _method(facts, code)
+def _nested(leaves: dict[str, Tensor]) -> dict[str, Any]:
+    """The trees of KNOWLEDGE whose leaves were written."""
+    trees: dict[str, Any] = {what: {} for what in KNOWLEDGE}
+    for name, tensor in leaves.items():
+        *path, last = name.split("/")
+        tree = trees
+        for key in path:
+            tree = tree.setdefault(key, {})
+        tree[last] = tensor
+    return trees
+
+
+def load_model(metadata: ModelMetadata, code: OwnCode | None = None) -> InferenceModel:
+    """The model in this file."""
+    code = code or OwnCode()
+    method = _method(metadata, code)
 
     def find(kind: str) -> models.Factory:
-        named = facts.model if kind == "private" else (facts.answers and facts.answers.proxy) or BUILT_IN[kind]
+        named = metadata.model if kind == "private" else (metadata.answers and metadata.answers.proxy) or BUILT_IN[kind]
         given = getattr(code, kind)
         if given is None and named != BUILT_IN[kind]:
-            raise FedekdError(f"{facts.path} holds a model of your own; say where its code is: --{kind} {named}")
+            raise FedekdError(f"{metadata.path} holds a model of your own; say where its code is: --{kind} {named}")
         return _looked_for(lambda: models.factory(kind, given))
 
-    return _assembled(facts, method, find, read_weights(facts))
+    return _assembled(metadata, method, find, read_weights(metadata))
 
 
-def try_out(path: Path, about: Mapping[str, Any], job: Job, tensors: Mapping[str, Tensor]) -> None:
+def check_answers(path: Path, about: Mapping[str, Any], job: Job, tensors: Mapping[str, Tensor]) -> None:
     """Raise for a method whose answers cannot be made from what is about to be written."""
-    _assembled(Facts.of(path, about), job.method, job.factory, tensors)
+    _assembled(ModelMetadata.of(path, about), job.method, job.factory, tensors)
 
 
-def read_weights(facts: Facts) -> dict[str, Tensor]:
+def read_weights(metadata: ModelMetadata) -> dict[str, Tensor]:
     try:
-        return load_file(facts.path)
+        return load_file(metadata.path)
     except (SafetensorError, OSError, ValueError) as error:
-        raise FedekdError(f"{facts.path} is not a whole .safetensors file ({error}); export it again") from None
+        raise FedekdError(f"{metadata.path} is not a whole .safetensors file ({error}); export it again") from None
 
 
-def _assembled(facts: Facts, method: Method, find: Find, tensors: Mapping[str, Tensor]) -> Ready:
-    if facts.answers is None:
-        modules = {"private": _build(facts, method, "private", find, {}, tensors)}
-        return Ready(facts, method, modules, {}).eval()
-    lacking = [name for name in facts.answers.knows if name not in tensors]
+def _assembled(metadata: ModelMetadata, method: Method, find: Find, tensors: Mapping[str, Tensor]) -> InferenceModel:
+    if metadata.answers is None:
+        modules = {"private": _build(metadata, method, "private", find, {}, tensors)}
+        return InferenceModel(metadata, method, modules, {}).eval()
+    lacking = [name for name in metadata.answers.knows if name not in tensors]
     if lacking:
-        raise FedekdError(f"{facts.path} is damaged: it lacks {lacking[0]}; export it again")
+        raise FedekdError(f"{metadata.path} is damaged: it lacks {lacking[0]}; export it again")
     modules = {}
     for role in held_to_answer(method):
         start = f"models/{role}/"
         state = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
-        if not state and role not in facts.answers.roles:
-            raise FedekdError(f"{facts.path} holds no {role} model, from which {method.name} answers; {_other(facts)}")
-        modules[role] = _build(facts, method, role, find, modules, state)
-    ready = Ready(facts, method, modules, {name: tensors[name] for name in facts.answers.knows}).eval()
-    _check_answers(facts, ready)
+        if not state and role not in metadata.answers.roles:
+            raise FedekdError(
+                f"{metadata.path} holds no {role} model, from which {method.name} answers; {_other(metadata)}"
+            )
+        modules[role] = _build(metadata, method, role, find, modules, state)
+    ready = InferenceModel(metadata, method, modules, {name: tensors[name] for name in metadata.answers.knows}).eval()
+    _check_two_rows(metadata, ready)
     return ready
 
 
 def _build(
-    facts: Facts, method: Method, role: str, find: Find, modules: Mapping[str, nn.Module], state: Mapping[str, Tensor]
+    metadata: ModelMetadata,
+    method: Method,
+    role: str,
+    find: Find,
+    modules: Mapping[str, nn.Module],
+    state: Mapping[str, Tensor],
 ) -> nn.Module:
     """The bare model of one role."""
     root = method.root(role)
     module: nn.Module
     if role in method.heads:
-        what, module = f"head {role}", models.zero_head(modules[method.heads[role]], facts.outputs)
+        what, module = f"head {role}", models.zero_head(modules[method.heads[role]], metadata.outputs)
     else:
         make = find("private" if root == "private" else "proxy")
         what, module = (
             model_name(make),
-            models.build(root, make, facts.shape, facts.outputs, facts.seed, facts.position),
+            models.build(root, make, metadata.shape, metadata.outputs, metadata.seed, metadata.position),
         )
     try:
         module.load_state_dict(dict(state))
     except RuntimeError as error:
         why = str(error).strip().splitlines()[-1].strip()
-        raise FedekdError(f"the weights in {facts.path} do not fit the model {what}: {why}") from None
+        raise FedekdError(f"the weights in {metadata.path} do not fit the model {what}: {why}") from None
     return module
 
 
-def _check_answers(facts: Facts, ready: Ready) -> None:
+def _check_two_rows(metadata: ModelMetadata, ready: InferenceModel) -> None:
     """Two blank rows, so that what does not fit together is found before it is used."""
     try:
         with torch.no_grad():
-            found = ready(torch.zeros(2, *facts.shape))
+            found = ready(torch.zeros(2, *metadata.shape))
     except FedekdError:
         raise
     except Exception as error:  # a user's method may raise anything
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise FedekdError(
-            f"{ready.method.name} cannot answer from what {facts.path} holds ({why}); {_other(facts)}"
+            f"{ready.method.name} cannot answer from what {metadata.path} holds ({why}); {_other(metadata)}"
         ) from None
-    wanted = (2, facts.outputs) if facts.classifies else (2,)
+    wanted = (2, metadata.outputs) if metadata.classifies else (2,)
     if found.shape != wanted:
-        raise FedekdError(f"{ready.method.name} gives {tuple(found.shape)} for two rows of {facts.path}, not {wanted}")
+        raise FedekdError(
+            f"{ready.method.name} gives {tuple(found.shape)} for two rows of {metadata.path}, not {wanted}"
+        )
 
 
-def _other(facts: Facts) -> str:
-    assert facts.answers is not None
-    return f"export it again, or name the method it was trained with: --method {facts.answers.code}"
+def _other(metadata: ModelMetadata) -> str:
+    assert metadata.answers is not None
+    return f"export it again, or name the method it was trained with: --method {metadata.answers.code}"
 
 
-def _method(facts: Facts, code: Code) -> Method:
+def _method(metadata: ModelMetadata, code: OwnCode) -> Method:
     """The method that answers, with the file's parameters."""
-    if facts.answers is None:
+    if metadata.answers is None:
         return Method()
-    named, given = facts.answers, code.method
+    named, given = metadata.answers, code.method
     found = methods.known().get(named.method)
     if given is not None:
         found = _looked_for(lambda: methods.get(given))
     elif found is None or model_name(type(found)) != named.code:
-        raise FedekdError(f"{facts.path} answers by a method of your own; say where its code is: --method {named.code}")
+        raise FedekdError(
+            f"{metadata.path} answers by a method of your own; say where its code is: --method {named.code}"
+        )
     changed = {name: value for name, value in named.parameters.items() if getattr(found, name, named) != value}
     method = methods.with_parameters(found, changed)
-    method.check(str(facts.about["task"]))
+    method.check(str(metadata.about["task"]))
     return method
 
 

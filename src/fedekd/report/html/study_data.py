@@ -6,24 +6,26 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedekd import metrics
-from fedekd.report.book import TITLES, Book, Column
-from fedekd.report.html.chart import Choice, Scale
-from fedekd.report.html.material import FAVOURITE
+from fedekd.report.html.chart import Choice, MetricScale
+from fedekd.report.html.run_data import FAVOURITE
 from fedekd.report.paper_tables import METHODS, OURS
+from fedekd.report.study_records import TITLES, StudyColumn, StudyRecords
+from fedekd.runs.records import FailureRow, Record
 from fedekd.units import Unit
 
-Record = dict[str, Any]
 TASKS = ("classification", "regression")
 
 
-class StudyMaterial:
-    def __init__(self, records: Sequence[Record], failures: Sequence[Record] = ()) -> None:
-        self.book = Book(records, failures)
-        self.records = self.book.records
-        self.tasks = [task for task in TASKS if self.book.columns(task)]
-        self.scales = {task: Scale(Unit.of([r for r in self.records if r["task"] == task])) for task in self.tasks}
+class StudyData:
+    def __init__(self, records: Sequence[Record], failures: Sequence[FailureRow] = ()) -> None:
+        self.study = StudyRecords(records, failures)
+        self.records = self.study.records
+        self.tasks = [task for task in TASKS if self.study.columns(task)]
+        self.scales = {
+            task: MetricScale(Unit.of([r for r in self.records if r["task"] == task])) for task in self.tasks
+        }
         known = dict.fromkeys(("local", FAVOURITE, *METHODS.values(), *OURS))
-        plain = self.book.plain_labels()
+        plain = self.study.plain_labels()
         self.labels = [m for m in known if m in plain] + [m for m in plain if m not in known]
         self.compared = [m for m in self.labels if m != "local"]
         self.alphas = sorted({r["alpha"] for r in self.records}, key=lambda alpha: (alpha is None, alpha))
@@ -35,28 +37,33 @@ class StudyMaterial:
     def choices(self) -> list[Choice]:
         return [Choice("method", "Method", tuple(self.compared), self.favourite)] if self.compared else []
 
-    def columns(self, task: str) -> list[Column]:
-        return self.book.columns(task)
+    def columns(self, task: str) -> list[StudyColumn]:
+        return self.study.columns(task)
 
-    def delta(self, label: str, column: Column) -> dict[str, Any] | None:
+    def delta(self, label: str, column: StudyColumn) -> dict[str, Any] | None:
         """The mean Δ of a cell with its paired interval over seeds, in the units of the charts."""
-        runs = self.book.runs(label, column)
+        runs = self.study.runs(label, column)
         if not runs:
             return None
-        scale = self.scales[self.book.task[column]]
+        scale = self.scales[self.study.task[column]]
         deltas = [scale.factor * run["avg_delta"] for run in runs]
         mean = sum(deltas) / len(deltas)
         interval = metrics.paired_interval(deltas)
         clients = [c["delta"] for run in runs for c in run["clients"]]
         harmed = metrics.harmed(clients, scale.unit.higher_is_better)
         return {
-            "mean": mean, "low": interval[0] if interval else None, "high": interval[1] if interval else None,
-            "seeds": len(runs), "harmed": harmed, "of": len(clients), "share": harmed / len(clients),
+            "mean": mean,
+            "low": interval[0] if interval else None,
+            "high": interval[1] if interval else None,
+            "seeds": len(runs),
+            "harmed": harmed,
+            "of": len(clients),
+            "share": harmed / len(clients),
             "verdict": _verdict(interval, scale),
-        }  # fmt: skip
+        }
 
 
-def _verdict(interval: tuple[float, float] | None, scale: Scale) -> str:
+def _verdict(interval: tuple[float, float] | None, scale: MetricScale) -> str:
     if interval is None:
         return "one seed"
     low, high = sorted(scale.unit.harm(x) for x in interval)

@@ -6,9 +6,10 @@ from typing import Any
 
 from fedekd.report.html.chart import variant
 from fedekd.report.html.clients import client_rows
-from fedekd.report.html.material import Material
-from fedekd.report.partition import KINDS
-from fedekd.report.summary import direction
+from fedekd.report.html.run_data import RunData
+from fedekd.runs.aggregate import SummaryRow
+from fedekd.runs.records import ClientRow
+from fedekd.runs.summary import PARTITIONS, direction
 from fedekd.units import Unit, count
 
 
@@ -17,25 +18,25 @@ def minus(text: str) -> str:
     return text.replace("-", "−")
 
 
-def kicker(material: Material) -> str:
-    first, seeds = material.first, material.seeds
-    alpha, kind = first["alpha"], first.get("partition", {}).get("kind")
+def kicker(data: RunData) -> str:
+    first, seeds = data.first, data.seeds
+    alpha, kind = first["alpha"], first["partition"]["kind"]
     params = first["params"]
     parts = [
         first["dataset"],
-        f"Dirichlet α = {alpha:g}" if alpha is not None else KINDS.get(kind, ""),
+        f"Dirichlet α = {alpha:g}" if alpha is not None else PARTITIONS.get(kind, ""),
         count(len(first["clients"]), "client"),
         f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds",
-        count(params["rounds"], "round") if "rounds" in params else "",
-        material.unit.name,
+        count(params["rounds"], "round"),
+        data.unit.name,
     ]
     return " · ".join(part for part in parts if part)
 
 
-def headline(material: Material, label: str) -> dict[str, Any]:
+def headline(data: RunData, label: str) -> dict[str, Any]:
     """A title, the sentences below it and four figures, for one method."""
-    unit, row = material.unit, material.summary[label]
-    everyone = [(unit.harm(c["delta"]), c, r) for r in material.of(label) for c in r["clients"]]
+    unit, row = data.unit, data.summary[label]
+    everyone = [(unit.harm(c["delta"]), c, r) for r in data.of(label) for c in r["clients"]]
     several = len(row["seeds"]) > 1
     noun = "client-runs" if several else "clients"
     harmed, total = row["harmed"], row["clients"]
@@ -51,7 +52,7 @@ def headline(material: Material, label: str) -> dict[str, Any]:
         "title": title,
         "tone": "harm" if harmed else "help",
         "lines": lines,
-        "sure": _sure(unit, row) + ("" if several else _by_samples(material, label)) + _grain(material, label),
+        "sure": _sure(unit, row) + ("" if several else _by_samples(data, label)) + _grain(data, label),
         "figures": [
             (f"{harmed:,} of {total:,}", f"{noun} harmed", "harm" if harmed else "help"),
             (f"{helped:,} of {total:,}", f"{noun} helped", ""),
@@ -78,7 +79,7 @@ def _average(unit: Unit, mean: float, clients: int, several: bool) -> str:
     return f"On average joining {'lowered' if better else 'raised'} a client's {unit.name} by {unit.amount(mean)}."
 
 
-def _change(unit: Unit, client: dict[str, Any]) -> str:
+def _change(unit: Unit, client: ClientRow) -> str:
     percent = "\u00a0%" if unit.higher_is_better else ""
     name = "accuracy" if unit.higher_is_better else unit.name
     return (
@@ -86,7 +87,7 @@ def _change(unit: Unit, client: dict[str, Any]) -> str:
     )
 
 
-def _sure(unit: Unit, row: dict[str, Any]) -> str:
+def _sure(unit: Unit, row: SummaryRow) -> str:
     interval = row["avg_delta"]["interval"]
     if interval is None:
         return "One seed says nothing about chance; more seeds (--seeds 0-9) would give an interval."
@@ -101,10 +102,10 @@ def _sure(unit: Unit, row: dict[str, Any]) -> str:
     return f"Over {seeds} seeds, paired, the 95 % interval of the average runs from {low} to {high}, {reading}.{few}"
 
 
-def _by_samples(material: Material, label: str) -> str:
+def _by_samples(data: RunData, label: str) -> str:
     """Of the clients that one seed harmed, how many lost more than the choice of their test samples explains."""
-    m = material.compared.index(label)
-    rows = client_rows(material).get(variant(m) if material.same_sites else variant(m, 0), [])
+    m = data.compared.index(label)
+    rows = client_rows(data).get(variant(m) if data.same_sites else variant(m, 0), [])
     rows = [row for row in rows if row["effect"] == "harmed"]
     if not any(row["low"] < row["high"] for row in rows):
         return ""
@@ -112,11 +113,11 @@ def _by_samples(material: Material, label: str) -> str:
     return f" Of the harmed, {clear or 'none'} lost more than chance in the test samples explains."
 
 
-def _grain(material: Material, label: str) -> str:
+def _grain(data: RunData, label: str) -> str:
     """What one test sample is worth at the smallest client."""
-    if not material.unit.higher_is_better:
+    if not data.unit.higher_is_better:
         return ""
-    least = min(c["n_test"] for r in material.of(label) for c in r["clients"])
+    least = min(c["n_test"] for r in data.of(label) for c in r["clients"])
     return (
         f" The smallest client tests on {least:,} samples, one of which is {100 / least:.1f} points." if least else ""
     )

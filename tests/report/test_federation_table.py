@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 
 from fedekd.errors import FedekdError
-from fedekd.flower.report import Report, print_report, read_report
+from fedekd.report.federation import print_report
+from fedekd.runs.federation_report import FederationReport, read_report
 
 REPORT = {
     "method": "fedekd", "complete": True, "rounds": 3, "bytes_up": 1_234_000, "bytes_down": 999, "seconds": 41.6,
@@ -57,7 +58,7 @@ def test_a_larger_error_is_harm_and_a_spent_budget_is_told(tmp_path: Path) -> No
 )  # fmt: skip
 def test_harm_beyond_chance(metric: str, delta: float, low: float, high: float, surely: int) -> None:
     site = {"name": "north", "metric": metric, "delta": delta, "low": low, "high": high}
-    report = Report("fedekd", True, sites=[site, {"name": "south", "metric": metric, "delta": delta}])
+    report = FederationReport("fedekd", True, sites=[site, {"name": "south", "metric": metric, "delta": delta}])
     assert (report.harmed, report.surely_harmed) == (2, surely)
 
 

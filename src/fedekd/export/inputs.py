@@ -13,7 +13,7 @@ from fedekd.data.own import channels
 from fedekd.data.tables import read_table
 from fedekd.dataset import as_float32
 from fedekd.errors import FedekdError
-from fedekd.export.facts import Facts
+from fedekd.runs.metadata import ModelMetadata
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,7 +22,7 @@ TRUTH = {"true": "1", "false": "0"}  # as training reads them
 
 
 @dataclass(frozen=True)
-class Unseen:
+class InputRows:
     """Raw rows in the model's shape, what each is called, and the columns that the model has no use for."""
 
     x: np.ndarray
@@ -30,7 +30,7 @@ class Unseen:
     ignored: tuple[str, ...] = ()
 
 
-def read_unseen(path: Path, facts: Facts) -> Unseen:
+def read_inputs(path: Path, metadata: ModelMetadata) -> InputRows:
     """The rows of a .csv or .npz file, of a picture, or of a folder of pictures."""
     if not path.exists():
         raise FedekdError(
@@ -38,44 +38,44 @@ def read_unseen(path: Path, facts: Facts) -> Unseen:
         )
     suffix = path.suffix.lower()
     if path.is_dir() or suffix in pictures.PICTURES:
-        found = _pictures(path, facts)
+        found = _pictures(path, metadata)
     elif suffix == ".csv":
-        found = _table(path, facts)
+        found = _table(path, metadata)
     elif suffix == ".npz":
         found = _arrays(path)
     else:
         raise FedekdError(
             f"{path} is a {suffix or 'nameless'} file; give a .csv, an .npz, a picture or a folder of them"
         )
-    _check(path, found.x, facts)
+    _check(path, found.x, metadata)
     return found
 
 
-def _check(path: Path, x: np.ndarray, facts: Facts) -> None:
-    if x.shape[1:] != facts.shape:
-        raise FedekdError(f"{path} holds rows of shape {x.shape[1:]}; the model was trained on {facts.shape}")
+def _check(path: Path, x: np.ndarray, metadata: ModelMetadata) -> None:
+    if x.shape[1:] != metadata.shape:
+        raise FedekdError(f"{path} holds rows of shape {x.shape[1:]}; the model was trained on {metadata.shape}")
     if not len(x):
         raise FedekdError(f"{path} holds no rows; give it at least one")
     bad = int((~np.isfinite(x)).reshape(len(x), -1).any(1).sum())
     if bad:
         raise FedekdError(f"{path}: missing or infinite values in {bad} of {len(x)} rows; fill or remove them")
-    if facts.top is None:
+    if metadata.top is None:
         return
     low, high = float(x.min()), float(x.max())
-    if low < 0 or high > facts.top * 1.001 or (x.dtype.kind == "f" and high <= 1 < facts.top):
-        raise FedekdError(f"{path} holds pixels of {low:g}..{high:g}; the model was trained on 0..{facts.top:g}")
+    if low < 0 or high > metadata.top * 1.001 or (x.dtype.kind == "f" and high <= 1 < metadata.top):
+        raise FedekdError(f"{path} holds pixels of {low:g}..{high:g}; the model was trained on 0..{metadata.top:g}")
 
 
 # Tables
 
 
-def _table(path: Path, facts: Facts) -> Unseen:
+def _table(path: Path, metadata: ModelMetadata) -> InputRows:
     """Columns are found by name, in any order; text is encoded as it was in training."""
-    if len(facts.shape) != 1:
-        raise FedekdError(f"{path} is a table, but the model was trained on pictures of shape {facts.shape}")
+    if len(metadata.shape) != 1:
+        raise FedekdError(f"{path} is a table, but the model was trained on pictures of shape {metadata.shape}")
     frame = read_table(path, texts=None)
     names = [str(row + 1) for row in range(len(frame))]
-    columns = facts.columns or tuple(frame.columns)  # trained without names: the columns as they stand
+    columns = metadata.columns or tuple(frame.columns)  # trained without names: the columns as they stand
     text = {column: _categories(column, columns) for column in frame.columns if column not in columns}
     text = {column: known for column, known in text.items() if known}
     lacking = [c for c in columns if c not in frame.columns and not any(c.startswith(f"{t}=") for t in text)]
@@ -90,7 +90,7 @@ def _table(path: Path, facts: Facts) -> Unseen:
         for value, place in known.items():
             x[:, place] = values == value
     ignored = tuple(column for column in frame.columns if column not in columns and column not in text)
-    return Unseen(as_float32(x), names, ignored)
+    return InputRows(as_float32(x), names, ignored)
 
 
 def _categories(column: str, columns: tuple[str, ...]) -> dict[str, int]:
@@ -131,7 +131,7 @@ def _texts(path: Path, column: pd.Series, known: dict[str, int]) -> np.ndarray:
 # Arrays and pictures
 
 
-def _arrays(path: Path) -> Unseen:
+def _arrays(path: Path) -> InputRows:
     try:
         x = formats.read_npz(path, ("x",))["x"]
     except formats.BadFile as error:
@@ -139,29 +139,29 @@ def _arrays(path: Path) -> Unseen:
     if x.ndim not in (2, 3, 4) or x.dtype.kind not in "buif":
         raise FedekdError(f"{path}: x is {x.dtype} of shape {x.shape}; give it as for training")
     x = channels(x) if x.ndim > 2 else x
-    return Unseen(x if x.dtype == np.uint8 else as_float32(x), [str(row + 1) for row in range(len(x))])
+    return InputRows(x if x.dtype == np.uint8 else as_float32(x), [str(row + 1) for row in range(len(x))])
 
 
-def _pictures(path: Path, facts: Facts) -> Unseen:
-    if len(facts.shape) != 3:
-        raise FedekdError(f"{path} holds pictures, but the model was trained on rows of shape {facts.shape}")
+def _pictures(path: Path, metadata: ModelMetadata) -> InputRows:
+    if len(metadata.shape) != 3:
+        raise FedekdError(f"{path} holds pictures, but the model was trained on rows of shape {metadata.shape}")
     files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.suffix.lower() in pictures.PICTURES)
     if not files:
-        raise FedekdError(f"{path} holds no pictures; the model was trained on pictures of shape {facts.shape}")
-    rows = [_picture(file, facts) for file in files]
+        raise FedekdError(f"{path} holds no pictures; the model was trained on pictures of shape {metadata.shape}")
+    rows = [_picture(file, metadata) for file in files]
     names = [str(file.relative_to(path)) if path.is_dir() else file.name for file in files]
-    return Unseen(np.stack(rows), names)
+    return InputRows(np.stack(rows), names)
 
 
-def _picture(file: Path, facts: Facts) -> np.ndarray:
+def _picture(file: Path, metadata: ModelMetadata) -> np.ndarray:
     image = pictures.read_picture(file)
     if image.ndim == 2:
-        image = np.repeat(image[..., None], 3, axis=2) if facts.shape[0] == 3 else image[..., None]
+        image = np.repeat(image[..., None], 3, axis=2) if metadata.shape[0] == 3 else image[..., None]
     image = image.transpose(2, 0, 1)
-    if image.shape != facts.shape:
+    if image.shape != metadata.shape:
         kinds = [
             f"{width}x{height} in {'colour' if depth == 3 else 'grey'}"
-            for depth, height, width in (image.shape, facts.shape)
+            for depth, height, width in (image.shape, metadata.shape)
         ]
         raise FedekdError(f"{file} is {kinds[0]}; the model was trained on {kinds[1]}")
     return image

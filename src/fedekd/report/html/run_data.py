@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
 
-from fedekd import metrics
-from fedekd.report.html.chart import Choice, Scale, variant
+from fedekd.report.html.chart import Choice, MetricScale, variant
+from fedekd.runs.aggregate import SummaryRow, aggregate
+from fedekd.runs.records import Details, Record
 from fedekd.units import Unit
 
-Record = dict[str, Any]
 FAVOURITE = "fedekd"  # what the page opens with where it has run
 
 
-class Material:
+class RunData:
     """Records of one dataset, one alpha and the same settings."""
 
-    def __init__(self, records: Sequence[Record], details: Mapping[str, Record] | None = None) -> None:
+    def __init__(self, records: Sequence[Record], details: Mapping[str, Details] | None = None) -> None:
         self.records = list({record["key"]: record for record in records}.values())
         self.details = dict(details or {})
         self.first = self.records[0]
         self.unit = Unit.of(self.records)
-        self.scale = Scale(self.unit)
+        self.scale = MetricScale(self.unit)
         self.by = {(r["label"], r["seed"]): r for r in self.records}
         self.seeds = sorted({r["seed"] for r in self.records})
         self.labels = list(dict.fromkeys(r["label"] for r in self.records))
@@ -32,15 +31,15 @@ class Material:
     @property
     def same_sites(self) -> bool:
         """Whether a client is the same on every seed; otherwise each seed deals the data out anew."""
-        return bool(self.first.get("partition", {}).get("kind") == "sites")
+        return bool(self.first["partition"]["kind"] == "sites")
 
     @property
     def names(self) -> list[str]:
         return [str(client["id"]) for client in self.first["clients"]]
 
     @cached_property
-    def summary(self) -> dict[str, Record]:
-        return {row["label"]: row for row in metrics.aggregate(self.records)}
+    def summary(self) -> dict[str, SummaryRow]:
+        return {row["label"]: row for row in aggregate(self.records)}
 
     @property
     def favourite(self) -> int:
@@ -74,11 +73,11 @@ class Material:
     def of(self, label: str) -> list[Record]:
         return [self.by[label, seed] for seed in self.seeds if (label, seed) in self.by]
 
-    def detail(self, label: str | None, seed: int) -> Record | None:
+    def detail(self, label: str | None, seed: int) -> Details | None:
         record = self.by.get((label or "", seed))
         return self.details.get(record["key"]) if record else None
 
-    def any_detail(self, seed: int) -> Record | None:
+    def any_detail(self, seed: int) -> Details | None:
         """What does not depend on the method, from whichever run of the seed left details."""
         found = (self.detail(label, seed) for label in self.labels)
         return next((detail for detail in found if detail), None)

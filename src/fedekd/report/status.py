@@ -16,7 +16,7 @@ MOST_RUNS = 8  # of each kind on the screen
 MOST_CLIENTS = 40
 
 
-def glance(progress: dict[str, Any]) -> RenderableType:
+def status_view(progress: dict[str, Any]) -> RenderableType:
     """``progress`` as ``progress_file.read`` gives it."""
     parts: list[RenderableType] = [_headline(progress), _bar(progress)]
     unit = Unit(progress["finished"][-1]["metric"], 4) if progress["finished"] else None
@@ -27,7 +27,7 @@ def glance(progress: dict[str, Any]) -> RenderableType:
     return Group(*parts)
 
 
-def headline(progress: dict[str, Any]) -> str:
+def status_line(progress: dict[str, Any]) -> str:
     """All of it in one line."""
     parts = [f"{progress['ended']}/{count(progress['runs'], 'run')}"]
     if progress["kept"]:
@@ -46,7 +46,7 @@ def headline(progress: dict[str, Any]) -> str:
 
 
 def _headline(progress: dict[str, Any]) -> Text:
-    return Text(headline(progress), "bold")
+    return Text(status_line(progress), "bold")
 
 
 def _bar(progress: dict[str, Any]) -> RenderableType:
@@ -95,7 +95,7 @@ def _finished(runs: list[dict[str, Any]]) -> RenderableType:
 
 
 def _delta(value: float | None, method: str, unit: Unit) -> Text:
-    return Text() if value is None or method == "local" else unit.coloured(value)
+    return Text() if value is None or method == "local" else Text(unit.delta(value), unit.style(value))
 
 
 def _table(first: str) -> Table:

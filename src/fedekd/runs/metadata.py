@@ -12,13 +12,13 @@ import numpy as np
 
 from fedekd.dataset import TASKS
 from fedekd.errors import FedekdError
-from fedekd.export import files
 
+KNOWLEDGE = ("memory", "received", "gradients")  # of a client, besides its models
 NEEDED = ("client", "method", "model", "shape", "outputs", "task", "gain", "shift", "target_mean", "target_std")
 
 
 @dataclass(frozen=True)
-class Code:
+class OwnCode:
     """Where the user says that code of their own is; what a file names is never imported on its word alone."""
 
     private: str | None = None
@@ -76,21 +76,21 @@ def _words(given: Any) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Facts:
+class ModelMetadata:
     path: Path
     about: Mapping[str, Any]
 
     @classmethod
-    def of(cls, path: Path, about: Mapping[str, Any]) -> Facts:
+    def of(cls, path: Path, about: Mapping[str, Any]) -> ModelMetadata:
         lacking = [name for name in NEEDED if name not in about]
         if lacking:
             raise FedekdError(f"{path} is no model of `fedekd export`: it does not say its {lacking[0]}")
-        facts = cls(path, about)
+        metadata = cls(path, about)
         try:
-            facts._check()
+            metadata._check()
         except (ValueError, TypeError) as error:
             raise FedekdError(f"{path} is damaged: its metadata cannot be right ({error}); export it again") from None
-        return facts
+        return metadata
 
     def _check(self) -> None:
         """Read everything once, so that a damaged file is found here and not somewhere in the middle of its use."""
@@ -182,28 +182,3 @@ class Facts:
         if names and (len(names),) != self.shape:
             raise ValueError(f"{len(names)} columns for inputs of shape {self.shape}")
         return names
-
-
-def read_facts(path: Path) -> Facts:
-    """What a .safetensors file says of its model; reads the head of the file only."""
-    if not path.is_file():
-        raise FedekdError(f"there is no model file {str(path)!r}; `fedekd export` makes one")
-    return Facts.of(path, files.read_card(path))
-
-
-def kept_models(folder: Path) -> list[Facts]:
-    """The models that a run has kept in its folder."""
-    if not folder.is_dir():
-        raise FedekdError(f"there is no folder {str(folder)!r}; give the --out folder of a run")
-    found = [Facts.of(one.path, one.about) for one in files.kept(folder)]
-    if not found and (below := _newest_below(folder)):
-        raise FedekdError(f"no models are kept in {folder} itself; give the folder of one federation: {below}")
-    if not found:
-        raise FedekdError(f"no models are kept in {folder}; train into a new --out folder with `--models first`")
-    return found
-
-
-def _newest_below(folder: Path) -> Path | None:
-    """Where a site keeps its models: in state/FEDERATION of its own folder."""
-    models = [path for above in ("*", "*/*") for path in folder.glob(f"{above}/models/*/*.safetensors")]
-    return max(models, key=lambda path: path.stat().st_mtime).parents[2] if models else None

@@ -1,0 +1,90 @@
+"""Records of several seeds as one row per method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+
+from fedekd.metrics import OverSeeds, harmed, over_seeds, paired_interval
+from fedekd.runs.records import Record
+from fedekd.settings import NEWER
+
+SHARED = ("rounds", "epochs", "batch_size", "lr", "optimizer", "weighting", "precision", "participation")
+
+
+class AverageDelta(OverSeeds):
+    interval: tuple[float, float] | None
+    """Paired over seeds, 95 %."""
+
+
+class SummaryRow(TypedDict):
+    dataset: str
+    alpha: float | None
+    method: str
+    label: str
+    metric: Literal["accuracy", "rmse"]
+    seeds: list[int]
+    avg_delta: AverageDelta
+    worst_delta: OverSeeds
+    tail_delta: OverSeeds
+    mean: OverSeeds
+    worst: OverSeeds
+    harmed: int
+    clients: int
+    bytes_up: float
+    bytes_down: float
+    seconds: float
+
+
+def shared_settings(record: Record) -> tuple[Any, ...]:
+    """What runs must share to stand in one table; the device is not among it."""
+    params, partition = {**NEWER, **record["params"]}, record["partition"]
+    public = partition.get("public", {})
+    return (
+        *(params.get(name) for name in SHARED),
+        partition["kind"],
+        partition["clients"],
+        public.get("share"),
+        public.get("file"),
+    )
+
+
+def grouped(records: Sequence[Record], *keys: Literal["dataset", "alpha", "seed", "label"]) -> list[list[Record]]:
+    groups: dict[tuple[Any, ...], list[Record]] = {}
+    for record in records:
+        groups.setdefault(tuple(record[key] for key in keys), []).append(record)
+    return list(groups.values())
+
+
+def aggregate(records: Sequence[Record]) -> list[SummaryRow]:
+    """Records of several seeds as one row per dataset, alpha, method and settings, in order of appearance."""
+    groups: dict[tuple[Any, ...], list[Record]] = {}
+    for record in records:
+        same = (record["dataset"], record["alpha"], record["label"], *shared_settings(record))
+        groups.setdefault(same, []).append(record)
+    return [_row(group) for group in groups.values()]
+
+
+def _row(group: Sequence[Record]) -> SummaryRow:
+    first, better = group[0], group[0]["metric"] == "accuracy"
+    average = [r["avg_delta"] for r in group]
+    return {
+        "dataset": first["dataset"],
+        "alpha": first["alpha"],
+        "method": first["method"],
+        "label": first["label"],
+        "metric": first["metric"],
+        "seeds": [r["seed"] for r in group],
+        "avg_delta": {**over_seeds(average), "interval": paired_interval(average)},
+        "worst_delta": over_seeds([r["worst_delta"] for r in group]),
+        "tail_delta": over_seeds([r["tail_delta"] for r in group]),
+        "mean": over_seeds([r["mean"] for r in group]),
+        "worst": over_seeds([r["worst"] for r in group]),
+        "harmed": sum(harmed([c["delta"] for c in r["clients"]], better) for r in group),
+        "clients": sum(len(r["clients"]) for r in group),
+        "bytes_up": float(np.mean([r["bytes_up"] for r in group])),
+        "bytes_down": float(np.mean([r["bytes_down"] for r in group])),
+        "seconds": float(np.mean([r["seconds"] for r in group])),
+    }

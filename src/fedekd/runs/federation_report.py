@@ -1,0 +1,134 @@
+"""``report.json``: what a federation leaves behind."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict, cast, get_type_hints
+
+from fedekd.errors import FedekdError
+from fedekd.metrics import harmed
+from fedekd.units import Unit
+from fedekd.validation import Finite, Invalid, parse_json, validator
+
+
+class SiteRow(TypedDict, total=False):
+    """A site and what it shares."""
+
+    name: str
+    answered: bool
+    metric: str | None
+    n: int | None
+    local: float | None
+    value: float | None
+    delta: float | None
+    low: float | None
+    high: float | None
+
+
+class SpentBudget(TypedDict):
+    epsilon: float
+    delta: float
+    guarantee: str
+
+
+class SiteReport(TypedDict):
+    """What a site keeps on its own disk."""
+
+    name: str
+    method: str
+    metric: str
+    local: float
+    value: float
+    delta: float
+    n_train: int
+    privacy: NotRequired[SpentBudget | None]
+
+
+class RefusedAnswer(TypedDict):
+    visit: int
+    site: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class FederationReport:
+    method: str
+    complete: bool
+    rounds: int = 0
+    sites: list[SiteRow] = field(default_factory=list)
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: Finite = 0.0
+    privacy: dict[str, SpentBudget] | None = None  # by site
+    compression: str = "none"
+    combine: str = "mean"
+    refused: list[RefusedAnswer] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def unit(self) -> Unit:
+        """How numbers are written, as for a run: the metric that most sites tell."""
+        told = Counter(site["metric"] for site in self.sites if site.get("metric")).most_common(1)
+        alone = [value for site in self.sites if (value := site.get("local")) is not None]
+        clients = [{"local": value} for value in alone or self.deltas]
+        return Unit.of([{"metric": told[0][0] if told else "accuracy", "clients": clients}])
+
+    @property
+    def known(self) -> list[SiteRow]:
+        """The sites that share their Δ."""
+        return [site for site in self.sites if site.get("delta") is not None]
+
+    @property
+    def deltas(self) -> list[float]:
+        return [value for site in self.sites if (value := site.get("delta")) is not None]
+
+    @property
+    def harmed(self) -> int:
+        return harmed(self.deltas, higher_is_better=self.unit.higher_is_better)
+
+    @property
+    def surely_harmed(self) -> int:
+        """Those whose Δ lies beyond the chance of their test rows (95 %)."""
+        better = self.unit.higher_is_better
+        best = [site.get("high") if better else site.get("low") for site in self.known]
+        return sum(end is not None and self.unit.harm(end) > 0 for end in best)
+
+    def budgets(self) -> dict[str, str]:
+        spent = (self.privacy or {}).items()
+        return {
+            name: f"epsilon {one['epsilon']:.3g} at delta {one['delta']:g}, for {one['guarantee']}"
+            for name, one in spent
+        }
+
+
+def read_report(state: Path) -> FederationReport | None:
+    """The report in a server's state folder; None where there is none yet."""
+    path = state / "report.json"
+    try:
+        return _report(parse_json(path.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        raise FedekdError(f"cannot read {path}: {error}; move it away to start anew") from None
+
+
+def read_site_report(content: Any, path: Path) -> SiteReport:
+    try:
+        validator(SiteReport)(content)
+    except Invalid as error:
+        raise FedekdError(f"cannot read {path}: {error}; move it away to do without") from None
+    return cast("SiteReport", content)
+
+
+def _report(content: Any) -> FederationReport:
+    validator(dict[str, Any])(content)
+    kinds = get_type_hints(FederationReport, include_extras=True)
+    known = {name: value for name, value in content.items() if name in kinds}
+    for name, value in known.items():
+        try:
+            validator(kinds[name])(value)
+        except Invalid as wrong:
+            raise wrong.at(name) from None
+    return FederationReport(**known)

@@ -1,0 +1,204 @@
+"""What a finished run leaves: a record in ``results.jsonl`` and details, or a failure in ``failures.jsonl``.
+
+Version 1 had no ``version``. Fields may be added without a new version; one that changes or goes needs one, and a step
+in ``upgrade``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, NotRequired, TypedDict, cast, get_args
+
+from fedekd.errors import FedekdError
+from fedekd.validation import Finite, Invalid, Some, validator
+
+RECORD_VERSION: Final = 2
+
+
+class ClientRow(TypedDict):
+    """One client's numbers. A method that diverges may leave NaN among the last three."""
+
+    id: str
+    n_train: int
+    n_val: int
+    n_test: int
+    local: float
+    value: float
+    delta: float
+
+
+class TrustRow(TypedDict):
+    """A gate's trust weights in one round, over all clients or of one."""
+
+    mean: float
+    std: float
+    histogram: Some[int]
+
+
+class RoundTrust(TrustRow):
+    round: int
+
+
+class PublicPart(TypedDict, total=False):
+    share: Finite
+    rows: int
+    file: str
+    labelled: bool
+
+
+class Partition(TypedDict):
+    kind: str
+    alpha: Finite | None
+    clients: int
+    seed: int
+    fingerprint: str
+    public: NotRequired[PublicPart]
+
+
+class Params(TypedDict):
+    """The training's parameters; the method's own stand among them."""
+
+    rounds: int
+    epochs: int
+    batch_size: NotRequired[int]
+    lr: NotRequired[Finite]
+    optimizer: NotRequired[str]
+    weighting: NotRequired[str]
+    precision: NotRequired[str]
+    participation: NotRequired[Finite]
+
+
+class Record(TypedDict):
+    version: Literal[2]
+    dataset: str
+    alpha: Finite | None
+    seed: int
+    method: str
+    label: str
+    params: Params
+    task: Literal["classification", "regression"]
+    metric: Literal["accuracy", "rmse"]
+    clients: Some[ClientRow]
+    avg_delta: float
+    worst_delta: float
+    tail_delta: float
+    mean: float
+    worst: float
+    bytes_up: int
+    bytes_down: int
+    seconds: Finite
+    trust: list[RoundTrust]
+    partition: Partition
+    versions: dict[str, str]
+    finished: str
+    key: str
+
+
+Figure = Literal["avg_delta", "worst_delta", "tail_delta", "mean", "worst", "bytes_up", "bytes_down", "seconds"]
+FIGURES: tuple[Figure, ...] = get_args(Figure)
+"""A record's numbers over all clients."""
+
+
+class FailureRow(TypedDict):
+    """Why a run of a study failed, or with an empty key why a dataset could not be had."""
+
+    key: str
+    label: str
+    dataset: str
+    alpha: Finite | None
+    seed: int | None
+    error: str
+
+
+class ClientsTrust(TypedDict):
+    round: int
+    clients: list[TrustRow | None]
+
+
+class Traffic(TypedDict):
+    up: int
+    down: int
+
+
+class Holdings(TypedDict):
+    client: str
+    counts: list[int]
+
+
+class DoubtedSample(TypedDict):
+    client: str
+    row: int
+    split: NotRequired[str]
+    label: str | float
+    private: str | float
+    proxy: str | float
+    energy: float
+    trust: float
+    image: str | None
+
+
+class Reliability(TypedDict):
+    """Over tenths of the test samples by rising energy."""
+
+    energy: list[float]
+    count: list[int]
+    proxy: list[float | None]
+    private: list[float | None]
+    trust: list[float]
+
+
+class Details(TypedDict):
+    """What a report shows beyond a run's record, in ``details/KEY.json``; lists are by round or by client."""
+
+    key: NotRequired[str]
+    task: NotRequired[str]
+    curve: list[list[float]]
+    errors: NotRequired[list[list[float | bool]]]
+    trust: list[ClientsTrust]
+    exchange: list[Traffic]
+    private_bytes: int
+    shared_bytes: NotRequired[int]
+    partition: list[Holdings]
+    classes: NotRequired[list[str]]
+    edges: NotRequired[list[float] | None]
+    distrusted: list[DoubtedSample]
+    reliability: Reliability | None
+
+
+def read_record(line: Any, where: str) -> Record:
+    """A line of ``results.jsonl`` as a record of the present version; ``where`` says its line and file."""
+    if not isinstance(line, dict) or "key" not in line:
+        raise FedekdError(f"{where} is not a record of a run; give the folder that a run or a study wrote")
+    record = upgrade(line, where)
+    return cast("Record", _checked(record, Record, where, "without that line the run is trained again"))
+
+
+def upgrade(line: dict[str, Any], where: str) -> dict[str, Any]:
+    """A record of an earlier version as the present one writes it."""
+    version = line.get("version", 1)
+    if type(version) is int and version > RECORD_VERSION:
+        raise FedekdError(
+            f"{where} is a record of version {version}, and this fedekd reads versions up to {RECORD_VERSION}; "
+            "install the newer fedekd that wrote it"
+        )
+    return {**line, "version": RECORD_VERSION} if version == 1 else line
+
+
+def read_failure(line: Any, where: str) -> FailureRow:
+    return cast("FailureRow", _checked(line, FailureRow, where, "remove it to do without"))
+
+
+def read_details(content: Any, where: str) -> Details:
+    details = cast("Details", _checked(content, Details, where, remedy := "remove it to do without"))
+    rounds = [[client for client in entry["clients"] if client] for entry in details["trust"]]
+    bins = {len(client["histogram"]) for clients in rounds for client in clients}
+    if len(bins) > 1 or len({len(entry["clients"]) for entry in details["trust"]}) > 1:
+        raise FedekdError(f"{where} cannot be read: trust has rounds of different sizes; {remedy}")
+    return details
+
+
+def _checked(line: Any, kind: Any, where: str, remedy: str) -> Any:
+    try:
+        validator(kind)(line)
+    except Invalid as wrong:
+        raise FedekdError(f"{where} cannot be read: {wrong}; {remedy}") from None
+    return line

@@ -1,0 +1,137 @@
+"""The summary over clients and seeds as a table of plain text, a row per method, and the same as HTML for notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Literal, NamedTuple
+
+from fedekd.runs.aggregate import SummaryRow, aggregate, grouped
+from fedekd.runs.records import Record
+from fedekd.units import BAD, GOOD, SAME, Unit, count, duration, volume
+
+COLOURS = {GOOD: "#1a7f37", BAD: "#d1242f"}  # readable on white and on black; the sign says the same
+PARTITIONS = {"sites": "the data's own sites", "iid": "dealt out evenly"}  # without an alpha
+
+Deltas = Literal["avg_delta", "worst_delta", "tail_delta"]
+
+
+class StyledText(NamedTuple):
+    text: str
+    style: str = ""
+
+
+@dataclass(frozen=True)
+class SummaryColumn:
+    header: str
+    cells: Sequence[StyledText]
+    justify: Literal["left", "right"] = "right"
+    whole: bool = False  # keep the header on one line
+
+
+def summary_columns(rows: Sequence[SummaryRow], unit: Unit) -> list[SummaryColumn]:
+    """``rows`` as ``aggregate`` makes them; the methods' names come first."""
+    several = any(len(row["seeds"]) > 1 for row in rows)
+
+    def plain(header: str, cells: Sequence[str], justify: Literal["left", "right"] = "right") -> SummaryColumn:
+        return SummaryColumn(header, [StyledText(cell) for cell in cells], justify)
+
+    def value(header: str, key: Literal["mean", "worst"]) -> SummaryColumn:
+        return plain(header, [_spread(unit.value(r[key]["mean"]), unit, r[key]["std"], several) for r in rows])
+
+    def delta(header: str, key: Deltas) -> SummaryColumn:
+        return SummaryColumn(header, [_delta(r, key, unit, several) for r in rows], whole=True)
+
+    columns = [plain("method", [r["label"] for r in rows], "left"), delta("Avg Δ", "avg_delta")]
+    if several:
+        columns.append(SummaryColumn("95 % interval", [_interval(r, unit) for r in rows], whole=True))
+    return [
+        *columns,
+        delta("Worst Δ", "worst_delta"),
+        delta(f"{unit.tail} Δ", "tail_delta"),
+        plain("harmed", ["" if _alone(r) else f"{r['harmed']}/{r['clients']}" for r in rows]),
+        value(f"mean {unit.name}", "mean"),
+        value(f"worst {unit.name}", "worst"),
+        plain("sent", [_sent(r["bytes_up"] + r["bytes_down"]) for r in rows]),
+        plain("time", [duration(r["seconds"]) for r in rows]),
+    ]
+
+
+def _alone(row: SummaryRow) -> bool:
+    return bool(row["method"] == "local")
+
+
+def _spread(text: str, unit: Unit, std: float, several: bool) -> str:
+    return f"{text} ± {unit.value(std)}" if several else text
+
+
+def _delta(row: SummaryRow, key: Deltas, unit: Unit, several: bool) -> StyledText:
+    if _alone(row):
+        return StyledText("")
+    mean, std = row[key]["mean"], row[key]["std"]
+    return StyledText(_spread(unit.delta(mean), unit, std, several), unit.style(mean))
+
+
+def _interval(row: SummaryRow, unit: Unit) -> StyledText:
+    interval = row["avg_delta"]["interval"]
+    if _alone(row) or interval is None:
+        return StyledText("")
+    low, high = (unit.delta(x) for x in interval)
+    return StyledText(f"[{low}, {high}]", {1: BAD, -1: GOOD, 0: SAME}[direction(row, unit)])
+
+
+def direction(row: SummaryRow, unit: Unit) -> int:
+    """1 where the whole interval is harm, -1 where it is all help, 0 where it holds zero."""
+    low, high = sorted(unit.harm(x) for x in row["avg_delta"]["interval"] or (0.0, 0.0))
+    return int(low > 0) - int(high < 0)
+
+
+def _sent(nbytes: float) -> str:
+    return volume(nbytes) if nbytes else ""
+
+
+def title(records: Sequence[Record], unit: Unit) -> str:
+    """What follows the dataset's name above the table."""
+    first, params, kind = records[0], records[0]["params"], records[0]["partition"]["kind"]
+    seeds = list(dict.fromkeys(r["seed"] for r in records))
+    parts = [
+        f"alpha {first['alpha']:g}" if first["alpha"] is not None else PARTITIONS.get(kind, kind),
+        count(len(first["clients"]), "client"),
+        f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds",
+        f"{count(params['rounds'], 'round')} of {count(params['epochs'], 'epoch')}",
+        "accuracy in %" if unit.higher_is_better else unit.name,
+    ]
+    return ", ".join(parts)
+
+
+def legend(unit: Unit, several: bool) -> str:
+    sign = "in points, negative is harm" if unit.higher_is_better else "positive is harm"
+    spread = "; ± is the deviation over seeds, the interval is paired" if several else ""
+    return f"Δ: with the method minus alone, {sign}{spread}; sent: by all, up and down"
+
+
+def as_html(records: Sequence[Record]) -> str:
+    """A table for each dataset and alpha. Whatever a name holds, it is text and never markup."""
+    return "".join(map(_table, grouped(records, "dataset", "alpha"))) or "no results"
+
+
+def _table(records: Sequence[Record]) -> str:
+    unit = Unit.of(records)
+    columns = summary_columns(aggregate(records), unit)
+    caption = escape(f"{records[0]['dataset']}, {title(records, unit)}")
+    heads = "".join(f'<th scope="col" style="text-align: {c.justify}">{escape(c.header)}</th>' for c in columns)
+    rows = "".join(
+        f"<tr>{''.join(map(_cell, columns, row))}</tr>" for row in zip(*(c.cells for c in columns), strict=True)
+    )
+    several = len({record["seed"] for record in records}) > 1
+    return (
+        f'<table><caption style="text-align: left; white-space: nowrap">{caption}</caption>'
+        f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+        f"<small>{escape(legend(unit, several))}</small>"
+    )
+
+
+def _cell(column: SummaryColumn, cell: StyledText) -> str:
+    colour = f"; color: {COLOURS[cell.style]}" if cell.style in COLOURS else ""
+    return f'<td style="text-align: {column.justify}; white-space: nowrap{colour}">{escape(cell.text)}</td>'
