@@ -29,18 +29,19 @@ from counting import Counter
 
 from fedekd import __version__, models
 from fedekd.data import load_dataset
-from fedekd.flower import control, wire
-from fedekd.flower import site as site_work
 from fedekd.flower.addresses import free_port
-from fedekd.flower.admission import admit
-from fedekd.flower.demo import deal_digits
-from fedekd.flower.init import init_server, init_site
-from fedekd.flower.processes import Child, command, environment, stopping
-from fedekd.flower.rounds import Rounds
-from fedekd.flower.schema import Schema
-from fedekd.flower.server_file import Server, read_server
+from fedekd.flower.protocol import wire
+from fedekd.flower.protocol.schema import Schema
+from fedekd.flower.protocol.wire import Letter
+from fedekd.flower.server import control
+from fedekd.flower.server.admission import admit
+from fedekd.flower.server.rounds import Rounds
+from fedekd.flower.settings import Server, read_server
+from fedekd.flower.setup.init import init_server, init_site
+from fedekd.flower.site import handlers as site_work
 from fedekd.flower.site_file import Site, read_site
-from fedekd.flower.wire import Letter
+from fedekd.flower.supervise.demo import deal_digits
+from fedekd.flower.supervise.processes import Child, command, environment, stopping
 
 HERE = Path(__file__).resolve().parent
 TRAINING = {"epochs": 2, "batch_size": 32, "lr": 1e-3}

@@ -453,7 +453,7 @@ def at_sites(village, folder, method, caplog, sites=3, **given):
 
 
 def village_errors():
-    from fedekd.flower.post import TooFew
+    from fedekd.flower.server.post import TooFew
 
     return TooFew
 
@@ -525,7 +525,7 @@ def with_dp(folder, method, **training):
     """A client with all rows in every batch, no noise and a clip that nothing reaches; and a plain one."""
     pytest.importorskip("opacus", reason="pip install 'fedekd[dp]'")
     from fedekd.engines.client import Client
-    from fedekd.flower.privacy import PrivateClient
+    from fedekd.flower.site.privacy import PrivateClient
     from fedekd.flower.site_file import Privacy
 
     one = replace(MANY, clients=MANY.clients[:1], names=MANY.names[:1])

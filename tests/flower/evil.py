@@ -6,8 +6,9 @@ import numpy as np
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedekd.flower import client_app, wire
-from fedekd.flower.wire import Letter, Packed
+from fedekd.flower import client_app
+from fedekd.flower.protocol import wire
+from fedekd.flower.protocol.wire import Letter, Packed
 
 nan, shape = ClientApp(), ClientApp()
 

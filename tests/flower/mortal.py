@@ -6,7 +6,8 @@ import hashlib
 import os
 import signal
 
-from fedekd.flower import client_app, privacy
+from fedekd.flower import client_app
+from fedekd.flower.site import privacy
 
 app = client_app.app
 train = privacy.PrivateClient._train_privately

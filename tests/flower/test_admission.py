@@ -12,12 +12,12 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd
 
 import httpx
 
-from fedekd.flower import control
 from fedekd.flower.addresses import free_port
-from fedekd.flower.init import init_server
-from fedekd.flower.keys import make_node_key
-from fedekd.flower.run_server import _Supervisor
-from fedekd.flower.server_file import read_server
+from fedekd.flower.server import control
+from fedekd.flower.settings import read_server
+from fedekd.flower.setup.init import init_server
+from fedekd.flower.setup.keys import make_node_key
+from fedekd.flower.supervise.run_server import _Supervisor
 
 NEW = "may no longer join; to come back it needs a new key (`fedekd site key` there)"
 

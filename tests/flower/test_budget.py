@@ -16,8 +16,8 @@ from opacus import PrivacyEngine
 from opacus.accountants import RDPAccountant
 
 from fedekd.errors import FedekdError
-from fedekd.flower.budget import Budget
-from fedekd.flower.codes import Failed
+from fedekd.flower.protocol.codes import Failed
+from fedekd.flower.site.dp_sgd import Budget
 from fedekd.methods.base import Exchange
 
 

@@ -12,7 +12,7 @@ pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
 
 from village import make_server
 
-from fedekd.flower.causes import cause
+from fedekd.flower.supervise.diagnosis import cause
 
 BIND = "ERROR [uvicorn.error] [Errno {}] error while attempting to bind on address ('127.0.0.1', 443): {}"
 SHUT = "INFO [uvicorn.error] Application shutdown complete."

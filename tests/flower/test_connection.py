@@ -13,11 +13,11 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd
 from bare_superlink import bare_superlink
 
 from fedekd.errors import FedekdError
-from fedekd.flower.connection import Connection, Unknown
-from fedekd.flower.control import connected
-from fedekd.flower.keys import make_node_key, read_public_key
-from fedekd.flower.processes import stop
+from fedekd.flower.server.control import connected
+from fedekd.flower.setup.connection import Connection, Unknown
+from fedekd.flower.setup.keys import make_node_key, read_public_key
 from fedekd.flower.site_file import Site
+from fedekd.flower.supervise.processes import stop
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd[flower]'")
 
 from fedekd.errors import FedekdError
-from fedekd.flower.demo import _wait
-from fedekd.flower.processes import Child, stopping
+from fedekd.flower.supervise.demo import _wait
+from fedekd.flower.supervise.processes import Child, stopping
 
 
 def processes(folder: Path) -> list[int]:

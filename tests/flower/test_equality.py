@@ -15,8 +15,8 @@ from village import TINY, Hand, federate, make_server, parts, schema_of, simulat
 
 from fedekd import methods
 from fedekd.exchange import exchanges
-from fedekd.flower import wire
-from fedekd.flower.visits import visits
+from fedekd.flower.protocol import wire
+from fedekd.flower.protocol.visits import visits
 
 TRAINED = [name for name, method in methods.known().items() if method.roles]
 TOYS = [f"toys:{toy.__name__}" for toy in toys.TOYS]

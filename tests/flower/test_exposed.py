@@ -16,8 +16,8 @@ from village import schema_of
 
 from fedekd.engines.client import Client
 from fedekd.errors import FedekdError
-from fedekd.flower.privacy import PrivateClient
-from fedekd.flower.site_data import of_site
+from fedekd.flower.protocol.rows import of_site
+from fedekd.flower.site.privacy import PrivateClient
 from fedekd.methods.base import Exchange, Train
 
 
@@ -170,7 +170,7 @@ def test_a_site_with_privacy_does_not_join_for_what_is_not_protected(tmp_path, d
     from test_equality import place
     from village import federate
 
-    from fedekd.flower.post import TooFew
+    from fedekd.flower.server.post import TooFew
     from fedekd.flower.site_file import Privacy
 
     server, sites = place(tmp_path, digits, "toys:Prototypes", deadline=0.2)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedekd.flower.superlink import PIECE, Gate, from_here
+from fedekd.flower.supervise.superlink import PIECE, Gate, from_here
 
 OTHER, HERE = ("10.0.0.9", 5), ("10.0.0.1", 8000)
 
@@ -85,7 +85,7 @@ def test_a_real_superlink_refuses_a_stranger_its_control(tmp_path: Path) -> None
         pytest.skip("this machine has no address besides loopback to pose as a stranger with")
     from bare_superlink import bare_superlink
 
-    from fedekd.flower.processes import stop
+    from fedekd.flower.supervise.processes import stop
 
     link, ca, port = bare_superlink(tmp_path, "0.0.0.0")
 

@@ -18,10 +18,10 @@ from flwr.supercore.task_identity import TaskIdentity
 from village import make_server
 
 from fedekd.errors import FedekdError
-from fedekd.flower import wire
-from fedekd.flower.codes import Code
+from fedekd.flower.protocol import wire
+from fedekd.flower.protocol.codes import Code
+from fedekd.flower.protocol.wire import Letter
 from fedekd.flower.server_app import GridPost
-from fedekd.flower.wire import Letter
 
 
 @pytest.fixture(autouse=True)

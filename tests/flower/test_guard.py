@@ -12,12 +12,12 @@ from village import federate, make_server, schema_of, write_sites
 pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
 
 from fedekd.errors import FedekdError
-from fedekd.flower import site as site_work
-from fedekd.flower.codes import Code, Failed
-from fedekd.flower.guard import apart, guarded
-from fedekd.flower.post import TooFew
+from fedekd.flower.protocol.codes import Code, Failed
+from fedekd.flower.protocol.wire import Letter, Packed
+from fedekd.flower.server.post import TooFew
+from fedekd.flower.site import handlers as site_work
+from fedekd.flower.site.guard import apart, guarded
 from fedekd.flower.site_file import Privacy
-from fedekd.flower.wire import Letter, Packed
 
 
 def made(tmp_path, digits, **given):

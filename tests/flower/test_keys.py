@@ -14,7 +14,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd
 
 from fedekd.cli import main
 from fedekd.errors import FedekdError
-from fedekd.flower import keys
+from fedekd.flower.setup import keys
 
 
 def mode(path: Path) -> int:

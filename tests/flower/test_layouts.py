@@ -17,15 +17,15 @@ from village import TINY, Hand, federate, make_server, nowhere, schema_of, state
 from fedekd import methods
 from fedekd.engines.job import Job
 from fedekd.errors import FedekdError
-from fedekd.flower import layouts, uploads
-from fedekd.flower import site as site_work
-from fedekd.flower.codes import Code
-from fedekd.flower.post import TooFew
-from fedekd.flower.rounds import Rounds
-from fedekd.flower.site_data import of_server
-from fedekd.flower.terms import Terms
-from fedekd.flower.visits import called
-from fedekd.flower.wire import Letter, Packed
+from fedekd.flower.protocol import layouts, uploads
+from fedekd.flower.protocol.codes import Code
+from fedekd.flower.protocol.rows import of_server
+from fedekd.flower.protocol.terms import Terms
+from fedekd.flower.protocol.visits import called
+from fedekd.flower.protocol.wire import Letter, Packed
+from fedekd.flower.server.post import TooFew
+from fedekd.flower.server.rounds import Rounds
+from fedekd.flower.site import handlers as site_work
 from fedekd.methods import Exchange
 from fedekd.parts import Head
 

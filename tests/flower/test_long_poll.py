@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fedekd.flower import long_poll
-from fedekd.flower.long_poll import QUESTION, LongPoll
+from fedekd.flower.supervise import long_poll
+from fedekd.flower.supervise.long_poll import QUESTION, LongPoll
 
 
 class Post:

@@ -11,7 +11,7 @@ pytest.importorskip("opacus", reason="pip install 'fedekd[dp]'")
 
 from scipy import stats
 
-from fedekd.flower.noise import Chance, NoisyOptimizer
+from fedekd.flower.site.noise import Chance, NoisyOptimizer
 
 KEY = bytes(range(32))
 

@@ -16,11 +16,11 @@ from village import federate, make_server, write_sites
 from fedekd.cli import main
 from fedekd.export.export import export
 from fedekd.export.predict import predict
-from fedekd.flower.codes import Code
-from fedekd.flower.init import init_site
-from fedekd.flower.schema import Schema
-from fedekd.flower.site import answer
-from fedekd.flower.site_data import of_site
+from fedekd.flower.protocol.codes import Code
+from fedekd.flower.protocol.rows import of_site
+from fedekd.flower.protocol.schema import Schema
+from fedekd.flower.setup.init import init_site
+from fedekd.flower.site.handlers import answer
 from fedekd.flower.site_file import Privacy
 
 

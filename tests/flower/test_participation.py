@@ -13,11 +13,11 @@ pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
 
 from fedekd.engines.schedule import participants
 from fedekd.errors import FedekdError
-from fedekd.flower import site as site_work
-from fedekd.flower.codes import Code
-from fedekd.flower.rounds import Rounds
-from fedekd.flower.server_file import read_server
-from fedekd.flower.wire import Letter
+from fedekd.flower.protocol.codes import Code
+from fedekd.flower.protocol.wire import Letter
+from fedekd.flower.server.rounds import Rounds
+from fedekd.flower.settings import read_server
+from fedekd.flower.site import handlers as site_work
 
 NAMES = ("alder", "birch", "cedar", "elm")
 
@@ -156,7 +156,7 @@ def test_too_few_are_drawn(tmp_path, digits):
 @pytest.mark.parametrize("value", [0, -0.5, 1.5])
 def test_a_share_that_is_none(tmp_path, digits, value):
     from fedekd.flower import toml_file
-    from fedekd.flower.server_file import Server
+    from fedekd.flower.settings import Server
 
     needed = {"address": "a:1", "ca": "c", "certificate": "c", "key": "k", "nodes": "n", "state": "s"}
     (tmp_path / "server.toml").write_text(toml_file.text(Server, "A file.", {**needed, "participation": value}))

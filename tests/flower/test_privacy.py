@@ -18,10 +18,10 @@ from opacus.grad_sample import GradSampleModule
 
 from fedekd.engines.client import Client
 from fedekd.errors import FedekdError
-from fedekd.flower import noise
-from fedekd.flower.post import TooFew
-from fedekd.flower.rounds import Rounds
-from fedekd.flower.site_data import of_site
+from fedekd.flower.protocol.rows import of_site
+from fedekd.flower.server.post import TooFew
+from fedekd.flower.server.rounds import Rounds
+from fedekd.flower.site import noise
 from fedekd.flower.site_file import Privacy
 from fedekd.methods.base import Train
 

@@ -12,12 +12,12 @@ from village import Hand, federate, make_server, schema_of, state_of
 pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
 
 from fedekd.errors import FedekdError
-from fedekd.flower.codes import Code
-from fedekd.flower.post import TooFew
-from fedekd.flower.public import check_public, read_public
-from fedekd.flower.rounds import Rounds
-from fedekd.flower.server_file import check_method
-from fedekd.flower.site_data import joined, of_server, of_site
+from fedekd.flower.protocol.codes import Code
+from fedekd.flower.protocol.public import check_public, read_public
+from fedekd.flower.protocol.rows import joined, of_server, of_site
+from fedekd.flower.server.post import TooFew
+from fedekd.flower.server.rounds import Rounds
+from fedekd.flower.settings import check_method
 
 
 def written(path, dataset, rows, **more):
@@ -56,7 +56,7 @@ def test_rows_without_labels(tmp_path, digits):
 
 def test_a_table_comes_in_the_schemas_columns(tmp_path):
     from fedekd.data import load_dataset
-    from fedekd.flower.schema import Schema
+    from fedekd.flower.protocol.schema import Schema
 
     lines = ["age,sex,outcome", *(f"{20 + k},{'mf'[k % 2]},{'ny'[k % 3 > 0]}" for k in range(20))]
     (tmp_path / "all.csv").write_text("\n".join(lines))

@@ -18,10 +18,10 @@ from village import Hand
 pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
 pytest.importorskip("opacus", reason="pip install 'fedekd[dp]'")
 
-from fedekd.flower.rounds import Rounds
+from fedekd.flower.protocol.schema import Schema
 from fedekd.flower.saved_state import SavedState
-from fedekd.flower.schema import Schema
-from fedekd.flower.server_file import read_server
+from fedekd.flower.server.rounds import Rounds
+from fedekd.flower.settings import read_server
 from fedekd.flower.site_file import read_site
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "v0.1" / "federation"

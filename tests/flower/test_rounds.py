@@ -18,10 +18,10 @@ pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
 from rich.console import Console
 
 from fedekd.errors import FedekdError
-from fedekd.flower.post import TooFew
+from fedekd.flower.protocol.wire import Letter, Packed
 from fedekd.flower.report import print_report, read_report
-from fedekd.flower.rounds import Rounds
-from fedekd.flower.wire import Letter, Packed
+from fedekd.flower.server.post import TooFew
+from fedekd.flower.server.rounds import Rounds
 
 
 @pytest.fixture

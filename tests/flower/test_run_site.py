@@ -15,10 +15,10 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd[flower]'")
 
 from fedekd.errors import FedekdError
-from fedekd.flower import run_site
 from fedekd.flower.addresses import free_port
-from fedekd.flower.processes import Child, command, environment
 from fedekd.flower.site_file import ENDED, Site
+from fedekd.flower.supervise import run_site
+from fedekd.flower.supervise.processes import Child, command, environment
 
 NAME = "0123456789abcdef"
 UP, LOST = "INFO: SuperNode ID: 1", "WARNING: Connection attempt failed, retrying in 0.7 seconds"
@@ -120,7 +120,7 @@ def test_flowers_own_supernode_tells_why(tmp_path: Path, status: int | None, wor
         node = Child(
             "supernode",
             command(
-                "fedekd.flower.supernode",
+                "fedekd.flower.supervise.supernode",
                 *("--insecure", "--superlink", f"127.0.0.1:{port}", "--max-wait-time", "1"),
                 *("--isolation", "process", "--port", str(free_port())),
             ),

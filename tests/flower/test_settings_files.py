@@ -8,7 +8,7 @@ import pytest
 
 from fedekd.errors import FedekdError
 from fedekd.flower import toml_file
-from fedekd.flower.server_file import Server, check_method, read_server
+from fedekd.flower.settings import Server, check_method, read_server
 from fedekd.flower.site_file import Privacy, Site, read_site
 
 SITE = {"name": "north", "server": "fed.example.org:8000", "ca": "ca.crt", "key": "k", "state": "s", "data": "digits"}

@@ -17,13 +17,13 @@ from village import Hand, federate, make_server, schema_of, state_of, write_site
 pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
 
 from fedekd.export import files
-from fedekd.flower.codes import Code
-from fedekd.flower.post import TooFew
-from fedekd.flower.rounds import Rounds
-from fedekd.flower.site import answer
+from fedekd.flower.protocol.codes import Code
+from fedekd.flower.protocol.terms import Terms
+from fedekd.flower.protocol.wire import Letter
+from fedekd.flower.server.post import TooFew
+from fedekd.flower.server.rounds import Rounds
+from fedekd.flower.site.handlers import answer
 from fedekd.flower.site_file import read_site
-from fedekd.flower.terms import Terms
-from fedekd.flower.wire import Letter
 from fedekd.methods import Exchange, Method, Train
 
 FEDERATION = "0123456789abcdef"

@@ -19,12 +19,12 @@ import torch
 
 from fedekd.cli import main
 from fedekd.data import load_dataset
-from fedekd.flower import keys
 from fedekd.flower.addresses import free_port
-from fedekd.flower.check import Check, check_site
-from fedekd.flower.init import init_site
-from fedekd.flower.scaling import Scaling
-from fedekd.flower.schema import Schema
+from fedekd.flower.protocol.scaling import Scaling
+from fedekd.flower.protocol.schema import Schema
+from fedekd.flower.setup import keys
+from fedekd.flower.setup.check import Check, check_site
+from fedekd.flower.setup.init import init_site
 
 
 class Health(http.server.BaseHTTPRequestHandler):

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fedekd.errors import FedekdError
-from fedekd.flower import wire
-from fedekd.flower.wire import Letter, Packed
+from fedekd.flower.protocol import wire
+from fedekd.flower.protocol.wire import Letter, Packed
 
 
 def model(seed, scale=1.0):

@@ -13,17 +13,17 @@ from fedekd.data import Dataset
 from fedekd.data.partition import dirichlet
 from fedekd.engines.job import Job
 from fedekd.engines.serial import Serial
-from fedekd.flower import site as site_work
-from fedekd.flower import wire
-from fedekd.flower.public import read_public
-from fedekd.flower.rounds import Rounds
-from fedekd.flower.scaling import Scaling
-from fedekd.flower.schema import Schema
-from fedekd.flower.server_file import Server
-from fedekd.flower.site_data import joined, of_site
+from fedekd.flower.protocol import wire
+from fedekd.flower.protocol.public import read_public
+from fedekd.flower.protocol.rows import joined, of_site
+from fedekd.flower.protocol.scaling import Scaling
+from fedekd.flower.protocol.schema import Schema
+from fedekd.flower.protocol.terms import Terms
+from fedekd.flower.protocol.wire import Letter
+from fedekd.flower.server.rounds import Rounds
+from fedekd.flower.settings import Server
+from fedekd.flower.site import handlers as site_work
 from fedekd.flower.site_file import Site
-from fedekd.flower.terms import Terms
-from fedekd.flower.wire import Letter
 
 NAMES = ("alder", "birch", "cedar", "elm")
 TINY = {"private": "tiny:tiny_private", "proxy": "tiny:tiny_proxy"}

@@ -18,7 +18,7 @@ def add(commands: Any) -> None:
 
 
 def run_demo(given: argparse.Namespace) -> None:
-    from fedekd.flower.demo import run_demo
     from fedekd.flower.report import print_report
+    from fedekd.flower.supervise.demo import run_demo
 
     print_report(console(), run_demo(given.out, method=given.method, rounds=given.rounds))

@@ -7,10 +7,10 @@ import logging
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedekd.flower import wire
-from fedekd.flower.codes import Code
-from fedekd.flower.logs import log_to
-from fedekd.flower.wire import Letter
+from fedekd.flower.protocol import wire
+from fedekd.flower.protocol.codes import Code
+from fedekd.flower.protocol.wire import Letter
+from fedekd.flower.supervise.logs import log_to
 
 app = ClientApp()
 log = logging.getLogger("fedekd.site")
@@ -47,7 +47,7 @@ def _answer(kind: str, message: Message, context: Context) -> Letter:
     log_to(site.state / "log")
     import torch
 
-    from fedekd.flower.site import answer
+    from fedekd.flower.site.handlers import answer
 
     if site.threads:
         torch.set_num_threads(site.threads)

@@ -15,13 +15,14 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
 from fedekd.errors import FedekdError
-from fedekd.flower import control, wire
 from fedekd.flower.atomic import write_text
-from fedekd.flower.codes import Code
-from fedekd.flower.logs import log_to
-from fedekd.flower.server_certificate import local_address
-from fedekd.flower.server_file import Server, read_server
-from fedekd.flower.wire import Letter
+from fedekd.flower.protocol import wire
+from fedekd.flower.protocol.codes import Code
+from fedekd.flower.protocol.wire import Letter
+from fedekd.flower.server import control
+from fedekd.flower.settings import Server, read_server
+from fedekd.flower.setup.certificates import local_address
+from fedekd.flower.supervise.logs import log_to
 
 app = ServerApp()
 log = logging.getLogger("fedekd.server")
@@ -127,9 +128,9 @@ class GridPost:
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    from fedekd.flower.post import TooFew
-    from fedekd.flower.rounds import Rounds
-    from fedekd.flower.schema import Schema
+    from fedekd.flower.protocol.schema import Schema
+    from fedekd.flower.server.post import TooFew
+    from fedekd.flower.server.rounds import Rounds
 
     file = Path(str(context.run_config["server-file"]))
     server = read_server(file)

@@ -1,0 +1,84 @@
+"""A site's rows as a federation of one, and several of them as the federation that a simulation would train."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from fedekd import rng
+from fedekd.data.partition import SMALLEST_SITE, cut
+from fedekd.dataset import Dataset
+from fedekd.errors import FedekdError
+from fedekd.federation import Federation, Split
+from fedekd.flower.protocol.schema import Schema
+
+
+def of_site(
+    dataset: Dataset, schema: Schema, name: str, seed: int, number: int, public: Dataset | None = None
+) -> Federation:
+    """60 % train, 20 % validation, 20 % test of a site's own rows, drawn from (seed, number), and the public ones.
+
+    Scaling that is the site's own follows from the training rows, so it is the same in every visit.
+    """
+    rows = len(dataset.y)
+    if rows < SMALLEST_SITE:
+        raise FedekdError(
+            f"site {name!r} has {rows} rows, too few to train, validate and test on; give at least {SMALLEST_SITE}"
+        )
+    split = Split(*cut(np.arange(rows), rng.stream(seed, "split", number)))
+    scaling = schema.scaling.at_site(dataset, split.train)
+    gain, shift = scaling.arrays()
+    by = "own" if schema.scaling.own else "given"
+    how = {"kind": "site", "alpha": None, "clients": 1, "seed": seed, "scaling": by}
+    whole = Federation(dataset, (split,), (name,), how, shift, gain, scaling.mean, scaling.std)
+    return whole if public is None else _with_public(whole, public)
+
+
+def of_server(schema: Schema, seed: int, public: Dataset | None = None) -> Federation:
+    """What the server holds: the public rows, and no one's own. Scaling that is a site's own is that of these rows."""
+    kind = np.int64 if schema.task == "classification" else np.float32
+    dataset = public or Dataset(
+        "blank", schema.task, np.zeros((1, *schema.shape), schema.dtype), np.zeros(1, kind), schema.outputs,
+        schema.labels, columns=schema.columns, part=True,
+    )  # fmt: skip
+    every, none = np.arange(len(dataset.y)), np.empty(0, np.int64)
+    scaling = schema.scaling.at_site(dataset, every)
+    gain, shift = scaling.arrays()
+    how = {"kind": "server", "alpha": None, "clients": 0, "seed": seed, "scaling": "given"}
+    split, held = Split(none, none, none), every if public else none
+    return Federation(dataset, (split,), ("server",), how, shift, gain, scaling.mean, scaling.std, public=held)
+
+
+def _with_public(federation: Federation, public: Dataset) -> Federation:
+    """The same rows with the public ones behind them."""
+    dataset, own = federation.dataset, len(federation.dataset.y)
+    joined = replace(
+        dataset, x=np.concatenate([dataset.x, public.x]), y=np.concatenate([dataset.y, public.y]),
+        sites=None, site_names=(),
+    )  # fmt: skip
+    return replace(federation, dataset=joined, public=np.arange(own, len(joined.y), dtype=np.int64))
+
+
+def joined(sites: Sequence[Federation]) -> Federation:
+    """All sites' rows in one place: what no one can have in earnest, and what a simulation starts from."""
+    first, start = sites[0], 0
+    if any(site.partition["scaling"] == "own" for site in sites):
+        raise FedekdError("a simulation has one scaling for all clients; take a schema that gives it")
+    splits: list[Split] = []
+    own = [len(site.dataset.y) - len(site.public) for site in sites]
+    for site, rows in zip(sites, own, strict=True):
+        splits += [Split(*(part + start for part in (c.train, c.val, c.test))) for c in site.clients]
+        start += rows
+    dataset = replace(
+        first.dataset,
+        x=np.concatenate([site.dataset.x[:rows] for site, rows in zip(sites, own, strict=True)]),
+        y=np.concatenate([site.dataset.y[:rows] for site, rows in zip(sites, own, strict=True)]),
+    )
+    names = tuple(name for site in sites for name in site.names)
+    whole = replace(first, dataset=dataset, clients=tuple(splits), names=names)
+    if not len(first.public):
+        return whole
+    shared = first.dataset
+    return _with_public(whole, replace(shared, x=shared.x[first.public], y=shared.y[first.public]))
