@@ -29,19 +29,17 @@ from counting import Counter
 
 from fedekd import __version__, models
 from fedekd.data import load_dataset
-from fedekd.flower.addresses import free_port
 from fedekd.flower.protocol import wire
 from fedekd.flower.protocol.schema import Schema
 from fedekd.flower.protocol.wire import Letter
 from fedekd.flower.server import control
 from fedekd.flower.server.admission import admit
 from fedekd.flower.server.rounds import Rounds
-from fedekd.flower.settings import Server, read_server
+from fedekd.flower.settings import ServerSettings, SiteSettings, read_server, read_site
 from fedekd.flower.setup.init import init_server, init_site
 from fedekd.flower.site import handlers as site_work
-from fedekd.flower.site_file import Site, read_site
 from fedekd.flower.supervise.demo import deal_digits
-from fedekd.flower.supervise.processes import Child, command, environment, stopping
+from fedekd.flower.supervise.processes import Child, command, environment, free_port, stopping
 
 HERE = Path(__file__).resolve().parent
 TRAINING = {"epochs": 2, "batch_size": 32, "lr": 1e-3}
@@ -183,7 +181,7 @@ def plain(count: int, rounds: int, pixels: int) -> dict[str, Any]:
     }
 
 
-def reached(server: Server) -> bool:
+def reached(server: ServerSettings) -> bool:
     try:
         online(server)
     except control.Unreachable:
@@ -191,7 +189,7 @@ def reached(server: Server) -> bool:
     return True
 
 
-def online(server: Server) -> int:
+def online(server: ServerSettings) -> int:
     with control.connected(server.address, server.ca) as superlink:
         return len(superlink.online())
 
@@ -211,7 +209,7 @@ def until(condition: Any, children: list[Child], what: str) -> None:
 class ByHand:
     """Letters within this process: the same server and site code, without the network."""
 
-    def __init__(self, sites: list[Site]) -> None:
+    def __init__(self, sites: list[SiteSettings]) -> None:
         self.sites, self.answers = dict(enumerate(sites)), []
 
     def online(self) -> set[int]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedekd.flower.addresses import free_port
 from fedekd.flower.setup.keys import make_authority, make_server_certificate
-from fedekd.flower.supervise.processes import Child, command, environment
+from fedekd.flower.supervise.processes import Child, command, environment, free_port
 
 
 def bare_superlink(folder: Path, host: str = "127.0.0.1") -> tuple[Child, Path, int]:

@@ -10,8 +10,8 @@ from village import schema_of
 from fedekd import methods
 from fedekd.engines.job import Job, Training
 from fedekd.flower.protocol.rows import of_site
+from fedekd.flower.settings import Privacy
 from fedekd.flower.site.privacy import PrivateClient
-from fedekd.flower.site_file import Privacy
 from fedekd.methods.base import Train
 from tiny import tiny_private, tiny_proxy
 

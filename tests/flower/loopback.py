@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from fedekd.data import load_dataset
-from fedekd.flower.addresses import free_port
 from fedekd.flower.protocol.schema import Schema
 from fedekd.flower.setup.init import init_server, init_site
-from fedekd.flower.supervise.processes import Child, stop
+from fedekd.flower.supervise.processes import Child, free_port, stop
 
 SITE = "import sys; from fedekd.flower.supervise.run_site import run_site; run_site(sys.argv[1], app='relay:app')"
 SERVER = (

@@ -12,11 +12,11 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd
 
 import httpx
 
-from fedekd.flower.addresses import free_port
 from fedekd.flower.server import control
 from fedekd.flower.settings import read_server
 from fedekd.flower.setup.init import init_server
 from fedekd.flower.setup.keys import make_node_key
+from fedekd.flower.supervise.processes import free_port
 from fedekd.flower.supervise.run_server import _Supervisor
 
 NEW = "may no longer join; to come back it needs a new key (`fedekd site key` there)"

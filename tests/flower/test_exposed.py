@@ -171,7 +171,7 @@ def test_a_site_with_privacy_does_not_join_for_what_is_not_protected(tmp_path, d
     from village import federate
 
     from fedekd.flower.server.post import TooFew
-    from fedekd.flower.site_file import Privacy
+    from fedekd.flower.settings import Privacy
 
     server, sites = place(tmp_path, digits, "toys:Prototypes", deadline=0.2)
     with pytest.raises(TooFew):

@@ -15,7 +15,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd
 from recorder import Recorder
 
 from fedekd.flower.protocol.schema import Schema
-from fedekd.flower.site_file import read_site
+from fedekd.flower.settings import read_site
 
 if TYPE_CHECKING:
     from town import Town

@@ -23,11 +23,10 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from fedekd.cli import main
-from fedekd.flower.settings import read_server
+from fedekd.flower.settings import read_server, read_site
 from fedekd.flower.setup import keys
 from fedekd.flower.setup.certificates import local_address
 from fedekd.flower.setup.keys import make_authority, make_server_certificate, read_node_key, read_public_key
-from fedekd.flower.site_file import read_site
 
 SITE = ["--server", "a:1", "--data", "digits"]
 

@@ -15,9 +15,9 @@ from fedekd.errors import FedekdError
 from fedekd.flower.protocol.codes import Code, Failed
 from fedekd.flower.protocol.wire import Letter, Packed
 from fedekd.flower.server.post import TooFew
+from fedekd.flower.settings import Privacy
 from fedekd.flower.site import handlers as site_work
 from fedekd.flower.site.guard import apart, guarded
-from fedekd.flower.site_file import Privacy
 
 
 def made(tmp_path, digits, **given):

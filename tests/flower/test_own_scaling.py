@@ -19,9 +19,9 @@ from fedekd.export.predict import predict
 from fedekd.flower.protocol.codes import Code
 from fedekd.flower.protocol.rows import of_site
 from fedekd.flower.protocol.schema import Schema
+from fedekd.flower.settings import Privacy
 from fedekd.flower.setup.init import init_site
 from fedekd.flower.site.handlers import answer
-from fedekd.flower.site_file import Privacy
 
 
 def bare(dataset):

@@ -155,11 +155,10 @@ def test_too_few_are_drawn(tmp_path, digits):
 
 @pytest.mark.parametrize("value", [0, -0.5, 1.5])
 def test_a_share_that_is_none(tmp_path, digits, value):
-    from fedekd.flower import toml_file
-    from fedekd.flower.settings import Server
+    from fedekd.flower.settings import ServerSettings, toml_text
 
     needed = {"address": "a:1", "ca": "c", "certificate": "c", "key": "k", "nodes": "n", "state": "s"}
-    (tmp_path / "server.toml").write_text(toml_file.text(Server, "A file.", {**needed, "participation": value}))
+    (tmp_path / "server.toml").write_text(toml_text(ServerSettings, "A file.", {**needed, "participation": value}))
     with pytest.raises(FedekdError, match="participation must be above 0 and at most 1"):
         read_server(tmp_path / "server.toml")
     server, sites = place(tmp_path, digits, "fedavg")

@@ -21,8 +21,8 @@ from fedekd.errors import FedekdError
 from fedekd.flower.protocol.rows import of_site
 from fedekd.flower.server.post import TooFew
 from fedekd.flower.server.rounds import Rounds
+from fedekd.flower.settings import Privacy
 from fedekd.flower.site import noise
-from fedekd.flower.site_file import Privacy
 from fedekd.methods.base import Train
 
 

@@ -17,7 +17,7 @@ from fedekd.flower.protocol.public import check_public, read_public
 from fedekd.flower.protocol.rows import joined, of_server, of_site
 from fedekd.flower.server.post import TooFew
 from fedekd.flower.server.rounds import Rounds
-from fedekd.flower.settings import check_method
+from fedekd.flower.setup.check import check_method
 
 
 def written(path, dataset, rows, **more):

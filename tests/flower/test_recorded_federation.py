@@ -21,8 +21,7 @@ pytest.importorskip("opacus", reason="pip install 'fedekd[dp]'")
 from fedekd.flower.protocol.schema import Schema
 from fedekd.flower.saved_state import SavedState
 from fedekd.flower.server.rounds import Rounds
-from fedekd.flower.settings import read_server
-from fedekd.flower.site_file import read_site
+from fedekd.flower.settings import read_server, read_site
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "v0.1" / "federation"
 NUMBERS = ("local", "value", "delta", "low", "high")

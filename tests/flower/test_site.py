@@ -22,8 +22,8 @@ from fedekd.flower.protocol.terms import Terms
 from fedekd.flower.protocol.wire import Letter
 from fedekd.flower.server.post import TooFew
 from fedekd.flower.server.rounds import Rounds
+from fedekd.flower.settings import read_site
 from fedekd.flower.site.handlers import answer
-from fedekd.flower.site_file import read_site
 from fedekd.methods import Exchange, Method, Train
 
 FEDERATION = "0123456789abcdef"

@@ -19,12 +19,12 @@ import torch
 
 from fedekd.cli import main
 from fedekd.data import load_dataset
-from fedekd.flower.addresses import free_port
 from fedekd.flower.protocol.scaling import Scaling
 from fedekd.flower.protocol.schema import Schema
 from fedekd.flower.setup import keys
 from fedekd.flower.setup.check import Check, check_site
 from fedekd.flower.setup.init import init_site
+from fedekd.flower.supervise.processes import free_port
 
 
 class Health(http.server.BaseHTTPRequestHandler):

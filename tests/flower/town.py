@@ -15,8 +15,7 @@ from loopback import Loopback
 from village import parts, schema_of, simulate
 
 from fedekd.flower.saved_state import SavedState
-from fedekd.flower.settings import read_server
-from fedekd.flower.site_file import read_site
+from fedekd.flower.settings import read_server, read_site
 from fedekd.flower.supervise.processes import Child
 
 SITE = (  # with less patience than is usual, for a quick end

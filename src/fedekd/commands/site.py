@@ -53,8 +53,8 @@ def init_site(given: argparse.Namespace) -> None:
 
 
 def new_key(given: argparse.Namespace) -> None:
+    from fedekd.flower.settings import read_site
     from fedekd.flower.setup.keys import renew_node_key
-    from fedekd.flower.site_file import read_site
 
     public = renew_node_key(read_site(given.file).key)
     print(f"send to the server's administrator, to be put in the old one's place: {public}")
@@ -77,7 +77,7 @@ def write_schema(given: argparse.Namespace) -> None:
     from fedekd.data import load_dataset
     from fedekd.flower.protocol.scaling import Scaling
     from fedekd.flower.protocol.schema import Schema, categories_of
-    from fedekd.flower.site_file import read_site
+    from fedekd.flower.settings import read_site
 
     site = read_site(given.file)
     dataset = load_dataset(site.data, target=site.target, task=site.task)

@@ -41,7 +41,7 @@ def _answered(kind: str, message: Message, context: Context) -> Message:
 
 
 def _answer(kind: str, message: Message, context: Context) -> Letter:
-    from fedekd.flower.site_file import read_site
+    from fedekd.flower.settings import read_site
 
     site = read_site(str(context.node_config["site-file"]))
     log_to(site.state / "log")

@@ -20,7 +20,7 @@ from fedekd.flower.protocol import wire
 from fedekd.flower.protocol.codes import Code
 from fedekd.flower.protocol.wire import Letter
 from fedekd.flower.server import control
-from fedekd.flower.settings import Server, read_server
+from fedekd.flower.settings import ServerSettings, read_server
 from fedekd.flower.setup.certificates import local_address
 from fedekd.flower.supervise.logs import log_to
 
@@ -49,7 +49,7 @@ class GridPost:
     sender died while it was sent, and raises for bytes that are no message: neither must cost the other sites anything.
     """
 
-    def __init__(self, grid: Grid, server: Server) -> None:
+    def __init__(self, grid: Grid, server: ServerSettings) -> None:
         self.grid, self.server, self.deadline = grid, server, server.deadline
         self.names: dict[int, str] = {}
         self.sent: dict[str, int] = {}

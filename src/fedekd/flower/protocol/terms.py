@@ -10,7 +10,7 @@ from typing import Any
 from fedekd import methods, models
 from fedekd.engines.job import Training
 from fedekd.errors import FedekdError
-from fedekd.flower.settings import COMPRESSIONS, Server
+from fedekd.flower.settings import COMPRESSIONS, ServerSettings
 from fedekd.methods.base import Method
 from fedekd.settings import CHOICES
 
@@ -36,14 +36,14 @@ class Terms:
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, server: Server, public: str | None = None) -> Terms:
+    def of(cls, server: ServerSettings, public: str | None = None) -> Terms:
         return cls(**{**{f.name: getattr(server, f.name) for f in fields(cls)}, "public": public})
 
     @classmethod
     def usual(cls) -> Terms:
         """Of a server whose file leaves them out."""
         named = {f.name for f in fields(cls)}
-        defaults = {f.name: f.default for f in fields(Server) if f.name in named and f.default is not MISSING}
+        defaults = {f.name: f.default for f in fields(ServerSettings) if f.name in named and f.default is not MISSING}
         return cls(**defaults)
 
     def text(self) -> str:

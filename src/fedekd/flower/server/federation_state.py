@@ -10,7 +10,7 @@ from typing import Any
 
 from fedekd.flower.protocol.wire import Letter
 from fedekd.flower.server.roster import Roster
-from fedekd.flower.site_file import GUARANTEES
+from fedekd.flower.settings import GUARANTEES
 from fedekd.tasks import Classification, Regression
 
 METRICS = (Classification.metric, Regression.metric)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Container, Iterable
 
-from fedekd.flower.addresses import usable_name
 from fedekd.flower.protocol.codes import Code
 from fedekd.flower.protocol.wire import Letter
 from fedekd.flower.server.post import code_of
 from fedekd.flower.server.roster import Roster
+from fedekd.flower.settings import usable_name
 
 log = logging.getLogger("fedekd.server")
 

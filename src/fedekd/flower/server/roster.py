@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedekd.flower.addresses import usable_name
+from fedekd.flower.settings import usable_name
 
 
 @dataclass

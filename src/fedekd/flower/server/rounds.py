@@ -39,7 +39,7 @@ from fedekd.flower.server.federation_state import Progress, differences, numbers
 from fedekd.flower.server.joining import Joining
 from fedekd.flower.server.parting import Parting
 from fedekd.flower.server.post import Post, TooFew, converse
-from fedekd.flower.settings import Server
+from fedekd.flower.settings import ServerSettings
 from fedekd.methods.base import Exchange
 
 Uploaded = dict[str, dict[str, Tensor]]  # what one site sent, by exchange
@@ -47,7 +47,7 @@ log = logging.getLogger("fedekd.server")
 
 
 class Rounds:
-    def __init__(self, server: Server, schema: Schema, post: Post, expected: int) -> None:
+    def __init__(self, server: ServerSettings, schema: Schema, post: Post, expected: int) -> None:
         """``expected``: how many sites to wait for before the first visit."""
         self.server, self.schema, self.post, self.expected = server, schema, post, expected
         public = read_public(server.public, schema, server.target) if server.public else None

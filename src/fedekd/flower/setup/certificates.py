@@ -7,12 +7,11 @@ import os
 import ssl
 
 from fedekd.errors import FedekdError
-from fedekd.flower.addresses import checked_address
-from fedekd.flower.settings import Server
+from fedekd.flower.settings import ServerSettings, checked_address
 from fedekd.flower.setup.keys import read_certificate
 
 
-def check_certificate(server: Server) -> None:
+def check_certificate(server: ServerSettings) -> None:
     """Raise unless `ca`, `certificate` and `key` belong together and name the host that sites connect to.
 
     A handshake in memory is the judge: it knows chains, dates and names as the real one does.
@@ -36,7 +35,7 @@ def check_certificate(server: Server) -> None:
             raise FedekdError(f"{server.certificate} cannot be used for TLS: {error.reason or error}") from None
 
 
-def _server_end(server: Server) -> ssl.SSLContext:
+def _server_end(server: ServerSettings) -> ssl.SSLContext:
     def password() -> str:
         raise FedekdError(
             f"{server.key} is encrypted, and nobody is there to type its passphrase when the server restarts; write a "
@@ -53,7 +52,7 @@ def _server_end(server: Server) -> ssl.SSLContext:
     return context
 
 
-def _site_end(server: Server) -> ssl.SSLContext:
+def _site_end(server: ServerSettings) -> ssl.SSLContext:
     """As Flower's client makes it, which reads the authority's file as ASCII."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
@@ -76,7 +75,7 @@ def _shake_hands(ours: ssl.SSLContext, theirs: ssl.SSLContext, host: str) -> Non
                 server.do_handshake()
 
 
-def local_address(server: Server) -> str:
+def local_address(server: ServerSettings) -> str:
     """How this machine itself reaches the SuperLink, by a name that its certificate has."""
     from cryptography import x509
 

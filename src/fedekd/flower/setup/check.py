@@ -1,4 +1,4 @@
-"""``fedekd site check``: everything a site needs before it joins, one line each."""
+"""What can be found wrong before a federation begins: ``fedekd site check``, one line each, and a server's settings."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedekd.errors import FedekdError
-from fedekd.flower.needs import need_flower
+from fedekd.flower import need_flower
 from fedekd.flower.protocol.codes import Code, Failed
+from fedekd.flower.settings import Privacy, ServerSettings, SiteSettings, read_site
 from fedekd.flower.setup.connection import Connection, Unknown
 from fedekd.flower.setup.keys import public_line, read_certificate, read_node_key
-from fedekd.flower.site_file import Privacy, Site, read_site
 
 if TYPE_CHECKING:
     from fedekd.flower.protocol.schema import Schema
@@ -63,7 +63,7 @@ def _result(name: str, look: Callable[[], str]) -> Check:
         return Check(name, "wrong", str(error))
 
 
-def _key(site: Site) -> str:
+def _key(site: SiteSettings) -> str:
     key = read_node_key(site.key)
     mode = site.key.stat().st_mode & 0o777
     if mode & 0o077:
@@ -75,7 +75,7 @@ def _key(site: Site) -> str:
     return f"{site.key} is an ECDSA P-384 key that only you can read"
 
 
-def _certificate(site: Site) -> str:
+def _certificate(site: SiteSettings) -> str:
     certificate = read_certificate(site.ca)
     now, start, end = datetime.now(UTC), certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now < start:
@@ -85,7 +85,7 @@ def _certificate(site: Site) -> str:
     return f"{site.ca} is valid until {end:%Y-%m-%d}"
 
 
-def _state(site: Site) -> str:
+def _state(site: SiteSettings) -> str:
     if site.state.exists() and not site.state.is_dir():
         raise FedekdError(f"{site.state} is not a folder; set another `state`")
     folder = next(folder for folder in (site.state, *site.state.parents) if folder.exists())
@@ -98,7 +98,7 @@ def _state(site: Site) -> str:
     return f"{site.state} can be written to"
 
 
-def _port(site: Site) -> str:
+def _port(site: SiteSettings) -> str:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -110,7 +110,7 @@ def _port(site: Site) -> str:
     return f"{site.port} is free"
 
 
-def _device(site: Site) -> str:
+def _device(site: SiteSettings) -> str:
     import torch
 
     try:
@@ -124,7 +124,7 @@ def _device(site: Site) -> str:
 # --- data and model ------------------------------------------------------------------------------------------------
 
 
-def _joining(site: Site, path: Path) -> Iterator[Check]:
+def _joining(site: SiteSettings, path: Path) -> Iterator[Check]:
     """Load and build all that joining would, by the same code; the server's terms alone are not known yet."""
     from fedekd.flower.protocol.schema import Schema
 
@@ -142,7 +142,7 @@ def _joining(site: Site, path: Path) -> Iterator[Check]:
         yield _result("privacy", lambda: _privacy(site, dp, schema))
 
 
-def _built(site: Site, path: Path, schema: Schema) -> Iterator[Check]:
+def _built(site: SiteSettings, path: Path, schema: Schema) -> Iterator[Check]:
     try:
         work = _work(site, schema)
     except Failed as failure:
@@ -162,7 +162,7 @@ def _built(site: Site, path: Path, schema: Schema) -> Iterator[Check]:
     yield Check("model", "ok", f"{name} has {count:,} parameters")
 
 
-def _work(site: Site, schema: Schema) -> Work:
+def _work(site: SiteSettings, schema: Schema) -> Work:
     from fedekd.flower.protocol.terms import Terms
     from fedekd.flower.site.handlers import Work
 
@@ -172,7 +172,7 @@ def _work(site: Site, schema: Schema) -> Work:
     return work
 
 
-def _privacy(site: Site, dp: Privacy, schema: Schema | None) -> str:
+def _privacy(site: SiteSettings, dp: Privacy, schema: Schema | None) -> str:
     if importlib.util.find_spec("opacus") is None:
         raise FedekdError("[dp] needs Opacus; get it with: pip install 'fedekd[dp]'")
     if schema is None:
@@ -185,7 +185,7 @@ def _privacy(site: Site, dp: Privacy, schema: Schema | None) -> str:
     return f"epsilon {dp.epsilon:g} at delta {dp.delta:g} for the models that leave{bare}"
 
 
-def _alone(site: Site) -> Iterator[Check]:
+def _alone(site: SiteSettings) -> Iterator[Check]:
     """What can be seen without the schema."""
     yield _result("data", lambda: _data(site))
     yield Check(
@@ -196,7 +196,7 @@ def _alone(site: Site) -> Iterator[Check]:
         yield _result("privacy", lambda: _privacy(site, dp, None))
 
 
-def _data(site: Site) -> str:
+def _data(site: SiteSettings) -> str:
     from fedekd.data import load_dataset
     from fedekd.data.own import Whole
     from fedekd.data.partition import SMALLEST_SITE
@@ -207,7 +207,7 @@ def _data(site: Site) -> str:
     return f"{len(data.y)} rows of shape {tuple(data.x.shape[1:])}, {_kind(data.task, data.outputs)}"
 
 
-def _model(site: Site) -> str:
+def _model(site: SiteSettings) -> str:
     from fedekd import models
     from fedekd.flower.site.handlers import models_file
 
@@ -223,3 +223,36 @@ def _kind(task: str, outputs: int) -> str:
 
 def _line(error: Exception) -> str:
     return " ".join(str(error).split())
+
+
+# --- a server ------------------------------------------------------------------------------------------------------
+
+
+def check_schema(server: ServerSettings, file: str | Path) -> None:
+    """Raise for a schema that is not there or is none."""
+    from fedekd.flower.protocol.schema import Schema
+
+    remedy = "make one with `fedekd site schema` at one of the sites"
+    if server.schema is None:
+        raise FedekdError(f"{file} names no `schema`; {remedy}")
+    try:
+        Schema.read(server.schema)
+    except FedekdError as error:
+        raise FedekdError(f"{error}; {remedy} and put it there") from None
+
+
+def check_method(server: ServerSettings, where: str | Path) -> None:
+    """Raise for a method or parameter that does not exist or sends nothing."""
+    from fedekd import methods
+    from fedekd.exchange import exchanges
+
+    try:
+        method = methods.get(server.method, **server.parameters)
+    except FedekdError as error:
+        raise FedekdError(f"{where}: {error}") from None
+    if not exchanges(method, server.rounds):
+        raise FedekdError(
+            f"{where}: {server.method} sends nothing, so there is nothing to federate; name another method"
+        )
+    if method.public and server.public is None:
+        raise FedekdError(f"{where}: {server.method} needs public rows; name a file of them as `public`")

@@ -8,9 +8,8 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
 from fedekd.errors import FedekdError
-from fedekd.flower.addresses import checked_address
+from fedekd.flower.settings import SiteSettings, checked_address
 from fedekd.flower.setup.keys import read_node_key
-from fedekd.flower.site_file import Site
 
 WAIT = 10.0  # seconds for the server to answer
 AHEAD, BEHIND = 5.0, 305.0  # seconds a site's clock may differ from the server's before Flower refuses its signature
@@ -21,7 +20,7 @@ class Unknown(FedekdError):
 
 
 class Connection:
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: SiteSettings) -> None:
         self.site = site
         self.works = False
         self.ahead: float | None = None

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedekd.errors import FedekdError
-from fedekd.flower.settings import read_server
-from fedekd.flower.site_file import read_site
+from fedekd.flower.settings import read_server, read_site
 
 
 def server_state(folder: Path) -> Path | None:

@@ -11,11 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from fedekd.errors import FedekdError
-from fedekd.flower import toml_file
-from fedekd.flower.addresses import checked_address, checked_name
-from fedekd.flower.needs import need_flower
-from fedekd.flower.settings import Server, check_method, read_server
+from fedekd.flower import need_flower
+from fedekd.flower.settings import (
+    ServerSettings,
+    SiteSettings,
+    checked_address,
+    checked_name,
+    read_server,
+    read_site,
+    toml_text,
+)
 from fedekd.flower.setup.certificates import check_certificate
+from fedekd.flower.setup.check import check_method
 from fedekd.flower.setup.keys import (
     make_authority,
     make_node_key,
@@ -23,7 +30,6 @@ from fedekd.flower.setup.keys import (
     read_certificate,
     write_new,
 )
-from fedekd.flower.site_file import Site, read_site
 from fedekd.flower.supervise.diagnosis import AMBIENT
 
 LOCAL = ["localhost", "127.0.0.1"]  # how the server's own processes reach it
@@ -70,7 +76,9 @@ def _fill_server(
         "address": address, "ca": _inside(ca, folder), "certificate": _inside(certificate, folder),
         "key": _inside(key, folder), "nodes": "nodes", "state": "state", "schema": "schema.json", **settings,
     }  # fmt: skip
-    file = _write_settings(Server, "A federation's server. `fedekd server run` reads this file.", folder, values)
+    file = _write_settings(
+        ServerSettings, "A federation's server. `fedekd server run` reads this file.", folder, values
+    )
     server = read_server(file)
     check_certificate(server)
     check_method(server, "--method" if "method" in settings else file)
@@ -120,7 +128,7 @@ def _fill_site(
         "name": name, "server": server, "ca": "ca.crt", "key": f"keys/{name}", "state": "state",
         "data": _absolute(data), **settings,
     }  # fmt: skip
-    file = _write_settings(Site, "A site of a federation. `fedekd site run` reads this file.", folder, values)
+    file = _write_settings(SiteSettings, "A site of a federation. `fedekd site run` reads this file.", folder, values)
     rows = Path(read_site(file).data)
     unit = _unit(folder, "fedekd-site.service", f"fedekd site {name}", "site run", file, user)
     return [
@@ -160,8 +168,8 @@ def _new_folder(given: str | Path, file: str) -> Iterator[Path]:
 
 
 def _write_settings(cls: type, title: str, folder: Path, values: Mapping[str, Any]) -> Path:
-    name = "server.toml" if cls is Server else "site.toml"
-    return write_new(folder / name, toml_file.text(cls, title, values).encode())
+    name = "server.toml" if cls is ServerSettings else "site.toml"
+    return write_new(folder / name, toml_text(cls, title, values).encode())
 
 
 def _inside(path: Path, folder: Path) -> str:

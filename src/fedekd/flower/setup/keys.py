@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedekd.errors import FedekdError
-from fedekd.flower.needs import need_flower
+from fedekd.flower import need_flower
 
 if TYPE_CHECKING:
     from cryptography import x509

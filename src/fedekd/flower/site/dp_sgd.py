@@ -19,7 +19,7 @@ from fedekd.errors import FedekdError
 from fedekd.flower.atomic import write_text
 from fedekd.flower.protocol.codes import Code, Failed
 from fedekd.flower.saved_state import SavedState
-from fedekd.flower.site_file import Privacy
+from fedekd.flower.settings import Privacy
 
 SPENT = "spent.json"
 

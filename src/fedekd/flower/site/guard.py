@@ -13,10 +13,10 @@ from torch import nn
 from fedekd.errors import FedekdError
 from fedekd.flower.protocol.codes import Code, Failed
 from fedekd.flower.protocol.wire import Letter
-from fedekd.flower.site_file import Site
+from fedekd.flower.settings import SiteSettings
 
 
-def guarded(site: Site, letter: Letter) -> Letter:
+def guarded(site: SiteSettings, letter: Letter) -> Letter:
     """The letter, or an error if something exchanged or a word in it is not this site's to send."""
     exchanged, words = set(letter.models) - set(site.leave), set(letter.words) - _allowed(site)
     if exchanged or words:
@@ -24,7 +24,7 @@ def guarded(site: Site, letter: Letter) -> Letter:
     return letter
 
 
-def _allowed(site: Site) -> set[str]:
+def _allowed(site: SiteSettings) -> set[str]:
     allowed = {"code", "name"} | ({"privacy"} if site.dp else set())
     shared = {"n": {"n"}, "metric": {"metric", "local", "value"}, "delta": {"metric", "delta", "low", "high"}}
     return allowed.union(*(shared[name] for name in site.share))

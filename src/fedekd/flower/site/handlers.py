@@ -35,15 +35,15 @@ from fedekd.flower.protocol.terms import Terms
 from fedekd.flower.protocol.visits import Visit, alone, called, inwards, outwards, visits
 from fedekd.flower.protocol.wire import Letter
 from fedekd.flower.saved_state import SavedState
+from fedekd.flower.settings import ENDED, SiteSettings
 from fedekd.flower.site.guard import apart, guarded
 from fedekd.flower.site.report import finish
-from fedekd.flower.site_file import ENDED, Site
 from fedekd.methods.base import Exchange, Method
 
 log = logging.getLogger("fedekd.site")
 
 
-def answer(site: Site, kind: str, letter: Letter) -> Letter:
+def answer(site: SiteSettings, kind: str, letter: Letter) -> Letter:
     """The site's reply to any letter. Whatever goes wrong, only a code leaves."""
     try:
         with limited(site.longest):
@@ -56,7 +56,7 @@ def answer(site: Site, kind: str, letter: Letter) -> Letter:
         return Letter({"code": int(Code.FAULT), "name": site.name})
 
 
-def join(site: Site, letter: Letter) -> Letter:
+def join(site: SiteSettings, letter: Letter) -> Letter:
     """Agree on terms and schema: checked against what this site allows and what its data is, then kept."""
     folder = _folder(site, letter)
     with failing(Code.REFUSED):
@@ -78,7 +78,7 @@ def join(site: Site, letter: Letter) -> Letter:
     return Letter({"code": int(Code.DONE), "name": site.name})
 
 
-def visit(site: Site, letter: Letter) -> Letter:
+def visit(site: SiteSettings, letter: Letter) -> Letter:
     folder = _folder(site, letter)
     number, wanted = int(letter.words["number"]), int(letter.words["visit"])
     with failing(Code.UNKNOWN):
@@ -120,7 +120,7 @@ def _asked(visit: Visit, letter: Letter) -> Visit:
     return visit.of(rounds)
 
 
-def end(site: Site, letter: Letter) -> Letter:
+def end(site: SiteSettings, letter: Letter) -> Letter:
     """The server's word that the federation is complete; `fedekd site run` ends after it when the server does."""
     folder = _folder(site, letter)
     with failing(Code.UNKNOWN):
@@ -132,14 +132,14 @@ def end(site: Site, letter: Letter) -> Letter:
     return Letter({"code": int(Code.DONE), "name": site.name})
 
 
-def _folder(site: Site, letter: Letter) -> Path:
+def _folder(site: SiteSettings, letter: Letter) -> Path:
     name = str(letter.words.get("federation", ""))
     if not re.fullmatch(r"[0-9a-f]{16}", name):
         raise Failed(Code.REFUSED, f"the server calls its federation {name!r}, which is no name for a folder")
     return site.state / name
 
 
-def _consent(site: Site, terms: Terms, schema: Schema) -> None:
+def _consent(site: SiteSettings, terms: Terms, schema: Schema) -> None:
     """What runs here, and what leaves, is decided here."""
     for name in terms.foreign():
         if name not in site.trusts:
@@ -174,7 +174,7 @@ class Work:
     """A site's client, its baseline, and what it needs for the next upload."""
 
     def __init__(
-        self, site: Site, folder: Path, terms: Terms, schema: Schema, number: int,
+        self, site: SiteSettings, folder: Path, terms: Terms, schema: Schema, number: int,
         layouts: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         """``layouts``: what uploads that are no models look like, as agreed on when the site joined."""

@@ -52,9 +52,9 @@ from fedekd.errors import FedekdError
 from fedekd.exchange import shared_roles
 from fedekd.flower.protocol.codes import Failed
 from fedekd.flower.protocol.visits import called
+from fedekd.flower.settings import GUARANTEES, Privacy
 from fedekd.flower.setup.keys import write_new
 from fedekd.flower.site.dp_sgd import Budget
-from fedekd.flower.site_file import GUARANTEES, Privacy
 from fedekd.methods.base import Batch, Beginning, Copy, Exchange, Remember, Step, Train
 
 SECRET = "secret"

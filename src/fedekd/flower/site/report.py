@@ -11,13 +11,13 @@ from fedekd.engines.client import Client
 from fedekd.export import files
 from fedekd.flower.atomic import write_text
 from fedekd.flower.protocol.wire import Word
-from fedekd.flower.site_file import Site
+from fedekd.flower.settings import SiteSettings
 from fedekd.metrics import sample_interval
 
 log = logging.getLogger("fedekd.site")
 
 
-def finish(site: Site, folder: Path, method: str, client: Client, local: Client) -> dict[str, Word]:
+def finish(site: SiteSettings, folder: Path, method: str, client: Client, local: Client) -> dict[str, Word]:
     """Write ``report.json`` and two models for `fedekd export`, the private and the one trained alone.
 
     Returns what is shared. The client is to be as it answers: see ``Client.personalised``.
@@ -26,7 +26,7 @@ def finish(site: Site, folder: Path, method: str, client: Client, local: Client)
         return _finish(site, folder, method, client, local)
 
 
-def _finish(site: Site, folder: Path, method: str, client: Client, local: Client) -> dict[str, Word]:
+def _finish(site: SiteSettings, folder: Path, method: str, client: Client, local: Client) -> dict[str, Word]:
     value, alone, metric = client.score(), local.score(), client.task.metric
     counts = {f"n_{split}": len(client.rows[split]) for split in ("train", "val", "test")}
     own: dict[str, Any] = {"local": alone, "value": value, "delta": value - alone, **counts}

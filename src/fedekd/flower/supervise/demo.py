@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 
 from fedekd.errors import FedekdError
-from fedekd.flower.addresses import free_port
-from fedekd.flower.needs import need_flower
+from fedekd.flower import need_flower
 from fedekd.flower.report import Report, read_report
 from fedekd.flower.setup.init import init_server, init_site
-from fedekd.flower.supervise.processes import Child, command, say, stopping
+from fedekd.flower.supervise.processes import Child, command, free_port, say, stopping
 
 SITES = ("north", "south", "west")
 LIMIT = 1800.0  # seconds for all of it

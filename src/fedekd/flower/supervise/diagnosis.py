@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedekd.flower.addresses import checked_address
-from fedekd.flower.settings import Server
+from fedekd.flower.settings import ServerSettings, checked_address
 
 FULL = 1 << 20  # bytes that are left on a disk on which Flower's database has no room
 FULL_WORDS = ("disk is full", "no space left", "quota exceeded")
 AMBIENT = "AmbientCapabilities=CAP_NET_BIND_SERVICE"  # what a service needs for a port below 1024
 
 
-def cause(lines: Sequence[str], server: Server, free: int) -> str | None:
+def cause(lines: Sequence[str], server: ServerSettings, free: int) -> str | None:
     """``free``: bytes that are left for the state; on a full disk the log itself breaks off. None: something else."""
     text, port = "\n".join(lines).lower(), checked_address(server.address, "address")[1]
     if free < FULL or any(words in text for words in FULL_WORDS):

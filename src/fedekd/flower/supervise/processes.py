@@ -7,6 +7,7 @@ import ctypes
 import fcntl
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -158,3 +159,9 @@ def end_with(parent: int) -> None:
         _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it ended in the meantime
             os._exit(1)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fedekd.errors import FedekdError
-from fedekd.flower.addresses import checked_address
-from fedekd.flower.needs import need_flower
+from fedekd.flower import need_flower
 from fedekd.flower.report import Report, read_report
 from fedekd.flower.server import control
 from fedekd.flower.server.admission import admit
-from fedekd.flower.settings import Server, check_method, check_schema, read_server
+from fedekd.flower.settings import ServerSettings, checked_address, read_server
 from fedekd.flower.setup.certificates import check_certificate, local_address
+from fedekd.flower.setup.check import check_method, check_schema
 from fedekd.flower.setup.keys import read_public_keys, renew_secret
 from fedekd.flower.supervise.diagnosis import cause
 from fedekd.flower.supervise.logs import Tail
@@ -56,7 +56,7 @@ def run_server(
         return _Supervisor(server, file, (server_app, client_app), say).run()
 
 
-def _check(server: Server, file: Path) -> None:
+def _check(server: ServerSettings, file: Path) -> None:
     """Raise for what would stop the federation later on, while nothing is lost yet."""
     check_certificate(server)
     for why in read_public_keys(server.nodes)[1].values():
@@ -70,7 +70,7 @@ class Died(Exception):
 
 
 class _Supervisor:
-    def __init__(self, server: Server, file: Path, apps: tuple[str, str], say: Callable[[str], None]) -> None:
+    def __init__(self, server: ServerSettings, file: Path, apps: tuple[str, str], say: Callable[[str], None]) -> None:
         self.server, self.file, self.apps, self.say = server, file, apps, say
         self.folder = server.state / "flower"
         self.secret = self.folder / "secret"

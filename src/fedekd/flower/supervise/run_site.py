@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from fedekd.errors import FedekdError
-from fedekd.flower.needs import need_flower
+from fedekd.flower import need_flower
+from fedekd.flower.settings import ENDED, SiteSettings, read_site
 from fedekd.flower.setup.keys import read_certificate, read_node_key, renew_secret
-from fedekd.flower.site_file import ENDED, Site, read_site
 from fedekd.flower.supervise.executor import OWN_APP
 from fedekd.flower.supervise.logs import Tail
 from fedekd.flower.supervise.processes import Child, alone, command, environment, say, stopping
@@ -36,7 +36,7 @@ def run_site(path: str | Path, *, app: str = OWN_APP, say: Callable[[str], None]
 
 
 class _Supervisor:
-    def __init__(self, site: Site, file: Path, app: str, say: Callable[[str], None]) -> None:
+    def __init__(self, site: SiteSettings, file: Path, app: str, say: Callable[[str], None]) -> None:
         self.site, self.file, self.app, self.say = site, file, app, say
         self.folder = site.state / "flower"
         self.secret = self.folder / "secret"
