@@ -453,7 +453,7 @@ def at_sites(village, folder, method, caplog, sites=3, **given):
 
 
 def village_errors():
-    from fedekd.flower.server.post import TooFew
+    from fedekd.flower.server.conversation import TooFew
 
     return TooFew
 

@@ -17,7 +17,7 @@ from fedekd.flower.settings import read_server
 from fedekd.flower.setup.init import init_server
 from fedekd.flower.setup.keys import make_node_key
 from fedekd.flower.supervise.processes import free_port
-from fedekd.flower.supervise.run_server import _Supervisor
+from fedekd.flower.supervise.run_server import ServerSupervisor
 
 NEW = "may no longer join; to come back it needs a new key (`fedekd site key` there)"
 
@@ -25,7 +25,7 @@ NEW = "may no longer join; to come back it needs a new key (`fedekd site key` th
 class Desk:
     """A SuperLink, its folder of keys, and what is said about them."""
 
-    def __init__(self, supervisor: _Supervisor, superlink: control.Control, told: list[str]) -> None:
+    def __init__(self, supervisor: ServerSupervisor, superlink: control.Control, told: list[str]) -> None:
         self.supervisor, self.superlink, self.told = supervisor, superlink, told
         self.nodes = supervisor.server.nodes
 
@@ -48,7 +48,7 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 def desk(file: Path) -> Iterator[Desk]:
     told: list[str] = []
-    supervisor = _Supervisor(read_server(file), file, ("", ""), told.append)
+    supervisor = ServerSupervisor(read_server(file), file, ("", ""), told.append)
     with supervisor._superlink(), control.connected(supervisor.address, supervisor.server.ca) as superlink:
         yield Desk(supervisor, superlink, told)
 

@@ -15,7 +15,7 @@ from bare_superlink import bare_superlink
 from fedekd.errors import FedekdError
 from fedekd.flower.server.control import connected
 from fedekd.flower.settings import SiteSettings
-from fedekd.flower.setup.connection import Connection, Unknown
+from fedekd.flower.setup.connection import Connection, NotChecked
 from fedekd.flower.setup.keys import make_node_key, read_public_key
 from fedekd.flower.supervise.processes import stop
 
@@ -55,7 +55,7 @@ def test_whether_the_server_knows_the_key(site: SiteSettings) -> None:
 
     with pytest.raises(FedekdError, match=r"does not know this site's key; send .*north\.pub") as refused:
         asked(site)
-    assert not isinstance(refused.value, Unknown)
+    assert not isinstance(refused.value, NotChecked)
     public = public_key_to_bytes(read_public_key(site.key.with_name("north.pub")))
     with connected(site.server, site.ca) as control:
         control.client.RegisterNode(api.RegisterNodeRequest(public_key=public, name="north"))
@@ -71,5 +71,5 @@ def test_whether_the_server_knows_the_key(site: SiteSettings) -> None:
 
 def test_without_a_connection_nothing_is_said_of_the_key(tmp_path: Path) -> None:
     site = SiteSettings(name="north", server="localhost:1", ca=tmp_path, key=tmp_path, state=tmp_path, data="digits")
-    with pytest.raises(Unknown, match="has to answer"):
+    with pytest.raises(NotChecked, match="has to answer"):
         Connection(site).known()

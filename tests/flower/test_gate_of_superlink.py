@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedekd.flower.supervise.superlink import PIECE, Gate, from_here
+from fedekd.flower.supervise.superlink import PIECE, AccessControl, from_here
 
 OTHER, HERE = ("10.0.0.9", 5), ("10.0.0.1", 8000)
 
@@ -30,7 +30,7 @@ def answer(path: str, client: tuple[str, int] | None, *, kind: str = "http", **h
 
     given = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     scope = {"type": kind, "path": path, "client": client, "server": HERE, "headers": given}
-    asyncio.run(Gate(app, largest=10 * PIECE)(scope, receive, send))
+    asyncio.run(AccessControl(app, largest=10 * PIECE)(scope, receive, send))
     return sent[0]["status"] if sent else 0
 
 

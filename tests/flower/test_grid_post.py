@@ -19,9 +19,9 @@ from village import make_server
 
 from fedekd.errors import FedekdError
 from fedekd.flower.protocol import wire
-from fedekd.flower.protocol.codes import Code
-from fedekd.flower.protocol.wire import Letter
-from fedekd.flower.server_app import GridPost
+from fedekd.flower.protocol.codes import StatusCode
+from fedekd.flower.protocol.wire import Payload
+from fedekd.flower.server_app import GridTransport
 
 
 @pytest.fixture(autouse=True)
@@ -53,19 +53,19 @@ class Grid:
 
     def reply(self, number: str, node: int) -> Message:
         about = Metadata(0, "", node, 0, number, "", 0.0, 60.0, "train")
-        return make_message(metadata=about, content=wire.to_records(Letter({"code": 0, "name": str(node)})))
+        return make_message(metadata=about, content=wire.to_records(Payload({"code": 0, "name": str(node)})))
 
 
 def test_broken_and_half_sent_answers_cost_the_others_nothing(tmp_path: Path) -> None:
     grid = Grid(broken={2}, half={4})
-    post, heard = GridPost(grid, make_server(tmp_path)), dict[int, int]()
+    post, heard = GridTransport(grid, make_server(tmp_path)), dict[int, int]()
     for node in (1, 2, 3, 4):
-        post.send(node, "visit", Letter({}))
+        post.send(node, "visit", Payload({}))
     end = time.monotonic() + 30
     while len(heard) < 3 and time.monotonic() < end:
         heard |= {node: int(reply.words["code"]) for node, reply in post.receive() if reply}
         post.wait(0.01)
-    assert heard == {1: 0, 2: int(Code.FAULT), 3: 0}
+    assert heard == {1: 0, 2: int(StatusCode.FAULT), 3: 0}
     post.forget()
     grid.over.set()
     post.wait(0.1)
@@ -75,8 +75,8 @@ def test_broken_and_half_sent_answers_cost_the_others_nothing(tmp_path: Path) ->
 def test_a_superlink_that_is_gone_is_no_fault_of_a_site(tmp_path: Path) -> None:
     grid = Grid(set(), set())
     grid.pull_messages = lambda _: (_ for _ in ()).throw(httpx.ConnectError("gone"))  # type: ignore[method-assign]
-    post = GridPost(grid, make_server(tmp_path))
-    post.send(1, "visit", Letter({}))
+    post = GridTransport(grid, make_server(tmp_path))
+    post.send(1, "visit", Payload({}))
     while post.come.empty():
         post.wait(0.01)
     with pytest.raises(httpx.ConnectError):
@@ -87,23 +87,23 @@ def test_a_superlink_that_is_gone_is_no_fault_of_a_site(tmp_path: Path) -> None:
     ("code", "said", "code_told"),
     [
         (ErrorCode.NODE_UNAVAILABLE, "broke off before it answered", None),
-        (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "failed; its own log says why", Code.FAULT),
+        (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "failed; its own log says why", StatusCode.FAULT),
         (99, "failed (Flower's error 99)", None),
     ],
 )
 def test_flowers_errors_are_told_in_words(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, code: int, said: str, code_told: Code | None
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, code: int, said: str, code_told: StatusCode | None
 ) -> None:
     class Failing(Grid):
         def reply(self, number: str, node: int) -> Message:
             about = Metadata(0, "", 1, 0, number, "", 0.0, 60.0, "train")  # from the SuperLink, which is node 1
             return make_message(metadata=about, error=Error(code, "secret"))
 
-    post = GridPost(Failing(set(), set()), make_server(tmp_path))
+    post = GridTransport(Failing(set(), set()), make_server(tmp_path))
     post.names = {71: "south"}
     with caplog.at_level("WARNING", "fedekd.server"):
         for node in (71, 72):
-            post.send(node, "visit", Letter({}))
+            post.send(node, "visit", Payload({}))
         while post.come.qsize() < 2:
             post.wait(0.01)
     assert sorted(caplog.messages) == [f"node 72 {said}", f"south {said}"]
@@ -115,14 +115,14 @@ def test_flowers_errors_are_told_in_words(
 def test_a_message_that_flower_does_not_take_will_not_be_answered(tmp_path: Path, answer: list[None]) -> None:
     grid = Grid(set(), set())
     grid.push_messages = lambda _: answer  # type: ignore[method-assign]
-    post = GridPost(grid, make_server(tmp_path))
-    post.send(7, "visit", Letter({}))
+    post = GridTransport(grid, make_server(tmp_path))
+    post.send(7, "visit", Payload({}))
     assert post.receive() == [(7, None)]
 
 
 @pytest.mark.parametrize("word", [b"bytes", [1, 2], ["a"]])
 def test_words_are_text_and_numbers(word) -> None:
-    records = wire.to_records(Letter({"code": 0}))
+    records = wire.to_records(Payload({"code": 0}))
     records["words"] = ConfigRecord({"code": 0, "more": word})
     with pytest.raises(FedekdError, match="cannot be read"):
         wire.from_records(RecordDict(records))

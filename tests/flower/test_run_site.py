@@ -35,7 +35,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SiteSettings:
     return SiteSettings(ca=tmp_path, key=tmp_path, state=tmp_path / "state", **common)
 
 
-class Scripted(run_site._Supervisor):
+class Scripted(run_site.SiteSupervisor):
     """Its SuperNodes say given lines and end; after the last of them there is only a server that does not answer."""
 
     def __init__(self, site: SiteSettings, *nodes: list[str]) -> None:

@@ -22,7 +22,7 @@ from fedekd.data import load_dataset
 from fedekd.flower.protocol.scaling import Scaling
 from fedekd.flower.protocol.schema import Schema
 from fedekd.flower.setup import keys
-from fedekd.flower.setup.check import Check, check_site
+from fedekd.flower.setup.check import CheckResult, check_site
 from fedekd.flower.setup.init import init_site
 from fedekd.flower.supervise.processes import free_port
 
@@ -76,7 +76,7 @@ def agreed(folder: Path) -> Path:
     return folder / "schema.json"
 
 
-def found(path: Path, schema: Path | None = None) -> dict[str, Check]:
+def found(path: Path, schema: Path | None = None) -> dict[str, CheckResult]:
     return {check.name: check for check in check_site(path, schema)}
 
 
@@ -233,7 +233,7 @@ CENTRE = "age,sex,ward,outcome\n" + "".join(
 
 def like_the_centre(
     folder: Path, rows: str, *, centre: str = CENTRE, target: str = "outcome", **settings: object
-) -> dict[str, Check]:
+) -> dict[str, CheckResult]:
     """The checks of a site with these rows, in a federation whose schema another one made."""
     (folder / "centre.csv").write_text(centre)
     (folder / "own.csv").write_text(rows)

@@ -1,4 +1,4 @@
-"""A federation in one process: real server and site code, letters handed over as Flower's records."""
+"""A federation in one process: real server and site code, payloads handed over as Flower's records."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from fedekd.data.partition import dirichlet
 from fedekd.engines.job import Job
 from fedekd.engines.serial import Serial
 from fedekd.flower.protocol import wire
-from fedekd.flower.protocol.public import read_public
-from fedekd.flower.protocol.rows import joined, of_site
+from fedekd.flower.protocol.rows import joined, of_site, read_public
 from fedekd.flower.protocol.scaling import Scaling
 from fedekd.flower.protocol.schema import Schema
 from fedekd.flower.protocol.terms import Terms
-from fedekd.flower.protocol.wire import Letter
+from fedekd.flower.protocol.wire import Payload
 from fedekd.flower.server.rounds import Rounds
 from fedekd.flower.settings import ServerSettings, SiteSettings
-from fedekd.flower.site import handlers as site_work
+from fedekd.flower.site import handlers
 
 NAMES = ("alder", "birch", "cedar", "elm")
 TINY = {"private": "tiny:tiny_private", "proxy": "tiny:tiny_proxy"}
@@ -30,17 +29,17 @@ nowhere = Path("/nonexistent")
 
 
 class Hand:
-    """Carries letters by hand. ``spoil(name, kind, reply)`` may change an answer, or lose it by returning None."""
+    """Carries payloads by hand. ``spoil(name, kind, reply)`` may change an answer, or lose it by returning None."""
 
     def __init__(
-        self, sites: list[SiteSettings], spoil: Callable[[str, str, Letter], Letter | None] | None = None
+        self, sites: list[SiteSettings], spoil: Callable[[str, str, Payload], Payload | None] | None = None
     ) -> None:
         self.sites = {1000 + k: site for k, site in enumerate(sites)}
         self.spoil = spoil or (lambda name, kind, reply: reply)
         self.asleep: set[str | int] = set()  # names or nodes
         self.revoked: set[int] = set()
-        self.waiting: list[tuple[int, Letter | None]] = []
-        self.sent: list[tuple[str, str, Letter]] = []
+        self.waiting: list[tuple[int, Payload | None]] = []
+        self.sent: list[tuple[str, str, Payload]] = []
 
     def online(self) -> set[int]:
         return {node for node in self.admitted() if not {node, self.sites[node].name} & self.asleep}
@@ -48,14 +47,14 @@ class Hand:
     def admitted(self) -> set[int]:
         return set(self.sites) - self.revoked
 
-    def send(self, node: int, kind: str, letter: Letter) -> None:
+    def send(self, node: int, kind: str, payload: Payload) -> None:
         site = self.sites[node]
-        reply = site_work.answer(site, kind, wire.from_records(wire.to_records(letter)))
+        reply = handlers.answer(site, kind, wire.from_records(wire.to_records(payload)))
         self.sent.append((site.name, kind, reply))
         spoilt = self.spoil(site.name, kind, wire.from_records(wire.to_records(reply)))
         self.waiting.append((node, spoilt))
 
-    def receive(self) -> list[tuple[int, Letter | None]]:
+    def receive(self) -> list[tuple[int, Payload | None]]:
         found, self.waiting = self.waiting, []
         return found
 

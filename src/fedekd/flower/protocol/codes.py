@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 
 
-class Code(IntEnum):
+class StatusCode(IntEnum):
     """The texts stay at the site, in its log: they may name files, columns or values."""
 
     DONE = 0
@@ -28,29 +28,29 @@ class Code(IntEnum):
 
 
 MEANINGS = {
-    Code.DONE: "done",
-    Code.DATA: "its data cannot be read or does not fit the schema",
-    Code.MODEL: "its model cannot be built or does not fit",
-    Code.STATE: "its saved state cannot be used",
-    Code.TRAINING: "training failed or diverged",
-    Code.REFUSED: "it refuses the server's terms",
-    Code.UNKNOWN: "it has not joined this federation",
-    Code.BEHIND: "it lacks the model that a difference was made to",
-    Code.BUDGET: "its privacy budget does not allow it",
-    Code.FAULT: "an unforeseen fault; its own log says which",
+    StatusCode.DONE: "done",
+    StatusCode.DATA: "its data cannot be read or does not fit the schema",
+    StatusCode.MODEL: "its model cannot be built or does not fit",
+    StatusCode.STATE: "its saved state cannot be used",
+    StatusCode.TRAINING: "training failed or diverged",
+    StatusCode.REFUSED: "it refuses the server's terms",
+    StatusCode.UNKNOWN: "it has not joined this federation",
+    StatusCode.BEHIND: "it lacks the model that a difference was made to",
+    StatusCode.BUDGET: "its privacy budget does not allow it",
+    StatusCode.FAULT: "an unforeseen fault; its own log says which",
 }
 
 
 class Failed(Exception):
     """A step at a site that failed, with the code that may leave; the text must not."""
 
-    def __init__(self, code: Code, text: str) -> None:
+    def __init__(self, code: StatusCode, text: str) -> None:
         super().__init__(text)
         self.code = code
 
 
 @contextmanager
-def failing(code: Code) -> Iterator[None]:
+def failing(code: StatusCode) -> Iterator[None]:
     """Whatever goes wrong inside the block gets this code."""
     try:
         yield
@@ -65,7 +65,7 @@ def limited(seconds: float) -> Iterator[None]:
     """Break off what takes longer, in the main thread of a process: a server may ask for any number of epochs."""
 
     def end(*_: object) -> None:
-        raise Failed(Code.TRAINING, f"the work took longer than {seconds:g} s, which `longest` allows")
+        raise Failed(StatusCode.TRAINING, f"the work took longer than {seconds:g} s, which `longest` allows")
 
     before = signal.signal(signal.SIGALRM, end)
     signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -57,7 +57,7 @@ def text(found: Mapping[str, Message]) -> str:
     return json.dumps(plain, sort_keys=True)
 
 
-class _Blank(Client):
+class _UntrainedClient(Client):
     """Does every step except for the training."""
 
     unseen: frozenset[str] = frozenset()
@@ -79,7 +79,7 @@ class _Blank(Client):
 
 
 def _tried(job: Job, wanted: set[str]) -> dict[str, Message]:
-    clients = [_Blank(_blank(job, rows), 0) for rows in COUNTS]
+    clients = [_UntrainedClient(_blank(job, rows), 0) for rows in COUNTS]
     first = clients[0].job
     steps = exchanges(job.method, job.training.rounds)
     start = {name: clients[0].weights(s.target, s.part) for name, s in steps.items() if s.target}
@@ -118,7 +118,7 @@ def _blank(job: Job, rows: int) -> Job:
     return replace(job, federation=own, training=replace(job.training, device="cpu"))
 
 
-def _sent(client: _Blank, step: Exchange, round: int, unseen: frozenset[str]) -> dict[str, Tensor]:
+def _sent(client: _UntrainedClient, step: Exchange, round: int, unseen: frozenset[str]) -> dict[str, Tensor]:
     client.unseen = unseen
     try:
         return client.upload(step, round)

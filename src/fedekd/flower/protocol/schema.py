@@ -18,8 +18,8 @@ from fedekd.data import load_dataset
 from fedekd.data.own import Whole
 from fedekd.dataset import TASKS, Dataset
 from fedekd.errors import FedekdError
-from fedekd.flower.atomic import write_text
 from fedekd.flower.protocol.scaling import Scaling
+from fedekd.flower.saved_state import write_text
 
 SHOWN = 5  # differences that are named one by one
 FEW = 10  # texts of a column that may all be different

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from fedekd.engines.schedule import numbered
 from fedekd.methods.base import Copy, Exchange, Method, Remember, Train
 
-Work = tuple[int, Train | Remember | Copy, int]
+WorkItem = tuple[int, Train | Remember | Copy, int]
 """A round, one of its steps, and how often the step's first role was trained before in that round."""
 
 
@@ -32,7 +32,7 @@ class Visit:
     """The exchanges whose answers the visit begins with; none in the first."""
     answered: int | None
     """The round that they belong to."""
-    work: tuple[Work, ...]
+    work: tuple[WorkItem, ...]
     sends: tuple[Exchange, ...]
     """The exchanges that the visit ends with; none in the last."""
     round: int | None
@@ -55,7 +55,7 @@ def visits(method: Method, rounds: int) -> tuple[Visit, ...]:
     """The visits of a whole run; a method that exchanges nothing has one."""
     found: list[Visit] = []
     receives, answered = tuple[Exchange, ...](), None
-    work: list[Work] = []
+    work: list[WorkItem] = []
     sends: list[Exchange] = []
 
     def close(round: int) -> None:

@@ -41,7 +41,7 @@ class Packed:
 
 
 @dataclass(frozen=True)
-class Letter:
+class Payload:
     words: dict[str, Word] = field(default_factory=dict)
     models: dict[str, Packed] = field(default_factory=dict)  # and what else is exchanged, by name
 
@@ -106,50 +106,50 @@ def wire_dtype(tensor: Tensor, how: str) -> torch.dtype:
     return PACKED.get(how, tensor.dtype) if tensor.is_floating_point() else tensor.dtype
 
 
-# --- letters on disk and in Flower's records -----------------------------------------------------------------
+# --- payloads on disk and in Flower's records -----------------------------------------------------------------
 
 
-def to_state(letter: Letter) -> dict[str, Any]:
-    """A letter as plain values and tensors, to be saved."""
+def to_state(payload: Payload) -> dict[str, Any]:
+    """A payload as plain values and tensors, to be saved."""
     models = {
         role: {"how": p.how, "scales": p.scales, "arrays": {k: torch.from_numpy(a) for k, a in p.arrays.items()}}
-        for role, p in letter.models.items()
+        for role, p in payload.models.items()
     }
-    return {"words": letter.words, "models": models}
+    return {"words": payload.words, "models": models}
 
 
-def from_state(state: Mapping[str, Any]) -> Letter:
+def from_state(state: Mapping[str, Any]) -> Payload:
     models = {
         role: Packed(p["how"], {k: t.numpy() for k, t in p["arrays"].items()}, p["scales"])
         for role, p in state["models"].items()
     }
-    return Letter(dict(state["words"]), models)
+    return Payload(dict(state["words"]), models)
 
 
-def to_records(letter: Letter) -> RecordDict:
+def to_records(payload: Payload) -> RecordDict:
     """Words in one record and all models' bytes in another, or in several: every record costs Flower a request."""
     from flwr.app import ConfigRecord, RecordDict
 
     content = bytearray()
-    for packed in letter.models.values():
+    for packed in payload.models.values():
         for array in packed.arrays.values():
             content += np.ascontiguousarray(array).tobytes()
-    words = {**letter.words, LAYOUTS: _layouts(letter)}
+    words = {**payload.words, LAYOUTS: _layouts(payload)}
     pieces = [bytes(content[start : start + PIECE]) for start in range(0, len(content), PIECE)]
     records = {f"piece {number}": ConfigRecord({"bytes": piece}) for number, piece in enumerate(pieces)}
     return RecordDict({"words": ConfigRecord(words), **records})  # type: ignore[arg-type,dict-item]
 
 
-def _layouts(letter: Letter) -> str:
+def _layouts(payload: Payload) -> str:
     layouts = []
-    for role, packed in letter.models.items():
+    for role, packed in payload.models.items():
         layout = [[name, str(array.dtype), list(array.shape)] for name, array in packed.arrays.items()]
         layouts.append([role, packed.how, layout, packed.scales])
     return json.dumps(layouts, separators=(",", ":"))
 
 
-def from_records(records: RecordDict) -> Letter:
-    """A letter from what another machine sent; raises ``FedekdError`` for anything else."""
+def from_records(records: RecordDict) -> Payload:
+    """A payload from what another machine sent; raises ``FedekdError`` for anything else."""
     try:
         found: dict[str, Any] = dict(records.config_records)
         words = dict(found.pop("words"))
@@ -165,7 +165,7 @@ def from_records(records: RecordDict) -> Letter:
             raise ValueError("left over")
     except Exception as error:  # numpy, json and Flower raise a dozen kinds for broken bytes
         raise FedekdError(f"a message cannot be read ({type(error).__name__})") from None
-    return Letter(words, models)
+    return Payload(words, models)
 
 
 def _cut(content: memoryview, layout: list[Any]) -> tuple[dict[str, np.ndarray], memoryview]:

@@ -4,7 +4,7 @@ A visit waits, until the deadline, for every site that is there when it begins o
 complete when enough of them gave an upload that counts. A site that missed visits goes on with the newest answers in
 the round that the others are in: what it missed is not made up for, except in its training alone. Where not all sites
 take part in every round, one is visited only for the rounds that it was drawn for, and in the end. Nothing here knows
-Flower: ``Post`` carries the letters.
+Flower: ``Transport`` carries the messages.
 """
 
 from __future__ import annotations
@@ -23,22 +23,24 @@ from fedekd.engines.schedule import participants
 from fedekd.engines.server import ServerClient, server_facts
 from fedekd.errors import FedekdError
 from fedekd.exchange import Aggregator, Message, answer_of, averaging_weights, exchanges, size
-from fedekd.flower.atomic import write_text
 from fedekd.flower.protocol import layouts, uploads, wire
-from fedekd.flower.protocol.public import check_public, read_public
-from fedekd.flower.protocol.rows import of_server
+from fedekd.flower.protocol.rows import check_public, of_server, read_public
 from fedekd.flower.protocol.schema import Schema
 from fedekd.flower.protocol.terms import Terms
 from fedekd.flower.protocol.visits import Visit, called, inwards, outwards, visits
-from fedekd.flower.protocol.wire import Letter
-from fedekd.flower.saved_state import SavedState
-from fedekd.flower.server import parting
+from fedekd.flower.protocol.wire import Payload
+from fedekd.flower.saved_state import SavedState, write_text
 from fedekd.flower.server.combine import combination
-from fedekd.flower.server.conversation import Asking
-from fedekd.flower.server.federation_state import Progress, differences, numbers_in
-from fedekd.flower.server.joining import Joining
-from fedekd.flower.server.parting import Parting
-from fedekd.flower.server.post import Post, TooFew, converse
+from fedekd.flower.server.conversation import (
+    PARTING,
+    EndNotices,
+    JoinRequests,
+    TooFew,
+    Transport,
+    VisitRequests,
+    converse,
+)
+from fedekd.flower.server.progress import FederationProgress, differences, numbers_in
 from fedekd.flower.settings import ServerSettings
 from fedekd.methods.base import Exchange
 
@@ -47,9 +49,9 @@ log = logging.getLogger("fedekd.server")
 
 
 class Rounds:
-    def __init__(self, server: ServerSettings, schema: Schema, post: Post, expected: int) -> None:
+    def __init__(self, server: ServerSettings, schema: Schema, transport: Transport, expected: int) -> None:
         """``expected``: how many sites to wait for before the first visit."""
-        self.server, self.schema, self.post, self.expected = server, schema, post, expected
+        self.server, self.schema, self.transport, self.expected = server, schema, transport, expected
         public = read_public(server.public, schema, server.target) if server.public else None
         self.terms = Terms.of(server, public.fingerprint if public else None)
         method = self.terms.make_method()
@@ -84,21 +86,25 @@ class Rounds:
         start = {name: own.weights(s.target, s.part) for name, s in self.exchanges.items() if s.target}
         self.combiner = Aggregator(start, **server_facts(self.job, self.rows))
         self.saved = SavedState(server.state / "federation")
-        self.progress = Progress(secrets.token_hex(8), json.dumps([self.terms.text(), schema.text()]))
+        self.began = time.monotonic()
+        self.progress = FederationProgress(secrets.token_hex(8), json.dumps([self.terms.text(), schema.text()]))
 
     def run(self) -> dict[str, Any]:
         """All visits that are left, then the report."""
         with self.saved.locked():
             self._continue()
-            self.began = time.monotonic() - self.progress.seconds
-            for visit in self.visits[self.progress.done + 1 :]:
-                self._gather(first=visit.number == 0)
-                self._visit(visit)
+            while self.progress.done + 1 < len(self.visits):
+                self.step()
             report = self.report()
             write_text(self.server.state / "report.json", json.dumps(report, indent=1) + "\n")
-            letter = Letter({"federation": self.progress.federation})
-            converse(self.post, Parting(self.progress.roster, letter), parting.SECONDS)
+            payload = Payload({"federation": self.progress.federation})
+            converse(self.transport, EndNotices(self.progress.roster, payload), PARTING)
             return report
+
+    def step(self) -> None:
+        """The next visit, with the sites that are new by then."""
+        self.gather()
+        self.visit(self.visits[self.progress.done + 1])
 
     def _continue(self) -> None:
         found = self.saved.load()
@@ -111,8 +117,9 @@ class Rounds:
                 f"{'; '.join(differences(state['progress']['agreed'], agreed))}; bring them back, or set another "
                 "`state` to begin a new one"
             )
-        self.progress = Progress.restored(state["progress"])
+        self.progress = FederationProgress.restored(state["progress"])
         self.held, self.answers, self.apart = state["held"], state["answers"], state["apart"]
+        self.began = time.monotonic() - self.progress.seconds
         self.combiner.restore(state["combiner"])
         log.info("going on after %d of %d visits", self.progress.done + 1, len(self.visits))
 
@@ -122,18 +129,18 @@ class Rounds:
         state |= {"answers": self.answers, "apart": self.apart}
         self.saved.save(self.progress.done, state)
 
-    def _gather(self, first: bool) -> None:
+    def gather(self) -> None:
         """Let new sites join; before the first visit, wait for those that are expected."""
-        server, roster = self.server, self.progress.roster
+        server, roster, first = self.server, self.progress.roster, self.progress.done < 0
         words = {"federation": self.progress.federation, "terms": self.terms.text(), "schema": self.schema.text()}
         if self.layouts:
             words["layouts"] = layouts.text(self.layouts)
-        joining = Joining(roster, self.away, Letter(dict(words)), self.expected if first else 0)
+        joining = JoinRequests(roster, self.away, Payload(dict(words)), self.expected if first else 0)
         if first and len(roster.nodes) < self.expected:
             log.info("waiting up to %g s for %d sites to join", server.deadline, self.expected)
-        if not converse(self.post, joining, server.deadline):
+        if not converse(self.transport, joining, server.deadline):
             log.warning("waited %g s for sites to join", server.deadline)
-        joining.close(self.post.admitted() if joining.names else ())
+        joining.close(self.transport.admitted() if joining.names else ())
         if joining.names:
             # A new key may have come with a new disk: whoever has just joined gets all that there is.
             self.progress.forget([name for name, node in roster.nodes.items() if node in joining.names])
@@ -146,7 +153,8 @@ class Rounds:
             )
             raise TooFew(f"{len(roster.nodes)} of at least {server.min_sites} sites joined{why}")
 
-    def _visit(self, visit: Visit) -> None:
+    def visit(self, visit: Visit) -> None:
+        """Ask all that take part, check and combine what they send, and save."""
         progress, place = self.progress, f"visit {visit.number + 1} of {len(self.visits)}"
 
         def failed(name: str, reason: str) -> None:
@@ -156,9 +164,9 @@ class Rounds:
         rounds = self._taking_part(visit)
         wanted = [name for name, own in rounds.items() if own or visit.last]
         packed: dict[str, wire.Packed] = {}
-        letter = lambda name, whole: self._letter(visit, name, rounds[name], whole, packed)  # noqa: E731
-        asking = Asking(progress.roster, self.away, wanted, progress.current, letter, failed)
-        if not converse(self.post, asking, self.server.deadline):
+        payload = lambda name, whole: self._payload(visit, name, rounds[name], whole, packed)  # noqa: E731
+        asking = VisitRequests(progress.roster, self.away, wanted, progress.current, payload, failed)
+        if not converse(self.transport, asking, self.server.deadline):
             log.warning("%s: no answer within %g s from %s", place, self.server.deadline, ", ".join(asking.late))
         replies = asking.replies
         senders = {name: reply for name, reply in replies.items() if visit.last or visit.round in rounds[name]}
@@ -204,9 +212,9 @@ class Rounds:
             for name in self.progress.roster.nodes
         }
 
-    def _letter(
+    def _payload(
         self, visit: Visit, name: str, rounds: tuple[int, ...], whole: bool, packed: dict[str, wire.Packed]
-    ) -> Letter:
+    ) -> Payload:
         """What one site is sent: the answers that it lacks. One that answered the visit before had all others by then,
         so that it is sent the difference to them; any other gets them whole.
 
@@ -230,7 +238,7 @@ class Rounds:
             if exchange not in packed:
                 packed[exchange] = wire.pack(self.answers[exchange], "none")[0]
             found[exchange] = packed[exchange]
-        return Letter(words, found)
+        return Payload(words, found)
 
     def _expected(self, step: Exchange) -> Message:
         """What an upload must look like; where it is a model, this is also what a difference is made to."""
@@ -240,7 +248,7 @@ class Rounds:
         known = self.held[step.name] if step.target == step.name else module.state_dict()
         return {name: known[name] for name in parts.names(step.part, module)}
 
-    def _checked(self, visit: Visit, replies: dict[str, Letter], failed: Any) -> dict[str, Uploaded]:
+    def _checked(self, visit: Visit, replies: dict[str, Payload], failed: Any) -> dict[str, Uploaded]:
         """The uploads that count, in the order of the sites' numbers. In the last visit every answer counts."""
         good: dict[str, Uploaded] = {}
         for name in sorted(replies, key=self.progress.roster.numbers.__getitem__):
@@ -257,7 +265,7 @@ class Rounds:
                     del good[name]
         return good
 
-    def _opened(self, visit: Visit, reply: Letter) -> Uploaded | str:
+    def _opened(self, visit: Visit, reply: Payload) -> Uploaded | str:
         if visit.last:
             return {}
         if set(reply.models) != {step.name for step in visit.sends}:
@@ -271,7 +279,7 @@ class Rounds:
             found[step.name] = message
         return found
 
-    def _combine(self, step: Exchange, round: int, counted: dict[str, Uploaded], replies: dict[str, Letter]) -> None:
+    def _combine(self, step: Exchange, round: int, counted: dict[str, Uploaded], replies: dict[str, Payload]) -> None:
         name, progress, numbers = step.name, self.progress, self.progress.roster.numbers
         sizes = [max(1, numbers_in(replies[site]).get("n", 1)) for site in counted]
         weights = averaging_weights(self.terms.weighting, sizes)

@@ -15,31 +15,31 @@ from typing import TYPE_CHECKING
 
 from fedekd.errors import FedekdError
 from fedekd.flower import need_flower
-from fedekd.flower.protocol.codes import Code, Failed
+from fedekd.flower.protocol.codes import Failed, StatusCode
 from fedekd.flower.settings import Privacy, ServerSettings, SiteSettings, read_site
-from fedekd.flower.setup.connection import Connection, Unknown
+from fedekd.flower.setup.connection import Connection, NotChecked
 from fedekd.flower.setup.keys import public_line, read_certificate, read_node_key
 
 if TYPE_CHECKING:
     from fedekd.flower.protocol.schema import Schema
-    from fedekd.flower.site.handlers import Work
+    from fedekd.flower.site.trainer import SiteTrainer
 
 
 @dataclass(frozen=True)
-class Check:
+class CheckResult:
     name: str
     state: str  # ok, wrong or unknown
     text: str  # what was found, or what is wrong and how to mend it
 
 
-def check_site(path: str | Path, schema: str | Path | None = None) -> Iterator[Check]:
+def check_site(path: str | Path, schema: str | Path | None = None) -> Iterator[CheckResult]:
     """Each check as it ends; with the federation's ``schema`` also whether this site could join with it."""
     need_flower()
     site = read_site(path)
     folder = str(Path(path).expanduser().absolute().parent)
     if folder not in sys.path:  # as `site run` does: modules beside the settings can be named in them
         sys.path.insert(0, folder)
-    yield Check("settings", "ok", f"{Path(path)} is complete")
+    yield CheckResult("settings", "ok", f"{Path(path)} is complete")
     for name, look in (
         ("key", _key),
         ("certificate", _certificate),
@@ -54,13 +54,13 @@ def check_site(path: str | Path, schema: str | Path | None = None) -> Iterator[C
         yield _result(name, ask)
 
 
-def _result(name: str, look: Callable[[], str]) -> Check:
+def _result(name: str, look: Callable[[], str]) -> CheckResult:
     try:
-        return Check(name, "ok", look())
-    except Unknown as reason:
-        return Check(name, "unknown", f"not checked: {reason}")
+        return CheckResult(name, "ok", look())
+    except NotChecked as reason:
+        return CheckResult(name, "unknown", f"not checked: {reason}")
     except FedekdError as error:
-        return Check(name, "wrong", str(error))
+        return CheckResult(name, "wrong", str(error))
 
 
 def _key(site: SiteSettings) -> str:
@@ -124,50 +124,50 @@ def _device(site: SiteSettings) -> str:
 # --- data and model ------------------------------------------------------------------------------------------------
 
 
-def _joining(site: SiteSettings, path: Path) -> Iterator[Check]:
+def _joining(site: SiteSettings, path: Path) -> Iterator[CheckResult]:
     """Load and build all that joining would, by the same code; the server's terms alone are not known yet."""
     from fedekd.flower.protocol.schema import Schema
 
     try:
         schema = Schema.read(path)
     except FedekdError as error:
-        yield Check("schema", "wrong", str(error))
+        yield CheckResult("schema", "wrong", str(error))
         for name in ("data", "model", *(["privacy"] if site.dp else [])):
-            yield Check(name, "unknown", "not checked: it needs the schema")
+            yield CheckResult(name, "unknown", "not checked: it needs the schema")
         return
     inputs = f"{len(schema.columns)} columns" if schema.columns else f"rows of shape {schema.shape}"
-    yield Check("schema", "ok", f"{path} has {inputs} and {_kind(schema.task, schema.outputs)}")
+    yield CheckResult("schema", "ok", f"{path} has {inputs} and {_kind(schema.task, schema.outputs)}")
     yield from _built(replace(site, dp=None), path, schema)
     if dp := site.dp:
         yield _result("privacy", lambda: _privacy(site, dp, schema))
 
 
-def _built(site: SiteSettings, path: Path, schema: Schema) -> Iterator[Check]:
+def _built(site: SiteSettings, path: Path, schema: Schema) -> Iterator[CheckResult]:
     try:
         work = _work(site, schema)
     except Failed as failure:
-        if failure.code == Code.DATA:
-            yield Check("data", "wrong", _line(failure))
-            yield Check("model", "unknown", "not checked: it is tried on the data, which cannot be used")
+        if failure.code == StatusCode.DATA:
+            yield CheckResult("data", "wrong", _line(failure))
+            yield CheckResult("model", "unknown", "not checked: it is tried on the data, which cannot be used")
         else:
-            yield Check("data", "ok", f"all rows fit {path}")
-            yield Check("model", "wrong", _line(failure))
+            yield CheckResult("data", "ok", f"all rows fit {path}")
+            yield CheckResult("model", "wrong", _line(failure))
         return
     sizes = [len(work.client.rows[split]) for split in ("train", "val", "test")]
     count = sum(p.numel() for p in work.client.models["private"].parameters())
     name = f"the private model {site.private}" if site.private else "the built-in private model"
-    yield Check(
+    yield CheckResult(
         "data", "ok", f"all {sum(sizes)} rows fit {path}: " + "{} to train, {} to validate, {} to test".format(*sizes)
     )
-    yield Check("model", "ok", f"{name} has {count:,} parameters")
+    yield CheckResult("model", "ok", f"{name} has {count:,} parameters")
 
 
-def _work(site: SiteSettings, schema: Schema) -> Work:
+def _work(site: SiteSettings, schema: Schema) -> SiteTrainer:
     from fedekd.flower.protocol.terms import Terms
-    from fedekd.flower.site.handlers import Work
+    from fedekd.flower.site.trainer import SiteTrainer
 
     spent = sorted(site.state.glob("*/spent.json"))  # of a federation that is going on: budgets are for one
-    work = Work(site, spent[0].parent if spent else site.state / "none", Terms.usual(), schema, number=0)
+    work = SiteTrainer(site, spent[0].parent if spent else site.state / "none", Terms.usual(), schema, number=0)
     work.try_out()
     return work
 
@@ -176,7 +176,7 @@ def _privacy(site: SiteSettings, dp: Privacy, schema: Schema | None) -> str:
     if importlib.util.find_spec("opacus") is None:
         raise FedekdError("[dp] needs Opacus; get it with: pip install 'fedekd[dp]'")
     if schema is None:
-        raise Unknown("whether there is noise for it depends on the rows; give --schema FILE")
+        raise NotChecked("whether there is noise for it depends on the rows; give --schema FILE")
     try:
         _work(site, schema)
     except Failed as failure:
@@ -185,10 +185,10 @@ def _privacy(site: SiteSettings, dp: Privacy, schema: Schema | None) -> str:
     return f"epsilon {dp.epsilon:g} at delta {dp.delta:g} for the models that leave{bare}"
 
 
-def _alone(site: SiteSettings) -> Iterator[Check]:
+def _alone(site: SiteSettings) -> Iterator[CheckResult]:
     """What can be seen without the schema."""
     yield _result("data", lambda: _data(site))
-    yield Check(
+    yield CheckResult(
         "schema", "unknown", "not checked: give the federation's, with --schema FILE, to see if the rows fit it"
     )
     yield _result("model", lambda: _model(site))
@@ -209,12 +209,12 @@ def _data(site: SiteSettings) -> str:
 
 def _model(site: SiteSettings) -> str:
     from fedekd import models
-    from fedekd.flower.site.handlers import models_file
+    from fedekd.flower.site.trainer import models_file
 
     models.factory("private", site.private)
     if site.local != "train":
         models_file(site.local)
-    raise Unknown("it is built for rows as the schema has them; give --schema FILE")
+    raise NotChecked("it is built for rows as the schema has them; give --schema FILE")
 
 
 def _kind(task: str, outputs: int) -> str:

@@ -15,7 +15,7 @@ WAIT = 10.0  # seconds for the server to answer
 AHEAD, BEHIND = 5.0, 305.0  # seconds a site's clock may differ from the server's before Flower refuses its signature
 
 
-class Unknown(FedekdError):
+class NotChecked(FedekdError):
     """It could not be looked at."""
 
 
@@ -57,12 +57,12 @@ class Connection:
         try:
             return ssl.create_default_context(cafile=str(self.site.ca))
         except (OSError, ssl.SSLError):
-            raise Unknown(f"it needs the certificate {self.site.ca}") from None
+            raise NotChecked(f"it needs the certificate {self.site.ca}") from None
 
     def clock(self) -> str:
         """The server's time is known to the second."""
         if self.ahead is None:
-            raise Unknown("it is compared with the server's, which does not answer")
+            raise NotChecked("it is compared with the server's, which does not answer")
         if self.ahead > AHEAD or self.ahead < -BEHIND:
             word = "ahead of" if self.ahead > 0 else "behind"
             raise FedekdError(
@@ -78,11 +78,11 @@ class Connection:
         none such), and then refuses the heartbeat (400), so that nothing changes there in either case.
         """
         if not self.works:
-            raise Unknown("the server has to answer for that")
+            raise NotChecked("the server has to answer for that")
         try:
             key = read_node_key(self.site.key)
         except FedekdError:
-            raise Unknown("the key cannot be read") from None
+            raise NotChecked("the key cannot be read") from None
         import httpx
         from flwr.proto.fleet_pb2 import ActivateNodeRequest
         from flwr.supercore.primitives.asymmetric import public_key_to_bytes
@@ -101,14 +101,14 @@ class Connection:
         except httpx.HTTPStatusError as error:
             status = error.response.status_code
         except (httpx.HTTPError, ValueError) as error:
-            raise Unknown(f"{site.server} broke off ({error or type(error).__name__})") from None
+            raise NotChecked(f"{site.server} broke off ({error or type(error).__name__})") from None
         if status == 412:
             raise FedekdError(
                 f"the server does not know this site's key; send {site.key}.pub to its administrator, who puts it "
                 "into the server's `nodes` folder"
             )
         if status == 401:
-            raise Unknown(f"{site.server} refuses every signature from this machine; is its clock right?")
+            raise NotChecked(f"{site.server} refuses every signature from this machine; is its clock right?")
         if status != 400:
-            raise Unknown(f"{site.server} answers {status}, for another reason; is its Flower of another version?")
+            raise NotChecked(f"{site.server} answers {status}, for another reason; is its Flower of another version?")
         return "the server knows this site's key"

@@ -15,10 +15,8 @@ a batch's size varies. Draws and noise come from a secret of the site, since the
 and are the same again for the same training on the same rows alone. What a method adds to its loss that no row enters
 (FedProx's and FedDyn's terms) is added after the noise, for it needs none.
 
-Every training of a model that is sent, or of a part of it, gets noise. *Exposed* is what has seen rows without it: the
-models that only stay here, whatever is copied from them, and what is remembered of rows or of their gradients. No sent
-model may be a copy of it, stand on top of it or learn from it on public rows, and no ``send`` may read it: such methods
-are refused, for no noise would be between them and the rows. The class counts are rows' data too. Functions whose
+Every training of a model that is sent, or of a part of it, gets noise; what has seen rows without it is *exposed*, and
+nothing of that may leave (see ``exposure``). The class counts are rows' data too. Functions whose
 results may leave are told the number of rows instead, dealt evenly over the classes; those of models that stay here,
 and of the steps before a client answers, get the true ones.
 
@@ -33,7 +31,7 @@ import hashlib
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,11 +49,11 @@ from fedekd.engines.view import make_batch
 from fedekd.errors import FedekdError
 from fedekd.exchange import shared_roles
 from fedekd.flower.protocol.codes import Failed
-from fedekd.flower.protocol.visits import called
 from fedekd.flower.settings import GUARANTEES, Privacy
 from fedekd.flower.setup.keys import write_new
-from fedekd.flower.site.dp_sgd import Budget
-from fedekd.methods.base import Batch, Beginning, Copy, Exchange, Remember, Step, Train
+from fedekd.flower.site.dp_sgd import Budget, KeyedRandom, NoisyOptimizer
+from fedekd.flower.site.exposure import Exposure, begins_with_rows, feed
+from fedekd.methods.base import Batch, Copy, Exchange, Remember, Train
 
 SECRET = "secret"
 log = logging.getLogger("fedekd.site")
@@ -73,107 +71,17 @@ class PrivateClient(Client):
             self.models[role].to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         steps = [step for round in range(training.rounds) for step in self.method.steps(round)]
         self.noisy = [s for s in steps if isinstance(s, Train) and self.shared & set(s.roles) and s.split != "public"]
-        self.exposed: set[str] = set()
-        """The roles whose weights, or what they stand on, depend on rows that no noise was added for."""
-        self._remembers_rows = self._begins_with_rows()
-        self._look_for_exposed(steps)
-        self._check(steps, rows := len(self.rows["train"]))
+        rows = len(self.rows["train"])
+        if dp.delta * rows >= 1:
+            raise FedekdError(f"[dp] delta {dp.delta:g} protects no one of {rows} rows; set it far below 1/{rows}")
+        self.exposure = Exposure(self.method, self.shared, steps, begins_with_rows(self))
+        self.exposure.check(self.models)
         planned = sum(map(self._batches, self.noisy))
         self.budget = Budget(dp, folder, min(1.0, training.batch_size / rows), planned)
 
     def _batches(self, step: Train) -> int:
         training = self.job.training.of(step)
         return training.epochs * math.ceil(len(self.rows["train"]) / training.batch_size)
-
-    # --- what has seen rows without noise -----------------------------------------------------------------
-
-    def _begins_with_rows(self) -> bool:
-        """Whether the memory that a client begins with depends on its targets: looked for with made-up ones."""
-        weights, features = {role: self.weights(role) for role in self.models}, {}
-        if self.method.needs_features:
-            bodies = [role for role in self.method.roles if role not in self.method.heads]
-            features = {role: models.last_linear(self.models[role]).in_features for role in bodies}
-        blank, found = torch.zeros_like(self.data.y[self.rows["train"]]), []
-        for targets in (blank, blank + 1):
-            digest = hashlib.sha256()
-            _feed(digest, self.method.begin(Beginning(weights, features, self.job.seed, targets)))
-            found.append(digest.digest())
-        return found[0] != found[1]
-
-    def _look_for_exposed(self, steps: Sequence[Step]) -> None:
-        """One thing exposes another, so look again until nothing more is found."""
-        while True:
-            roles = set().union(*map(self._exposes, steps))
-            roles |= {role for role, below in self.method.heads.items() if below in self.exposed}
-            remembers = self._remembers_rows or any(map(self._keeps_rows, steps))
-            if (roles <= self.exposed) and remembers == self._remembers_rows:
-                return
-            self.exposed, self._remembers_rows = self.exposed | roles, remembers
-
-    def _exposes(self, step: Step) -> set[str]:
-        """The roles into which a step brings rows without noise."""
-        if isinstance(step, Copy) and self._made_from(step.source):
-            return {step.target}
-        if isinstance(step, Train) and not self.shared & set(step.roles):
-            return set(step.roles) if step.split != "public" or self._reads_more(step) else set()
-        return set()
-
-    def _keeps_rows(self, step: Step) -> bool:
-        if isinstance(step, Remember):
-            return step.split not in (None, "public") or bool(set(step.roles) & self.exposed)
-        return isinstance(step, Train) and step.gradients and not self.shared & set(step.roles)
-
-    def _made_from(self, source: Any) -> bool:
-        """Whether a copy is made from what is exposed; a function reads anchors and memory."""
-        if isinstance(source, str):
-            return source in self.exposed
-        return self._remembers_rows or bool(set(self.method.anchors) & self.exposed)
-
-    def _check(self, steps: Sequence[Step], rows: int) -> None:
-        name, instead = self.method.name, "take another method, or leave [dp] out"
-        if self.dp.delta * rows >= 1:
-            raise FedekdError(f"[dp] delta {self.dp.delta:g} protects no one of {rows} rows; set it far below 1/{rows}")
-        for step in steps:
-            if isinstance(step, Train) and self.shared & set(step.roles):
-                self._check_training(step, f"method {name!r} trains {' and '.join(step.roles)}", instead)
-            if isinstance(step, Copy) and step.target in self.shared and step.target in self.exposed:
-                raise FedekdError(
-                    f"method {name!r} copies what has seen rows without noise into the {step.target} model, which is "
-                    f"sent; {instead}"
-                )
-            if isinstance(step, Exchange) and step.send and self._sends_rows(step):
-                raise FedekdError(
-                    f"method {name!r} sends {called(step)}, which is made from rows, or from what has seen them "
-                    f"without noise; {instead}"
-                )
-        for role in sorted(self.shared):
-            if self.method.heads.get(role) in self.exposed:
-                raise FedekdError(
-                    f"the {role} model of method {name!r} stands on the {self.method.heads[role]} model, which has "
-                    f"seen rows without noise; {instead}"
-                )
-            if any(True for _ in self.models[role].buffers()):
-                raise FedekdError(
-                    f"the {role} model has buffers (batch normalisation?), which would carry rows past the noise; "
-                    "take group or layer normalisation"
-                )
-
-    def _check_training(self, step: Train, trains: str, instead: str) -> None:
-        if len(step.roles) > 1:
-            raise FedekdError(f"{trains} in one step, which DP-SGD cannot keep apart; {instead}")
-        if step.gradients:
-            raise FedekdError(f"{trains} and reads the gradients, to which no noise is added; {instead}")
-        if step.split not in ("train", "public"):
-            raise FedekdError(f"{trains} on {step.split} rows, which the budget does not cover; {instead}")
-        if step.split == "public" and self._reads_more(step):
-            raise FedekdError(f"{trains} on public rows with what has seen its own without noise; {instead}")
-
-    def _sends_rows(self, step: Exchange) -> bool:
-        return (
-            step.split not in (None, "public")
-            or self._remembers_rows
-            or bool((set(step.roles) | set(self.method.anchors)) & self.exposed)
-        )
 
     def try_out(self) -> None:
         """Raise for what only training would find out: a budget that no noise keeps, a model whose rows mix."""
@@ -198,12 +106,12 @@ class PrivateClient(Client):
             with self._even_counts():
                 super().train(step, round, again)
             return
-        seed = self._seed(step, round, again)
+        seed = self.noise_key(step, round, again)
         own = self._own_loss(step)
         key = hashlib.sha256(seed).hexdigest()
-        self.budget.spend(key, self._batches(step), weak=own and self._reads_more(step))
+        self.budget.spend(key, self._batches(step), weak=own and self.exposure.reads_more(step))
         with precision(self.job.training.precision, self.device), _seeded(seed, self.device), self._even_counts():
-            self._train_privately(step, round, seed)
+            self.train_with_noise(step, round, seed)
 
     def remember(self, step: Remember, round: int) -> None:
         with self._unseen(f"remembering in round {round + 1}"), self._even_counts():
@@ -239,11 +147,9 @@ class PrivateClient(Client):
             log.error("%s failed and is left out: %s", work, error, exc_info=not isinstance(error, FedekdError))
             self.restore(before)
 
-    def _train_privately(self, step: Train, round: int, seed: bytes) -> None:
-        from fedekd.flower.site.noise import Chance, NoisyOptimizer
-
+    def train_with_noise(self, step: Train, round: int, seed: bytes) -> None:
         (role,) = step.roles
-        module, rows, chance = self.models[role].train(), self.rows["train"], Chance(seed)
+        module, rows, random = self.models[role].train(), self.rows["train"], KeyedRandom(seed)
         training, batches = self.job.training.of(step), self._batches(step)
         wanted = set(parts.names(step.part, module))
         weights = {name: w for name, w in trainable(module).items() if name in wanted}
@@ -255,21 +161,21 @@ class PrivateClient(Client):
         taught = {r: self.outputs(r, rows) for r in step.frozen} if own else {}
         optimizer = NoisyOptimizer(
             make_optimizer(training, list(weights.values())),
-            chance,
+            random,
             noise_multiplier=self.budget.noise,
             max_grad_norm=self.dp.clip,
             expected_batch_size=min(training.batch_size, len(rows)),
         )
         for _ in range(batches):
             now = _detached(weights)
-            apart = self.method.anchors and not self._reads_more(step)
+            apart = self.method.anchors and not self.exposure.reads_more(step)
             blank = {r: (torch.zeros_like(o[0]), torch.zeros_like(f[0])) for r, (o, f) in taught.items()}
             rest = grad(of_one)(now, *self._blank(), blank, real=False) if apart else {}
-            here = torch.from_numpy(np.flatnonzero(chance.uniform(len(rows)) < self.budget.rate)).to(self.device)
+            here = torch.from_numpy(np.flatnonzero(random.uniform(len(rows)) < self.budget.rate)).to(self.device)
             gradients = {name: w.new_zeros(0, *w.shape) for name, w in now.items()}
             if len(here):
                 at = rows[here]
-                uniform = torch.from_numpy(chance.uniform(len(here), self.method.draws)).float().to(self.device)
+                uniform = torch.from_numpy(random.uniform(len(here), self.method.draws)).float().to(self.device)
                 x, y = self.data.scale.inputs(self.data.x[at]), self.data.y[at]
                 gradients = of_rows(now, x, y, uniform, here, {r: (o[here], f[here]) for r, (o, f) in taught.items()})
             optimizer.take([g - rest.get(name, 0) for name, g in gradients.items()], list(rest.values()))
@@ -280,11 +186,7 @@ class PrivateClient(Client):
 
     def _own_loss(self, step: Train) -> bool:
         """Whether to take the method's own loss; else the supervised one."""
-        return self.dp.teacher == "private" or not self._reads_more(step)
-
-    def _reads_more(self, step: Train) -> bool:
-        """Whether the method's loss may read more than the row, the sent models and what the server sent."""
-        return self._remembers_rows or bool((set(step.frozen) | set(self.method.anchors)) & self.exposed)
+        return self.dp.teacher == "private" or not self.exposure.reads_more(step)
 
     def _loss_of_one(self, role: str, loss: Callable[[Batch], Any], lr: float = 0.0) -> Callable[..., Tensor]:
         """The loss of a batch of one row, as a function of the weights; of a batch of none if it is not ``real``."""
@@ -320,7 +222,7 @@ class PrivateClient(Client):
         return of_one
 
     def _applied_here(self, role: str, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        if role in self.exposed and any(True for _ in self.models[role].buffers()):
+        if role in self.exposure.roles and any(True for _ in self.models[role].buffers()):
             raise FedekdError(
                 f"the {role} model's buffers have seen rows without noise, and a sent model learns from it"
             )
@@ -350,7 +252,7 @@ class PrivateClient(Client):
         uniform = torch.zeros(self.method.draws, device=self.device)
         return x, y, uniform, torch.zeros((), dtype=torch.long, device=self.device)
 
-    def _seed(self, step: Train, round: int, again: int = 0) -> bytes:
+    def noise_key(self, step: Train, round: int, again: int = 0) -> bytes:
         """From the site's secret and all that the training reads: noise is used again only for the same result."""
         path = self.folder / SECRET
         if not path.exists():
@@ -364,7 +266,7 @@ class PrivateClient(Client):
         read += [self.models[role].state_dict() for role in [*below, *others]]
         if self._own_loss(step):
             read += [self.received, self.memory, self.gradients]
-        _feed(digest, read)
+        feed(digest, read)
         return digest.digest()
 
     @property
@@ -397,17 +299,3 @@ def _seeded(seed: bytes, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(int.from_bytes(hashlib.sha256(seed + b"dropout").digest()[:7], "little"))
         yield
-
-
-def _feed(digest: Any, value: Any) -> None:
-    if isinstance(value, Tensor):
-        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
-    elif isinstance(value, Mapping):
-        for key in sorted(value):
-            digest.update(f"{key} ".encode())
-            _feed(digest, value[key])
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            _feed(digest, one)
-    else:
-        digest.update(repr(value).encode())

@@ -9,8 +9,8 @@ from typing import Any
 
 from fedekd.engines.client import Client
 from fedekd.export import files
-from fedekd.flower.atomic import write_text
 from fedekd.flower.protocol.wire import Word
+from fedekd.flower.saved_state import write_text
 from fedekd.flower.settings import SiteSettings
 from fedekd.metrics import sample_interval
 

@@ -36,12 +36,12 @@ def main() -> None:
     from flwr.supercore.superexec import run_superexec
 
     patched: Any = run_superexec
-    patched.get_executor = lambda *_, **__: Forks(app)
+    patched.get_executor = lambda *_, **__: ForkingExecutor(app)
     secret = Path(given.secret).read_bytes()
     run_superexec.run_superexec(given.address, insecure=True, superexec_auth_secret=secret)
 
 
-class Forks:
+class ForkingExecutor:
     """Flower's executor protocol, with a fork for each ClientApp task. Any other kind of task stays where it is."""
 
     def __init__(self, app: Any) -> None:

@@ -16,7 +16,7 @@ from fedekd.errors import FedekdError
 from fedekd.flower import need_flower
 from fedekd.flower.report import Report, read_report
 from fedekd.flower.server import control
-from fedekd.flower.server.admission import admit
+from fedekd.flower.server.control import admit
 from fedekd.flower.settings import ServerSettings, checked_address, read_server
 from fedekd.flower.setup.certificates import check_certificate, local_address
 from fedekd.flower.setup.check import check_method, check_schema
@@ -53,7 +53,7 @@ def run_server(
             return report
         (server.state / "report.json").unlink(missing_ok=True)  # what stopped the last run need not stop this one
         _check(server, file)
-        return _Supervisor(server, file, (server_app, client_app), say).run()
+        return ServerSupervisor(server, file, (server_app, client_app), say).run()
 
 
 def _check(server: ServerSettings, file: Path) -> None:
@@ -65,11 +65,11 @@ def _check(server: ServerSettings, file: Path) -> None:
     check_method(server, file)
 
 
-class Died(Exception):
+class ProcessDied(Exception):
     """One of our processes ended, or does not answer."""
 
 
-class _Supervisor:
+class ServerSupervisor:
     def __init__(self, server: ServerSettings, file: Path, apps: tuple[str, str], say: Callable[[str], None]) -> None:
         self.server, self.file, self.apps, self.say = server, file, apps, say
         self.folder = server.state / "flower"
@@ -89,7 +89,7 @@ class _Supervisor:
                 try:
                     with self._superlink():
                         report = self._federation()
-                except Died as died:
+                except ProcessDied as died:
                     self._check_time(str(died))
                     self.say(f"{died}; starting again")
                     time.sleep(PAUSE)
@@ -156,7 +156,7 @@ class _Supervisor:
                         f"{self.address}: {error}"
                     ) from None
                 if time.monotonic() > end:
-                    raise Died(f"the SuperLink does not answer after {STARTING:.0f} s ({error})") from None
+                    raise ProcessDied(f"the SuperLink does not answer after {STARTING:.0f} s ({error})") from None
                 time.sleep(0.3)
 
     def _federation(self) -> Report:
@@ -193,7 +193,7 @@ class _Supervisor:
             self.told.look()
             for child in self.children:
                 if child.code is not None:
-                    raise Died(f"{child.name} ended ({_last(child)})")
+                    raise ProcessDied(f"{child.name} ended ({_last(child)})")
             now = time.monotonic()
             if (progress := self._progress()) != self.progress:
                 self.progress, self.last_progress, self.failures = progress, now, 0
@@ -208,7 +208,7 @@ class _Supervisor:
                     state = superlink.state(run)
             except control.Unreachable as error:
                 if now > answered + SILENT:
-                    raise Died(str(error)) from None
+                    raise ProcessDied(str(error)) from None
                 continue
             answered = now
             if state.status == "finished":
@@ -220,7 +220,7 @@ class _Supervisor:
             with control.connected(self.address, self.server.ca) as superlink:
                 yield superlink
         except control.Unreachable as error:
-            raise Died(str(error)) from None
+            raise ProcessDied(str(error)) from None
 
     def _admit(self, superlink: control.Control) -> None:
         """Have the SuperLink know the keys in `nodes`, if they changed."""

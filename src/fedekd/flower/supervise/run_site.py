@@ -32,10 +32,10 @@ def run_site(path: str | Path, *, app: str = OWN_APP, say: Callable[[str], None]
     read_node_key(site.key)
     read_certificate(site.ca, "get it from the server's administrator, or set another `ca`")
     with alone(site.state):
-        _Supervisor(site, file, app, say).run()
+        SiteSupervisor(site, file, app, say).run()
 
 
-class _Supervisor:
+class SiteSupervisor:
     def __init__(self, site: SiteSettings, file: Path, app: str, say: Callable[[str], None]) -> None:
         self.site, self.file, self.app, self.say = site, file, app, say
         self.folder = site.state / "flower"

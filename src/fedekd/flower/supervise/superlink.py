@@ -25,7 +25,7 @@ REQUEST = 1 << 16  # bytes of a request that carries no part of a model
 ANNOUNCED = 80  # bytes in which a message announces one of its parts
 
 
-class Gate:
+class AccessControl:
     """ASGI middleware that refuses strangers what is not theirs, and anyone what would fill the server."""
 
     def __init__(self, app: App, largest: int = DEFAULT) -> None:
@@ -73,7 +73,7 @@ def main() -> None:
     from starlette.middleware import Middleware
 
     cli: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
-    gate, others = Middleware(Gate, int(os.environ.get(LARGEST, DEFAULT))), extensions.get_middleware
+    gate, others = Middleware(AccessControl, int(os.environ.get(LARGEST, DEFAULT))), extensions.get_middleware
     extensions.get_middleware = lambda: (gate, Middleware(LongPoll), *others())
     # A site that waits for a message must not hold up the SuperLink's end.
     cli.uvicorn = SimpleNamespace(run=partial(uvicorn.run, timeout_graceful_shutdown=1))
