@@ -16,7 +16,8 @@ def bare_superlink(folder: Path, host: str = "127.0.0.1") -> tuple[Child, Path, 
     link = Child(
         "superlink",
         command(
-            "fedekd.flower.supervise.superlink",
+            "fedekd.flower.supervise.launch",
+            "superlink",
             *("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key), "--ssl-ca-certfile", str(authority[0])),
             *("--enable-supernode-auth", "--isolation", "process", "--host", host, "--port", str(port)),
         ),

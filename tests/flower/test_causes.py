@@ -12,7 +12,7 @@ pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
 
 from village import make_server
 
-from fedekd.flower.supervise.diagnosis import cause
+from fedekd.flower.supervise.diagnosis import why_superlink_ended
 
 BIND = "ERROR [uvicorn.error] [Errno {}] error while attempting to bind on address ('127.0.0.1', 443): {}"
 SHUT = "INFO [uvicorn.error] Application shutdown complete."
@@ -35,11 +35,11 @@ SHUT = "INFO [uvicorn.error] Application shutdown complete."
     ],
 )
 def test_what_stopped_it_is_found(tmp_path: Path, lines: list[str], free: int, said: str) -> None:
-    found = cause(lines, replace(make_server(tmp_path), address="fed.example.org:443"), free)
+    found = why_superlink_ended(lines, replace(make_server(tmp_path), address="fed.example.org:443"), free)
     assert found
     assert re.search(said, found)
 
 
 def test_nothing_is_made_up(tmp_path: Path) -> None:
     lines = ["PermissionError: [Errno 13] Permission denied: 'server.key'", SHUT]
-    assert cause(lines, replace(make_server(tmp_path), address="fed.example.org:443"), 1 << 30) is None
+    assert why_superlink_ended(lines, replace(make_server(tmp_path), address="fed.example.org:443"), 1 << 30) is None

@@ -101,7 +101,7 @@ def test_kills_cost_no_finished_round(town) -> None:
     here.wait(lambda: "visit 1 of 3" in here.log(), 150, "first visit")
     here.kill("south", "")
     here.child("south").process.kill()
-    here.kill("server", "fedekd.flower.supervise.superlink")
+    here.kill("server", "launch\0superlink")
     here.wait(lambda: here.child("south").code is not None, 20, "end of a killed site")
     here.start("south")
     report = here.finish(420)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from fedekd.flower.supervise.superlink import PIECE, AccessControl, from_here
+from fedekd.flower.protocol import PIECE
+from fedekd.flower.server.middleware import AccessControl, from_here
 
 OTHER, HERE = ("10.0.0.9", 5), ("10.0.0.1", 8000)
 

@@ -16,7 +16,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd
 
 from fedekd.errors import FedekdError
 from fedekd.flower.settings import ENDED, SiteSettings
-from fedekd.flower.supervise import run_site
+from fedekd.flower.supervise import diagnosis, run_site
 from fedekd.flower.supervise.processes import Child, command, environment, free_port
 
 NAME = "0123456789abcdef"
@@ -119,7 +119,8 @@ def test_flowers_own_supernode_tells_why(tmp_path: Path, status: int | None, wor
         node = Child(
             "supernode",
             command(
-                "fedekd.flower.supervise.supernode",
+                "fedekd.flower.supervise.launch",
+                "supernode",
                 *("--insecure", "--superlink", f"127.0.0.1:{port}", "--max-wait-time", "1"),
                 *("--isolation", "process", "--port", str(free_port())),
             ),
@@ -128,7 +129,7 @@ def test_flowers_own_supernode_tells_why(tmp_path: Path, status: int | None, wor
         )
         node.process.wait(60)
         node.reap()
-    why = run_site.why_ended(node)
+    why = diagnosis.why_supernode_ended(node)
     assert all(word in why for word in words), (why, node.lines())
 
 

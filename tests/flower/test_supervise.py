@@ -78,7 +78,7 @@ def test_what_is_killed_comes_back_and_no_finished_round_is_lost(federation: Mak
     here = federation(2, rounds=100, min_sites=1, deadline=30.0)
     here.start("server", "site0", "site1")
     here.wait(lambda: here.visits("site0") and here.visits("site1"), 150, "visits")
-    here.kill("site0", "fedekd.flower.supervise.supernode")
+    here.kill("site0", "launch\0supernode")
     before, rounds = len(here.visits("site0")), here.rounds()
     here.wait(lambda: here.rounds() > rounds, 150, "round without the killed site")
 
@@ -91,7 +91,7 @@ def test_what_is_killed_comes_back_and_no_finished_round_is_lost(federation: Mak
     visits = len(here.visits("site1"))
     here.wait(lambda: len(here.visits("site1")) > visits, 150, "visit after the executor's death")
 
-    here.kill("server", "fedekd.flower.supervise.superlink")
+    here.kill("server", "launch\0superlink")
     rounds = here.rounds()
     here.wait(lambda: here.rounds() > rounds, 150, "round after the SuperLink's death")
     assert any("starting again" in line for line in here.child("server").lines())

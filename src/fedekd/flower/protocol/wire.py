@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedekd.errors import FedekdError
 from fedekd.exchange import Message
-from fedekd.flower.supervise.superlink import PIECE
+from fedekd.flower.protocol import PIECE
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict

@@ -18,6 +18,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from fedekd.flower import patches
 from fedekd.flower.supervise.processes import end_with
 
 OWN_APP = "fedekd.flower.client_app:app"
@@ -35,8 +36,7 @@ def main() -> None:
 
     from flwr.supercore.superexec import run_superexec
 
-    patched: Any = run_superexec
-    patched.get_executor = lambda *_, **__: ForkingExecutor(app)
+    patches.patch_executor(ForkingExecutor(app))
     secret = Path(given.secret).read_bytes()
     run_superexec.run_superexec(given.address, insecure=True, superexec_auth_secret=secret)
 
@@ -81,15 +81,9 @@ class ForkingExecutor:
 
 def run_task(app: Any, spec: Any) -> None:
     """In the child: Flower's own handling of one message, with our app in place of the bundle's."""
-    from flwr.app import Error
-    from flwr.supercore.exit import exit_handler
     from flwr.supernode.runtime import run_clientapp
 
-    exit_handler.registered_exit_handlers.clear()  # the parent's: its connection is not ours to close
-    patched: Any = run_clientapp
-    patched.install_from_fab = lambda *_, **__: None
-    patched.get_load_client_app_fn = lambda **_: lambda *_: app
-    patched.Error = lambda code, reason: Error(code, "")  # Flower would send the exception's text to the server
+    patches.patch_clientapp(app)
     try:
         run_clientapp.run_clientapp(
             runtime_api_address=spec.runtime_api_address,

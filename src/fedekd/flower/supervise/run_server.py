@@ -21,10 +21,10 @@ from fedekd.flower.settings import ServerSettings, checked_address, read_server
 from fedekd.flower.setup.certificates import check_certificate, local_address
 from fedekd.flower.setup.check import check_method, check_schema
 from fedekd.flower.setup.keys import read_public_keys, renew_secret
-from fedekd.flower.supervise.diagnosis import cause
+from fedekd.flower.supervise.diagnosis import why_superlink_ended
+from fedekd.flower.supervise.launch import LARGEST, LAUNCH
 from fedekd.flower.supervise.logs import Tail
 from fedekd.flower.supervise.processes import Child, alone, command, environment, say, stop, stopping
-from fedekd.flower.supervise.superlink import LARGEST
 
 STARTING = 60.0  # seconds a SuperLink may take to answer
 PAUSE = 2.0  # seconds before it is started again
@@ -107,7 +107,8 @@ class ServerSupervisor:
         link = Child(
             "superlink",
             command(
-                "fedekd.flower.supervise.superlink",
+                LAUNCH,
+                "superlink",
                 *("--ssl-certfile", str(server.certificate), "--ssl-keyfile", str(server.key)),
                 *("--ssl-ca-certfile", str(server.ca), "--enable-supernode-auth"),
                 *("--database", str(self.folder / "superlink.db"), "--disable-runtime-dependency-installation"),
@@ -124,7 +125,8 @@ class ServerSupervisor:
                 Child(
                     "superexec",
                     command(
-                        "fedekd.flower.supervise.superexec",
+                        LAUNCH,
+                        "superexec",
                         *("--runtime-api-address", self.address, "--root-certificates", str(server.ca)),
                         *("--superexec-auth-secret-file", str(self.secret), "--parent-pid", str(link.process.pid)),
                     ),
@@ -143,7 +145,7 @@ class ServerSupervisor:
         while True:
             if link.code is not None:
                 free = shutil.disk_usage(self.folder).free
-                why = cause(link.lines(), self.server, free) or f"{_last(link)}; see {link.log}"
+                why = why_superlink_ended(link.lines(), self.server, free) or f"{_last(link)}; see {link.log}"
                 raise FedekdError(f"the SuperLink does not start: {why}")
             try:
                 with control.connected(self.address, self.server.ca) as superlink:

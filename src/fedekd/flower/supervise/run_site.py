@@ -5,16 +5,17 @@ its federation, or nothing helps any more.
 from __future__ import annotations
 
 import os
-import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from fedekd.errors import FedekdError
 from fedekd.flower import need_flower
 from fedekd.flower.settings import ENDED, SiteSettings, read_site
 from fedekd.flower.setup.keys import read_certificate, read_node_key, renew_secret
+from fedekd.flower.supervise.diagnosis import SILENT, log_of, why_not_connected, why_supernode_ended
 from fedekd.flower.supervise.executor import OWN_APP
+from fedekd.flower.supervise.launch import LAUNCH
 from fedekd.flower.supervise.logs import Tail
 from fedekd.flower.supervise.processes import Child, alone, command, environment, say, stopping
 
@@ -62,7 +63,7 @@ class SiteSupervisor:
                     if self.connected:  # its work in hand is lost: nobody shall finish it beside the next one
                         self._end(executor)
                         executor = self._start_executor()
-                    if self.over and why_ended(node).startswith(SILENT):
+                    if self.over and why_supernode_ended(node).startswith(SILENT):
                         self.told.look()
                         self.say(f"site {self.site.name}: the server has ended, and so does this site")
                         return
@@ -75,12 +76,14 @@ class SiteSupervisor:
             self.say(f"site {self.site.name}: connected")
         if self.connected:
             self.last_good = time.monotonic()
-        elif reason := hindrance(_text(node)):
+        elif reason := why_not_connected(log_of(node)):
             self._say_why(reason)
         self.over = self.over or bool(self._ended() - self.ended)
         waited = time.monotonic() - self.last_good
         if waited > self.site.give_up:
-            reason = hindrance(_text(node)) or (self.reasons or [why_ended(node)])[-1]  # a new one knows none yet
+            reason = (
+                why_not_connected(log_of(node)) or (self.reasons or [why_supernode_ended(node)])[-1]
+            )  # a new one knows none yet
             raise FedekdError(
                 f"site {self.site.name}: no connection with {self.site.server} for {waited:.0f} s, given up: "
                 f"{reason}; `fedekd site check {self.file}` says more"
@@ -93,7 +96,7 @@ class SiteSupervisor:
     def _restart_node(self, node: Child) -> Child:
         self._end(node)
         self.connected = False
-        self._say_why(why_ended(node))
+        self._say_why(why_supernode_ended(node))
         time.sleep(PAUSE)
         return self._start_node()
 
@@ -128,7 +131,8 @@ class SiteSupervisor:
         child = Child(
             "supernode",
             command(
-                "fedekd.flower.supervise.supernode",
+                LAUNCH,
+                "supernode",
                 *("--superlink", site.server, "--root-certificates", str(site.ca)),
                 *("--auth-supernode-private-key", str(site.key), "--max-wait-time", str(LOST)),
                 *("--node-config", f'site-file="{self.file}"'),
@@ -154,61 +158,3 @@ class SiteSupervisor:
         )
         self.children.append(child)
         return child
-
-
-SILENT = "the server does not answer"
-REASONS = (
-    (
-        "CERTIFICATE_VERIFY_FAILED",
-        "the server's certificate is not signed by this site's `ca`, has expired or names another host",
-    ),
-    (
-        "Failed to activate SuperNode",
-        "the server does not let this site in: it does not have the site's public key, "
-        "or still counts a connection that broke off a moment ago",
-    ),
-    (
-        "Invalid SuperNode authentication|401 Unauthorized",
-        "the server refuses this site's signature: this machine's clock is more than 5 s ahead of the server's or "
-        "5 min behind it, or the server no longer knows the site's key (taken out, or a server with a new state)",
-    ),
-    ("address already in use", "another program uses this site's port: set another `port`"),
-    ("Unable to parse the private key", "`key` is not a private key"),
-    ("WRONG_VERSION_NUMBER|record layer failure", "what answers at `server` does not speak TLS: check its port"),
-    (r"Server error '5\d\d", "the server has a fault of its own, which its administrator finds in its log"),
-)
-SILENCES = (
-    ("Name or service not known|No address associated", "its name is not known: check the host in `server`"),
-    ("name resolution", "its name cannot be looked up: check this machine's name server"),
-    ("refused", "connection refused: it is not started, or the port in `server` is another"),
-    ("timed out", "timed out: its machine is off, or a firewall is between"),
-    ("unreachable|No route", "this machine has no way to it through the network"),
-)
-
-
-def hindrance(text: str) -> str:
-    """Why a SuperNode has no connection, from what it has logged since it had one; nothing if that does not tell."""
-    text = re.split("Connection successful|SuperNode ID", text)[-1]
-    if found := _first(REASONS, text):
-        return found
-    attempts = re.findall(r"Connection attempt failed(.*)", text)
-    cause = _first(SILENCES, next((words for words in reversed(attempts) if words.startswith(":")), ""))
-    return f"{SILENT} ({cause})" if cause else SILENT if attempts else ""
-
-
-def why_ended(node: Child) -> str:
-    """One line on why a SuperNode has ended, or does not connect, from its log."""
-    text = _text(node)
-    if reason := hindrance(text):
-        return reason
-    if found := re.search(r"Exit Code: (\d+)\n(.*)", text):
-        return f"the SuperNode ended with code {found[1]}: {found[2]}"
-    return SILENT if node.code is None else f"the SuperNode ended with status {node.code}; see {node.log}"
-
-
-def _first(meanings: Iterable[tuple[str, str]], text: str) -> str:
-    return next((meaning for pattern, meaning in meanings if re.search(pattern, text)), "")
-
-
-def _text(node: Child) -> str:
-    return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(node.lines()))
