@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedekd.flower.setup.keys import make_authority, make_server_certificate
+from fedekd.flower.setup.certificates import make_authority, make_server_certificate
 from fedekd.flower.supervise.processes import Child, command, environment, free_port
 
 

@@ -32,7 +32,7 @@ class Desk:
     def look(self) -> list[str]:
         """What is said at the next look at the folder."""
         self.told.clear()
-        self.supervisor._admit(self.superlink)
+        self.supervisor.admit_sites(self.superlink)
         return list(self.told)
 
     def names(self) -> list[str]:
@@ -49,7 +49,7 @@ def file(tmp_path: Path) -> Path:
 def desk(file: Path) -> Iterator[Desk]:
     told: list[str] = []
     supervisor = ServerSupervisor(read_server(file), file, ("", ""), told.append)
-    with supervisor._superlink(), control.connected(supervisor.address, supervisor.server.ca) as superlink:
+    with supervisor.superlink(), control.connected(supervisor.address, supervisor.server.ca) as superlink:
         yield Desk(supervisor, superlink, told)
 
 

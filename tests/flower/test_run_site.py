@@ -43,7 +43,7 @@ class Scripted(run_site.SiteSupervisor):
         super().__init__(site, site.state / "site.toml", "", self.said.append)
         self.nodes = iter(nodes)
 
-    def _start_node(self) -> Child:
+    def start_node(self) -> Child:
         word = shlex.quote(str(self.site.state / NAME / ENDED))
         lines = next(self.nodes, [LOST, LOST])
         log = shlex.quote(str(self.site.state / "log"))
@@ -53,7 +53,7 @@ class Scripted(run_site.SiteSupervisor):
         steps = [told if line == END else f"echo {shlex.quote(line)}" for line in lines]
         return self._started("; ".join([*steps, "sleep 0.3", "exit 1"]))
 
-    def _start_executor(self) -> Child:
+    def start_executor(self) -> Child:
         return self._started("sleep 99")
 
     def _started(self, script: str) -> Child:

@@ -18,7 +18,8 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd
 from loopback import Loopback
 
 from fedekd.errors import FedekdError
-from fedekd.flower.setup.keys import make_authority, renew_node_key
+from fedekd.flower.setup.certificates import make_authority
+from fedekd.flower.setup.keys import renew_node_key
 from fedekd.flower.supervise.run_server import run_server
 
 HERE = Path(__file__).parent

@@ -49,7 +49,7 @@ class Payload:
     def size(self) -> int:
         """Bytes of the models, of what says how they are laid out, and of the words; Flower's envelope comes on top."""
         arrays = (a for packed in self.models.values() for a in packed.arrays.values())
-        return sum(a.nbytes for a in arrays) + len(json.dumps(self.words)) + len(_layouts(self))
+        return sum(a.nbytes for a in arrays) + len(json.dumps(self.words)) + len(layouts_text(self))
 
 
 # --- packing -------------------------------------------------------------------------------------------------
@@ -134,13 +134,13 @@ def to_records(payload: Payload) -> RecordDict:
     for packed in payload.models.values():
         for array in packed.arrays.values():
             content += np.ascontiguousarray(array).tobytes()
-    words = {**payload.words, LAYOUTS: _layouts(payload)}
+    words = {**payload.words, LAYOUTS: layouts_text(payload)}
     pieces = [bytes(content[start : start + PIECE]) for start in range(0, len(content), PIECE)]
     records = {f"piece {number}": ConfigRecord({"bytes": piece}) for number, piece in enumerate(pieces)}
     return RecordDict({"words": ConfigRecord(words), **records})  # type: ignore[arg-type,dict-item]
 
 
-def _layouts(payload: Payload) -> str:
+def layouts_text(payload: Payload) -> str:
     layouts = []
     for role, packed in payload.models.items():
         layout = [[name, str(array.dtype), list(array.shape)] for name, array in packed.arrays.items()]

@@ -1,14 +1,80 @@
-"""Whether sites will accept the server's certificate, seen before any of them tries; and by which name we reach it."""
+"""TLS certificates: an authority of one's own for trials, the server's, and whether sites will accept that one."""
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import ssl
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedekd.errors import FedekdError
+from fedekd.flower import need_flower
 from fedekd.flower.settings import ServerSettings, checked_address
-from fedekd.flower.setup.keys import read_certificate
+from fedekd.flower.setup.keys import read_bytes, write_new
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+    from cryptography.x509 import Certificate, CertificateBuilder
+
+AUTHORITY_DAYS = 3650
+SERVER_DAYS = 825  # the most that common TLS clients accept
+EARLIER = timedelta(hours=1)  # certificates begin a little earlier, for clocks that are behind
+
+
+def make_authority(folder: Path) -> tuple[Path, Path]:
+    """``ca.crt`` and ``ca.key`` of an authority that can sign server certificates and nothing else."""
+    need_flower()
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = _name("fedekd trial authority")
+    builder = _certificate(name, name, key.public_key(), AUTHORITY_DAYS)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
+    signed = builder.sign(key, hashes.SHA384())
+    return _written(signed, folder / "ca.crt"), write_new(folder / "ca.key", _pem(key), private=True)
+
+
+def make_server_certificate(folder: Path, authority: tuple[Path, Path], hosts: list[str]) -> tuple[Path, Path]:
+    """``server.crt`` and ``server.key`` for these host names and addresses, signed by (certificate, key)."""
+    need_flower()
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    issuer = read_certificate(authority[0])
+    issuer_key = serialization.load_pem_private_key(authority[1].read_bytes(), None)
+    assert isinstance(issuer_key, ec.EllipticCurvePrivateKey)
+    key = ec.generate_private_key(ec.SECP384R1())
+    builder = _certificate(_name(hosts[0][:64]), issuer.subject, key.public_key(), SERVER_DAYS)
+    for extension, critical in (
+        (x509.BasicConstraints(ca=False, path_length=None), True),
+        (_usage(signs_certificates=False), True),
+        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
+        (x509.SubjectAlternativeName([_host(host) for host in dict.fromkeys(hosts)]), False),
+        (x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), False),
+    ):
+        builder = builder.add_extension(extension, critical)
+    signed = builder.sign(issuer_key, hashes.SHA384())
+    return _written(signed, folder / "server.crt"), write_new(folder / "server.key", _pem(key), private=True)
+
+
+def read_certificate(path: Path, remedy: str = "") -> Certificate:
+    """The first certificate in a PEM file; ``remedy`` says where a missing one comes from."""
+    need_flower()
+    from cryptography import x509
+
+    try:
+        return x509.load_pem_x509_certificate(read_bytes(path, remedy))
+    except ValueError:
+        raise FedekdError(f"{path} is not a certificate in PEM form (-----BEGIN CERTIFICATE-----)") from None
 
 
 def check_certificate(server: ServerSettings) -> None:
@@ -92,3 +158,56 @@ def local_address(server: ServerSettings) -> str:
     if server.listen in ("0.0.0.0", "::", "127.0.0.1", "::1", "localhost"):
         host = next((name for name in ("127.0.0.1", "localhost") if name in hosts), host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _certificate(subject: x509.Name, issuer: x509.Name, key: EllipticCurvePublicKey, days: int) -> CertificateBuilder:
+    from cryptography import x509
+
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - EARLIER)
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _name(common: str) -> x509.Name:
+    from cryptography import x509
+
+    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, common)])
+
+
+def _host(host: str) -> x509.GeneralName:
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates, key_cert_sign=signs_certificates, crl_sign=signs_certificates,
+        content_commitment=False, key_encipherment=False, data_encipherment=False,
+        key_agreement=False, encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+
+
+def _pem(key: EllipticCurvePrivateKey) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _written(certificate: Certificate, path: Path) -> Path:
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    return write_new(path, certificate.public_bytes(Encoding.PEM))

@@ -17,8 +17,9 @@ from fedekd.errors import FedekdError
 from fedekd.flower import need_flower
 from fedekd.flower.protocol.codes import Failed, StatusCode
 from fedekd.flower.settings import Privacy, ServerSettings, SiteSettings, read_site
+from fedekd.flower.setup.certificates import read_certificate
 from fedekd.flower.setup.connection import Connection, NotChecked
-from fedekd.flower.setup.keys import public_line, read_certificate, read_node_key
+from fedekd.flower.setup.keys import public_line, read_node_key
 
 if TYPE_CHECKING:
     from fedekd.flower.protocol.schema import Schema

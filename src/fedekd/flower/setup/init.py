@@ -21,15 +21,14 @@ from fedekd.flower.settings import (
     read_site,
     toml_text,
 )
-from fedekd.flower.setup.certificates import check_certificate
-from fedekd.flower.setup.check import check_method
-from fedekd.flower.setup.keys import (
+from fedekd.flower.setup.certificates import (
+    check_certificate,
     make_authority,
-    make_node_key,
     make_server_certificate,
     read_certificate,
-    write_new,
 )
+from fedekd.flower.setup.check import check_method
+from fedekd.flower.setup.keys import make_node_key, write_new
 from fedekd.flower.supervise.diagnosis import AMBIENT
 
 LOCAL = ["localhost", "127.0.0.1"]  # how the server's own processes reach it

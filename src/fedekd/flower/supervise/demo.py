@@ -43,7 +43,7 @@ def run_demo(
             children.append(Child("server", command("fedekd", "server", "run", str(server)), folder / "server.out"))
             for site in sites:
                 children.append(Child(site.parent.name, command("fedekd", "site", "run", str(site)), _out(site)))
-            _wait(children, say)
+            wait_for_server(children, say)
         report = read_report(server.parent / "state")
         if report is None:
             raise FedekdError(f"the server left no report; see {folder / 'server.out'}")
@@ -84,7 +84,7 @@ def deal_digits(sites: int) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
     return x, data.y, dirichlet(data.y, sites, ALPHA, np.random.default_rng(0), min_samples=100)
 
 
-def _wait(children: list[Child], say: Callable[[str], None]) -> None:
+def wait_for_server(children: list[Child], say: Callable[[str], None]) -> None:
     """Until the server ends; its lines are said as they come."""
     server, sites = children[0], children[1:]
     end = time.monotonic() + LIMIT

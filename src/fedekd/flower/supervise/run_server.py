@@ -87,7 +87,7 @@ class ServerSupervisor:
         with stopping(self.children):
             while True:
                 try:
-                    with self._superlink():
+                    with self.superlink():
                         report = self._federation()
                 except ProcessDied as died:
                     self._check_time(str(died))
@@ -98,7 +98,7 @@ class ServerSupervisor:
                 return report
 
     @contextlib.contextmanager
-    def _superlink(self) -> Iterator[None]:
+    def superlink(self) -> Iterator[None]:
         """A SuperLink that answers, and the process that runs the ServerApp; both gone at the end."""
         server = self.server
         renew_secret(self.secret)
@@ -164,7 +164,7 @@ class ServerSupervisor:
     def _federation(self) -> Report:
         """Submit runs until one is complete."""
         with self._calls() as superlink:
-            self._admit(superlink)
+            self.admit_sites(superlink)
         while True:
             with self._calls() as superlink:
                 run = superlink.submit({"server-file": str(self.file)}, *self.apps)
@@ -206,7 +206,7 @@ class ServerSupervisor:
             asked = now
             try:
                 with control.connected(self.address, self.server.ca) as superlink:
-                    self._admit(superlink)
+                    self.admit_sites(superlink)
                     state = superlink.state(run)
             except control.Unreachable as error:
                 if now > answered + SILENT:
@@ -224,7 +224,7 @@ class ServerSupervisor:
         except control.Unreachable as error:
             raise ProcessDied(str(error)) from None
 
-    def _admit(self, superlink: control.Control) -> None:
+    def admit_sites(self, superlink: control.Control) -> None:
         """Have the SuperLink know the keys in `nodes`, if they changed."""
         if (keys := self._keys()) == self.keys:
             return

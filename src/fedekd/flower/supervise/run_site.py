@@ -12,7 +12,8 @@ from pathlib import Path
 from fedekd.errors import FedekdError
 from fedekd.flower import need_flower
 from fedekd.flower.settings import ENDED, SiteSettings, read_site
-from fedekd.flower.setup.keys import read_certificate, read_node_key, renew_secret
+from fedekd.flower.setup.certificates import read_certificate
+from fedekd.flower.setup.keys import read_node_key, renew_secret
 from fedekd.flower.supervise.diagnosis import SILENT, log_of, why_not_connected, why_supernode_ended
 from fedekd.flower.supervise.executor import OWN_APP
 from fedekd.flower.supervise.launch import LAUNCH
@@ -53,7 +54,7 @@ class SiteSupervisor:
         renew_secret(self.secret)
         with stopping(self.children):
             self.say(f"site {self.site.name}: connecting to {self.site.server}")
-            node, executor = self._start_node(), self._start_executor()
+            node, executor = self.start_node(), self.start_executor()
             while True:
                 time.sleep(LOOK)
                 self._look_at(node)
@@ -62,7 +63,7 @@ class SiteSupervisor:
                 if node.code is not None:
                     if self.connected:  # its work in hand is lost: nobody shall finish it beside the next one
                         self._end(executor)
-                        executor = self._start_executor()
+                        executor = self.start_executor()
                     if self.over and why_supernode_ended(node).startswith(SILENT):
                         self.told.look()
                         self.say(f"site {self.site.name}: the server has ended, and so does this site")
@@ -98,7 +99,7 @@ class SiteSupervisor:
         self.connected = False
         self._say_why(why_supernode_ended(node))
         time.sleep(PAUSE)
-        return self._start_node()
+        return self.start_node()
 
     def _say_why(self, reason: str) -> None:
         """Each reason once, until there is a connection again."""
@@ -120,13 +121,13 @@ class SiteSupervisor:
             raise FedekdError(f"site {self.site.name}: the app does not start: {last}; see {executor.log}")
         self.say(f"site {self.site.name}: the executor ended ({last}) and is started again")
         time.sleep(LOOK)
-        return self._start_executor()
+        return self.start_executor()
 
     def _end(self, child: Child) -> None:
         child.reap()
         self.children.remove(child)
 
-    def _start_node(self) -> Child:
+    def start_node(self) -> Child:
         site = self.site
         child = Child(
             "supernode",
@@ -145,7 +146,7 @@ class SiteSupervisor:
         self.children.append(child)
         return child
 
-    def _start_executor(self) -> Child:
+    def start_executor(self) -> Child:
         threads = str(self.site.threads or os.cpu_count() or 1)
         child = Child(
             "executor",
