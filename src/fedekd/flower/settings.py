@@ -104,7 +104,10 @@ class ServerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Privacy:
-    """Differential privacy of what leaves the site."""
+    """Differential privacy of what leaves the site.
+
+    How it prints is part of the key that noise is drawn from: under another name what was paid for is paid for again.
+    """
 
     epsilon: float = entry("the whole run's privacy budget")
     delta: float = entry("chance that the budget does not hold; below 1/rows", 1e-5)

@@ -92,24 +92,24 @@ def joined(sites: Sequence[Federation]) -> Federation:
 
 
 @dataclass(frozen=True, eq=False)
-class PublicRows:
+class PublicFile:
     dataset: Dataset
     labelled: bool
     """Without labels ``y`` is 0."""
     fingerprint: str
 
 
-def read_public(path: Path, schema: Schema, target: str | None = None) -> PublicRows:
+def read_public(path: Path, schema: Schema, target: str | None = None) -> PublicFile:
     """Rows in the schema's columns and classes; a .npz may do without ``y``."""
     labelled = path.suffix.lower() != ".npz" or "y" in formats.npz_keys(path)
     dataset = schema.load(path, target if path.suffix.lower() == ".csv" else None) if labelled else _bare(path, schema)
     digest = hashlib.sha256(b"labelled" if labelled else b"")
     for array in (dataset.x, dataset.y):
         digest.update(np.ascontiguousarray(array).tobytes())
-    return PublicRows(dataset, labelled, digest.hexdigest()[:16])
+    return PublicFile(dataset, labelled, digest.hexdigest()[:16])
 
 
-def check_public(need: str, public: PublicRows | None, method: str, where: str) -> None:
+def check_public(need: str, public: PublicFile | None, method: str, where: str) -> None:
     """Raise where a method's ``public`` asks for more than there is; ``where`` is the file that should name them."""
     if need and public is None:
         raise FedekdError(f"method {method!r} needs public rows; name a file of them as `public` in {where}")

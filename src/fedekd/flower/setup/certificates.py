@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedekd.errors import FedekdError
+from fedekd.files import write_new
 from fedekd.flower import need_flower
 from fedekd.flower.settings import ServerSettings, checked_address
-from fedekd.flower.setup.keys import read_bytes, write_new
+from fedekd.flower.setup.keys import read_bytes
 
 if TYPE_CHECKING:
     from cryptography import x509

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedekd.errors import FedekdError
+from fedekd.files import write_new
 from fedekd.flower import need_flower
 from fedekd.flower.settings import (
     ServerSettings,
@@ -28,9 +29,9 @@ from fedekd.flower.setup.certificates import (
     read_certificate,
 )
 from fedekd.flower.setup.check import check_method
-from fedekd.flower.setup.keys import make_node_key, write_new
-from fedekd.flower.supervise.diagnosis import AMBIENT
+from fedekd.flower.setup.keys import make_node_key
 
+AMBIENT = "AmbientCapabilities=CAP_NET_BIND_SERVICE"  # what a service needs for a port below 1024
 LOCAL = ["localhost", "127.0.0.1"]  # how the server's own processes reach it
 
 

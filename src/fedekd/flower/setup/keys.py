@@ -1,18 +1,17 @@
-"""The sites' node keys, the secrets between processes, and how files of that kind are written and read.
+"""The sites' node keys, and the secrets between processes of one machine.
 
 A file that exists is never overwritten, and a private one is readable by its owner alone from its first byte on.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedekd.errors import FedekdError
+from fedekd.files import write_new
 from fedekd.flower import need_flower
 
 if TYPE_CHECKING:
@@ -106,29 +105,6 @@ def renew_secret(path: Path) -> None:
     """What a Flower process and those that work for it on the same machine know, and nobody else."""
     path.unlink(missing_ok=True)
     write_new(path, secrets.token_bytes(32), private=True)
-
-
-def write_new(path: Path, content: bytes, *, private: bool = False) -> Path:
-    """Write a file that does not exist yet, whole or not at all."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 600
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-                if not private:
-                    os.fchmod(file.fileno(), 0o644)
-                file.flush()
-                os.fsync(file.fileno())
-            os.link(partial, path)  # which fails where there is a file, unlike a rename
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(partial)
-    except FileExistsError:
-        raise FedekdError(f"{path} exists; it is kept: move it away, or name another folder") from None
-    except OSError as error:
-        raise FedekdError(f"cannot write {path}: {error.strerror or error}") from None
-    return path
 
 
 def read_bytes(path: Path, remedy: str = "") -> bytes:

@@ -48,9 +48,9 @@ from fedekd.engines.job import Job, Rows, make_optimizer, precision
 from fedekd.engines.view import make_batch
 from fedekd.errors import FedekdError
 from fedekd.exchange import shared_roles
+from fedekd.files import write_new
 from fedekd.flower.protocol.codes import Failed
 from fedekd.flower.settings import GUARANTEES, Privacy
-from fedekd.flower.setup.keys import write_new
 from fedekd.flower.site.dp_sgd import Budget, KeyedRandom, NoisyOptimizer
 from fedekd.flower.site.exposure import Exposure, begins_with_rows, feed
 from fedekd.methods.base import Batch, Copy, Exchange, Remember, Train

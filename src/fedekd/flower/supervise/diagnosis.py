@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable, Sequence
 
 from fedekd.flower.settings import ServerSettings, checked_address
+from fedekd.flower.setup.init import AMBIENT
 from fedekd.flower.supervise.processes import Child
 
 FULL = 1 << 20  # bytes that are left on a disk on which Flower's database has no room
 FULL_WORDS = ("disk is full", "no space left", "quota exceeded")
-AMBIENT = "AmbientCapabilities=CAP_NET_BIND_SERVICE"  # what a service needs for a port below 1024
 SILENT = "the server does not answer"
 REASONS = (
     (
