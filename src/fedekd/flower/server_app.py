@@ -1,4 +1,4 @@
-"""The app beside the SuperLink: Flower's grid as the post, and the rounds run over it."""
+"""The app beside the SuperLink: Flower's grid as the transport, and the rounds run over it."""
 
 from __future__ import annotations
 
@@ -138,9 +138,9 @@ def main(grid: Grid, context: Context) -> None:
     try:
         if server.schema is None:
             raise FedekdError(f"{file} names no `schema`; make one with `fedekd site schema`")
-        post = GridTransport(grid, server)
-        expected = max(server.min_sites, len(post.admitted()))
-        Rounds(server, Schema.read(server.schema), post, expected).run()
+        transport = GridTransport(grid, server)
+        expected = max(server.min_sites, len(transport.admitted()))
+        Rounds(server, Schema.read(server.schema), transport, expected).run()
     except TooFew as error:
         log.error("%s", error)
         raise

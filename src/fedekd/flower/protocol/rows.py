@@ -93,6 +93,8 @@ def joined(sites: Sequence[Federation]) -> Federation:
 
 @dataclass(frozen=True, eq=False)
 class PublicFile:
+    """The public rows as one end has read them; the fingerprint tells whether the other end has the same."""
+
     dataset: Dataset
     labelled: bool
     """Without labels ``y`` is 0."""

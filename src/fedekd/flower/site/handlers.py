@@ -1,4 +1,4 @@
-"""One visit at a site: its rows, its models from disk, the work of one message, and what it lets out.
+"""A site's answers to the server: it agrees to join, does a visit, hears the end.
 
 Nothing here knows Flower. A visit that was done is not done again: asked for it once more, because the answer was
 lost, the site gives the answer that it has kept.

@@ -16,9 +16,9 @@ and are the same again for the same training on the same rows alone. What a meth
 (FedProx's and FedDyn's terms) is added after the noise, for it needs none.
 
 Every training of a model that is sent, or of a part of it, gets noise; what has seen rows without it is *exposed*, and
-nothing of that may leave (see ``exposure``). The class counts are rows' data too. Functions whose
-results may leave are told the number of rows instead, dealt evenly over the classes; those of models that stay here,
-and of the steps before a client answers, get the true ones.
+nothing of that may leave (see ``exposure``). The class counts are rows' data too. Functions whose results may leave are
+told the number of rows instead, dealt evenly over the classes; those of models that stay here, and of the steps before
+a client answers, get the true ones.
 
 No row may show by a failure either: one whose gradient is not finite counts as none, and a model that stays here and
 diverges, perhaps because the server sent a proxy that breaks on one row, goes on as it was before.
