@@ -19,7 +19,7 @@ from fedekd.flower.settings import read_server, read_site
 from fedekd.flower.supervise.processes import Child
 
 SITE = (  # with less patience than is usual, for a quick end
-    "import sys; from fedekd.flower import run_site; run_site.LOST = 20; "
+    "import sys; from fedekd.flower.supervise import run_site; run_site.LOST = 20; "
     "run_site.run_site(sys.argv[1], app=sys.argv[2])"
 )
 SERVER = "import sys; from fedekd.flower.supervise.run_server import run_server; print(run_server(sys.argv[1]))"
