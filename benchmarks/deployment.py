@@ -29,18 +29,17 @@ from counting import Counter
 
 from fedekd import __version__, models
 from fedekd.data import load_dataset
-from fedekd.flower import control, wire
-from fedekd.flower import site as site_work
-from fedekd.flower.addresses import free_port
-from fedekd.flower.admission import admit
-from fedekd.flower.demo import deal_digits
-from fedekd.flower.init import init_server, init_site
-from fedekd.flower.processes import Child, command, environment, stopping
-from fedekd.flower.rounds import Rounds
-from fedekd.flower.schema import Schema
-from fedekd.flower.server_file import Server, read_server
-from fedekd.flower.site_file import Site, read_site
-from fedekd.flower.wire import Letter
+from fedekd.flower.protocol import wire
+from fedekd.flower.protocol.schema import Schema
+from fedekd.flower.protocol.wire import Payload
+from fedekd.flower.server import control
+from fedekd.flower.server.control import admit
+from fedekd.flower.server.rounds import Rounds
+from fedekd.flower.settings import ServerSettings, SiteSettings, read_server, read_site
+from fedekd.flower.setup.init import init_server, init_site
+from fedekd.flower.site import handlers
+from fedekd.flower.supervise.demo import deal_digits
+from fedekd.flower.supervise.processes import Child, command, environment, free_port, stopping
 
 HERE = Path(__file__).resolve().parent
 TRAINING = {"epochs": 2, "batch_size": 32, "lr": 1e-3}
@@ -185,7 +184,7 @@ def plain(count: int, rounds: int, pixels: int) -> dict[str, Any]:
     }
 
 
-def reached(server: Server) -> bool:
+def reached(server: ServerSettings) -> bool:
     try:
         online(server)
     except control.Unreachable:
@@ -193,7 +192,7 @@ def reached(server: Server) -> bool:
     return True
 
 
-def online(server: Server) -> int:
+def online(server: ServerSettings) -> int:
     with control.connected(server.address, server.ca) as superlink:
         return len(superlink.online())
 
@@ -211,9 +210,9 @@ def until(condition: Any, children: list[Child], what: str) -> None:
 
 
 class ByHand:
-    """Letters within this process: the same server and site code, without the network."""
+    """Payloads within this process: the same server and site code, without the network."""
 
-    def __init__(self, sites: list[Site]) -> None:
+    def __init__(self, sites: list[SiteSettings]) -> None:
         self.sites, self.answers = dict(enumerate(sites)), []
 
     def online(self) -> set[int]:
@@ -221,10 +220,10 @@ class ByHand:
 
     admitted = online
 
-    def send(self, node: int, kind: str, letter: Letter) -> None:
-        self.answers.append((node, site_work.answer(self.sites[node], kind, letter)))
+    def send(self, node: int, kind: str, payload: Payload) -> None:
+        self.answers.append((node, handlers.answer(self.sites[node], kind, payload)))
 
-    def receive(self) -> list[tuple[int, Letter | None]]:
+    def receive(self) -> list[tuple[int, Payload | None]]:
         found, self.answers = self.answers, []
         return found
 
@@ -272,8 +271,8 @@ def serialised(role: str, pixels: int) -> tuple[int, int]:
 
     make = models.BUILT_IN[role]
     packed, _ = wire.pack(make((1, pixels, pixels), 10).state_dict(), "none")
-    letter = Letter({"code": 0, "name": "site0"}, {role: packed})
-    size = sum(len(one.deflate()) for one in get_all_nested_objects(wire.to_records(letter)).values())
+    payload = Payload({"code": 0, "name": "site0"}, {role: packed})
+    size = sum(len(one.deflate()) for one in get_all_nested_objects(wire.to_records(payload)).values())
     return sum(array.nbytes for array in packed.arrays.values()), size
 
 

@@ -493,7 +493,7 @@ def at_sites(village, folder, method, caplog, sites=3, **given):
 
 
 def village_errors():
-    from fedekd.flower.post import TooFew
+    from fedekd.flower.server.conversation import TooFew
 
     return TooFew
 
@@ -582,8 +582,8 @@ def with_dp(folder, method, **training):
     """A client with all rows in every batch, no noise and a clip that nothing reaches; and a plain one."""
     pytest.importorskip("opacus", reason="pip install 'fedekd[dp]'")
     from fedekd.engines.client import Client
-    from fedekd.flower.privacy import PrivateClient
-    from fedekd.flower.site_file import Privacy
+    from fedekd.flower.settings import Privacy
+    from fedekd.flower.site.privacy import PrivateClient
 
     one = replace(MANY, clients=MANY.clients[:1], names=MANY.names[:1])
     settings = {"batch_size": 500, "optimizer": "sgd", "lr": 0.1, "rounds": 1, "epochs": 3, **training}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,3 +36,26 @@ def writing(path: Path, option: str = "--out") -> Iterator[None]:
         yield
     except OSError as error:
         raise FedekdError(f"cannot write {path}: {error.strerror or error}; choose another {option}") from None
+
+
+def write_new(path: Path, content: bytes, *, private: bool = False) -> Path:
+    """The same for a file that does not exist yet; a ``private`` one is its owner's alone from its first byte on."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 600
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                if not private:
+                    os.fchmod(file.fileno(), 0o644)
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(partial, path)  # which fails where there is a file, unlike a rename
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(partial)
+    except FileExistsError:
+        raise FedekdError(f"{path} exists; it is kept: move it away, or name another folder") from None
+    except OSError as error:
+        raise FedekdError(f"cannot write {path}: {error.strerror or error}") from None
+    return path

@@ -15,7 +15,7 @@ from fedekd.data import Dataset, Federation, federate, load_dataset
 from fedekd.data.federation import input_clusters
 from fedekd.engines.serial import Serial
 from fedekd.errors import FedekdError
-from fedekd.flower.schema import Schema
+from fedekd.flower.protocol.schema import Schema
 from fedekd.runs.plan import plan
 from fedekd.settings import make_settings
 from tiny import tiny_private, tiny_proxy

@@ -404,7 +404,7 @@ def test_a_site_keeps_its_answers_too(images: Any, tmp_path: Path) -> None:
 
     from fedekd.engines.job import Job, Training
     from fedekd.engines.serial import Serial
-    from fedekd.flower.site_report import finish
+    from fedekd.flower.site.report import finish
 
     site = SimpleNamespace(name="0", share=())
     training = Training(rounds=2, epochs=1, batch_size=16, lr=0.01)

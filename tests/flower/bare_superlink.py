@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedekd.flower.addresses import free_port
-from fedekd.flower.keys import make_authority, make_server_certificate
-from fedekd.flower.processes import Child, command, environment
+from fedekd.flower.setup.certificates import make_authority, make_server_certificate
+from fedekd.flower.supervise.processes import Child, command, environment, free_port
 
 
 def bare_superlink(folder: Path, host: str = "127.0.0.1") -> tuple[Child, Path, int]:
@@ -17,7 +16,8 @@ def bare_superlink(folder: Path, host: str = "127.0.0.1") -> tuple[Child, Path, 
     link = Child(
         "superlink",
         command(
-            "fedekd.flower.superlink",
+            "fedekd.flower.supervise.launch",
+            "superlink",
             *("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key), "--ssl-ca-certfile", str(authority[0])),
             *("--enable-supernode-auth", "--isolation", "process", "--host", host, "--port", str(port)),
         ),

@@ -9,9 +9,9 @@ from village import schema_of
 
 from fedekd import methods
 from fedekd.engines.job import Job, Training
-from fedekd.flower.privacy import PrivateClient
-from fedekd.flower.site_data import of_site
-from fedekd.flower.site_file import Privacy
+from fedekd.flower.protocol.rows import of_site
+from fedekd.flower.settings import Privacy
+from fedekd.flower.site.privacy import PrivateClient
 from fedekd.methods.base import Train
 from tiny import tiny_private, tiny_proxy
 

@@ -6,16 +6,17 @@ import numpy as np
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedekd.flower import client_app, wire
-from fedekd.flower.wire import Letter, Packed
+from fedekd.flower import client_app
+from fedekd.flower.protocol import wire
+from fedekd.flower.protocol.wire import Packed, Payload
 
 nan, shape = ClientApp(), ClientApp()
 
 
 def altered(message: Message, context: Context, change) -> Message:
-    letter = wire.from_records(client_app.visit(message, context).content)
-    models = {role: Packed(p.how, change(dict(p.arrays)), p.scales) for role, p in letter.models.items()}
-    return Message(wire.to_records(Letter(letter.words, models)), reply_to=message)
+    payload = wire.from_records(client_app.visit(message, context).content)
+    models = {role: Packed(p.how, change(dict(p.arrays)), p.scales) for role, p in payload.models.items()}
+    return Message(wire.to_records(Payload(payload.words, models)), reply_to=message)
 
 
 @nan.train()

@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 
 from fedekd.data import load_dataset
-from fedekd.flower.addresses import free_port
-from fedekd.flower.init import init_server, init_site
-from fedekd.flower.processes import Child, stop
-from fedekd.flower.schema import Schema
+from fedekd.flower.protocol.schema import Schema
+from fedekd.flower.setup.init import init_server, init_site
+from fedekd.flower.supervise.processes import Child, free_port, stop
 
-SITE = "import sys; from fedekd.flower.run_site import run_site; run_site(sys.argv[1], app='relay:app')"
+SITE = "import sys; from fedekd.flower.supervise.run_site import run_site; run_site(sys.argv[1], app='relay:app')"
 SERVER = (
-    "import sys; from fedekd.flower.run_server import run_server; "
+    "import sys; from fedekd.flower.supervise.run_server import run_server; "
     "print(run_server(sys.argv[1], server_app='relay:server', client_app='nowhere:app'))"
 )
 

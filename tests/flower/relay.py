@@ -18,8 +18,7 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid import http_grid
 
-from fedekd.flower.server_file import read_server
-from fedekd.flower.site_file import read_site
+from fedekd.flower.settings import read_server, read_site
 
 app = ClientApp()
 server, idle = ServerApp(), ServerApp()

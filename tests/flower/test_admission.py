@@ -12,12 +12,12 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd
 
 import httpx
 
-from fedekd.flower import control
-from fedekd.flower.addresses import free_port
-from fedekd.flower.init import init_server
-from fedekd.flower.keys import make_node_key
-from fedekd.flower.run_server import _Supervisor
-from fedekd.flower.server_file import read_server
+from fedekd.flower.server import control
+from fedekd.flower.settings import read_server
+from fedekd.flower.setup.init import init_server
+from fedekd.flower.setup.keys import make_node_key
+from fedekd.flower.supervise.processes import free_port
+from fedekd.flower.supervise.run_server import ServerSupervisor
 
 NEW = "may no longer join; to come back it needs a new key (`fedekd site key` there)"
 
@@ -25,14 +25,14 @@ NEW = "may no longer join; to come back it needs a new key (`fedekd site key` th
 class Desk:
     """A SuperLink, its folder of keys, and what is said about them."""
 
-    def __init__(self, supervisor: _Supervisor, superlink: control.Control, told: list[str]) -> None:
+    def __init__(self, supervisor: ServerSupervisor, superlink: control.Control, told: list[str]) -> None:
         self.supervisor, self.superlink, self.told = supervisor, superlink, told
         self.nodes = supervisor.server.nodes
 
     def look(self) -> list[str]:
         """What is said at the next look at the folder."""
         self.told.clear()
-        self.supervisor._admit(self.superlink)
+        self.supervisor.admit_sites(self.superlink)
         return list(self.told)
 
     def names(self) -> list[str]:
@@ -48,8 +48,8 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 def desk(file: Path) -> Iterator[Desk]:
     told: list[str] = []
-    supervisor = _Supervisor(read_server(file), file, ("", ""), told.append)
-    with supervisor._superlink(), control.connected(supervisor.address, supervisor.server.ca) as superlink:
+    supervisor = ServerSupervisor(read_server(file), file, ("", ""), told.append)
+    with supervisor.superlink(), control.connected(supervisor.address, supervisor.server.ca) as superlink:
         yield Desk(supervisor, superlink, told)
 
 

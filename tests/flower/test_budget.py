@@ -16,8 +16,8 @@ from opacus import PrivacyEngine
 from opacus.accountants import RDPAccountant
 
 from fedekd.errors import FedekdError
-from fedekd.flower.budget import Budget
-from fedekd.flower.codes import Failed
+from fedekd.flower.protocol.codes import Failed
+from fedekd.flower.site.dp_sgd import Budget
 from fedekd.methods.base import Exchange
 
 
@@ -105,7 +105,7 @@ def test_what_is_repeated_is_spent_once_and_what_is_not_is_spent_again(tmp_path,
 def test_the_budget_is_spent_before_the_noise_is_drawn(tmp_path, digits, monkeypatch):
     """A process that dies while it trains has spent, since nobody knows what became of its result."""
     one = client(tmp_path / "a", digits)
-    monkeypatch.setattr(one, "_train_privately", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(one, "train_with_noise", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         sent(one)
     assert spent(client(tmp_path / "a", digits)) > 0
@@ -113,7 +113,7 @@ def test_the_budget_is_spent_before_the_noise_is_drawn(tmp_path, digits, monkeyp
 
 def test_the_ledger_does_not_tell_the_noise(tmp_path, digits):
     one = client(tmp_path / "a", digits)
-    seed = one._seed(trains(one), 0)
+    seed = one.noise_key(trains(one), 0)
     sent(one)
     assert seed.hex() not in (tmp_path / "a" / "spent.json").read_text()
 

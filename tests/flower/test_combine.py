@@ -10,7 +10,7 @@ pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
 
 from fedekd.errors import FedekdError
 from fedekd.exchange import average
-from fedekd.flower.combine import combination
+from fedekd.flower.server.combine import combination
 
 
 def honest(count, seed=0):

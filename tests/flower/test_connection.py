@@ -13,19 +13,21 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd
 from bare_superlink import bare_superlink
 
 from fedekd.errors import FedekdError
-from fedekd.flower.connection import Connection, Unknown
-from fedekd.flower.control import connected
-from fedekd.flower.keys import make_node_key, read_public_key
-from fedekd.flower.processes import stop
-from fedekd.flower.site_file import Site
+from fedekd.flower.server.control import connected
+from fedekd.flower.settings import SiteSettings
+from fedekd.flower.setup.connection import Connection, NotChecked
+from fedekd.flower.setup.keys import make_node_key, read_public_key
+from fedekd.flower.supervise.processes import stop
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
+def site(tmp_path: Path) -> Iterator[SiteSettings]:
     """A site with a key, and a SuperLink that asks for keys."""
     make_node_key(tmp_path / "north")
     link, ca, port = bare_superlink(tmp_path)
-    made = Site(name="north", server=f"127.0.0.1:{port}", ca=ca, key=tmp_path / "north", state=tmp_path, data="digits")
+    made = SiteSettings(
+        name="north", server=f"127.0.0.1:{port}", ca=ca, key=tmp_path / "north", state=tmp_path, data="digits"
+    )
     try:
         end = time.monotonic() + 60
         while True:
@@ -41,19 +43,19 @@ def site(tmp_path: Path) -> Iterator[Site]:
         stop([link])
 
 
-def asked(site: Site) -> str:
+def asked(site: SiteSettings) -> str:
     connection = Connection(site)
     connection.check()
     return connection.known()
 
 
-def test_whether_the_server_knows_the_key(site: Site) -> None:
+def test_whether_the_server_knows_the_key(site: SiteSettings) -> None:
     from flwr.proto import control_pb2 as api
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
     with pytest.raises(FedekdError, match=r"does not know this site's key; send .*north\.pub") as refused:
         asked(site)
-    assert not isinstance(refused.value, Unknown)
+    assert not isinstance(refused.value, NotChecked)
     public = public_key_to_bytes(read_public_key(site.key.with_name("north.pub")))
     with connected(site.server, site.ca) as control:
         control.client.RegisterNode(api.RegisterNodeRequest(public_key=public, name="north"))
@@ -68,6 +70,6 @@ def test_whether_the_server_knows_the_key(site: Site) -> None:
 
 
 def test_without_a_connection_nothing_is_said_of_the_key(tmp_path: Path) -> None:
-    site = Site(name="north", server="localhost:1", ca=tmp_path, key=tmp_path, state=tmp_path, data="digits")
-    with pytest.raises(Unknown, match="has to answer"):
+    site = SiteSettings(name="north", server="localhost:1", ca=tmp_path, key=tmp_path, state=tmp_path, data="digits")
+    with pytest.raises(NotChecked, match="has to answer"):
         Connection(site).known()

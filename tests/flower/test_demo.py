@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd[flower]'")
 
 from fedekd.errors import FedekdError
-from fedekd.flower.demo import _wait
-from fedekd.flower.processes import Child, stopping
+from fedekd.flower.supervise.demo import wait_for_server
+from fedekd.flower.supervise.processes import Child, stopping
 
 
 def processes(folder: Path) -> list[int]:
@@ -61,11 +61,11 @@ def test_a_site_may_end_before_the_server_does(tmp_path: Path) -> None:
         return one
 
     server = child("server", "import time; time.sleep(2)")
-    _wait([server, ended("north", "")], print)
+    wait_for_server([server, ended("north", "")], print)
     assert server.code == 0
     server = child("server", "import time; time.sleep(60)")
     with stopping([server]), pytest.raises(FedekdError, match="site south ended: no room"):
-        _wait([server, ended("south", "import sys; sys.exit('no room')")], print)
+        wait_for_server([server, ended("south", "import sys; sys.exit('no room')")], print)
 
 
 def test_an_interrupted_demo_leaves_nothing_behind(folder: Path) -> None:

@@ -11,7 +11,7 @@ pytest.importorskip("opacus", reason="Opacus is not installed: pip install 'fede
 
 from opacus.accountants import RDPAccountant
 
-from fedekd.flower.processes import stop
+from fedekd.flower.supervise.processes import stop
 
 EPSILON, DELTA = 30.0, 1e-3
 

@@ -15,8 +15,8 @@ from village import TINY, Hand, federate, make_server, parts, schema_of, simulat
 
 from fedekd import methods
 from fedekd.exchange import exchanges
-from fedekd.flower import wire
-from fedekd.flower.visits import visits
+from fedekd.flower.protocol import wire
+from fedekd.flower.protocol.visits import visits
 
 TRAINED = [name for name, method in methods.known().items() if method.roles]
 TOYS = [f"toys:{toy.__name__}" for toy in toys.TOYS]
@@ -52,7 +52,7 @@ def same_as_simulated(tmp_path, dataset, atol=1e-5, sites=3, **given):
             alike(ours[what], theirs[what], atol, f"{client.name} {what}")
         assert by_name[client.name]["value"] == pytest.approx(client.score(), abs=1e-6)
         assert by_name[client.name]["n"] == len(client.rows["train"])
-    layouts = sum(len(wire._layouts(reply)) for _, kind, reply in post.sent if kind == "visit")
+    layouts = sum(len(wire.layouts_text(reply)) for _, kind, reply in post.sent if kind == "visit")
     return report, engine, layouts
 
 

@@ -16,8 +16,8 @@ from village import schema_of
 
 from fedekd.engines.client import Client
 from fedekd.errors import FedekdError
-from fedekd.flower.privacy import PrivateClient
-from fedekd.flower.site_data import of_site
+from fedekd.flower.protocol.rows import of_site
+from fedekd.flower.site.privacy import PrivateClient
 from fedekd.methods.base import Exchange, Train
 
 
@@ -58,8 +58,8 @@ def test_gradients_of_a_sent_model_are_refused(tmp_path, digits, monkeypatch):
 @pytest.mark.parametrize("method", ["Body", "Into", "Each", "Twice", "Seldom", "Unpartial", "SentAsWell", "CopyIn"])
 def test_what_is_made_from_protected_models_alone_may_go(tmp_path, digits, method):
     one = client(tmp_path / "a", digits, f"toys:{method}")
-    assert not one.exposed & one.shared
-    assert not one._reads_more(trains(one, 1 if method == "Seldom" else 0))
+    assert not one.exposure.roles & one.shared
+    assert not one.exposure.reads_more(trains(one, 1 if method == "Seldom" else 0))
 
 
 def all_rounds(one, rounds=2):
@@ -83,7 +83,7 @@ def test_class_counts_do_not_leak(tmp_path, digits, method, monkeypatch):
     """The same gradients and another distribution of labels: only the counts could tell."""
     pair = [client(tmp_path / name / "a", digits, f"toys:{method}", BARE) for name in "ab"]
     pair[1].counts = pair[1].counts.flip(0)
-    monkeypatch.setattr(PrivateClient, "_seed", lambda self, step, round, again=0: bytes([round] * 32))
+    monkeypatch.setattr(PrivateClient, "noise_key", lambda self, step, round, again=0: bytes([round] * 32))
     for one in pair:
         one.budget.noise = 0.1
     ours, theirs = map(all_rounds, pair)
@@ -133,7 +133,7 @@ def test_steps_of_their_own_length_are_paid_for(tmp_path, digits):
 
 def test_two_trainings_of_a_round_do_not_share_their_noise(tmp_path, digits):
     one = client(tmp_path / "a", digits)
-    assert one._seed(trains(one), 0, 0) != one._seed(trains(one), 0, 1)
+    assert one.noise_key(trains(one), 0, 0) != one.noise_key(trains(one), 0, 1)
 
 
 def with_public(folder, dataset, method):
@@ -170,8 +170,8 @@ def test_a_site_with_privacy_does_not_join_for_what_is_not_protected(tmp_path, d
     from test_equality import place
     from village import federate
 
-    from fedekd.flower.post import TooFew
-    from fedekd.flower.site_file import Privacy
+    from fedekd.flower.server.conversation import TooFew
+    from fedekd.flower.settings import Privacy
 
     server, sites = place(tmp_path, digits, "toys:Prototypes", deadline=0.2)
     with pytest.raises(TooFew):

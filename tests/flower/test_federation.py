@@ -14,8 +14,8 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd
 
 from recorder import Recorder
 
-from fedekd.flower.schema import Schema
-from fedekd.flower.site_file import read_site
+from fedekd.flower.protocol.schema import Schema
+from fedekd.flower.settings import read_site
 
 if TYPE_CHECKING:
     from town import Town
@@ -101,7 +101,7 @@ def test_kills_cost_no_finished_round(town) -> None:
     here.wait(lambda: "visit 1 of 3" in here.log(), 150, "first visit")
     here.kill("south", "")
     here.child("south").process.kill()
-    here.kill("server", "fedekd.flower.superlink")
+    here.kill("server", "launch\0superlink")
     here.wait(lambda: here.child("south").code is not None, 20, "end of a killed site")
     here.start("south")
     report = here.finish(420)

@@ -23,11 +23,10 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from fedekd.cli import main
-from fedekd.flower import keys
-from fedekd.flower.keys import make_authority, make_server_certificate, read_node_key, read_public_key
-from fedekd.flower.server_certificate import local_address
-from fedekd.flower.server_file import read_server
-from fedekd.flower.site_file import read_site
+from fedekd.flower.settings import read_server, read_site
+from fedekd.flower.setup import certificates
+from fedekd.flower.setup.certificates import local_address, make_authority, make_server_certificate
+from fedekd.flower.setup.keys import read_node_key, read_public_key
 
 SITE = ["--server", "a:1", "--data", "digits"]
 
@@ -186,7 +185,7 @@ def own(tmp_path: Path) -> Path:
     (tmp_path / "encrypted.key").write_bytes(locked)
     (tmp_path / "told.crt").write_bytes("Universitätsklinikum\n".encode() + authority[0].read_bytes())
     signer = load_pem_private_key(authority[1].read_bytes(), None)
-    good, now = keys.read_certificate(certificate), datetime.now(UTC)
+    good, now = certificates.read_certificate(certificate), datetime.now(UTC)
     for name, end, extensions in (
         ("nameless.crt", now + timedelta(1), ()),
         ("late.crt", now - timedelta(1), good.extensions),

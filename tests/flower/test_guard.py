@@ -1,4 +1,4 @@
-"""Whatever made a letter, only what the site allows leaves."""
+"""Whatever made a payload, only what the site allows leaves."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from village import federate, make_server, schema_of, write_sites
 pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
 
 from fedekd.errors import FedekdError
-from fedekd.flower import site as site_work
-from fedekd.flower.codes import Code, Failed
-from fedekd.flower.guard import apart, guarded
-from fedekd.flower.post import TooFew
-from fedekd.flower.site_file import Privacy
-from fedekd.flower.wire import Letter, Packed
+from fedekd.flower.protocol.codes import Failed, StatusCode
+from fedekd.flower.protocol.wire import Packed, Payload
+from fedekd.flower.server.conversation import TooFew
+from fedekd.flower.settings import Privacy
+from fedekd.flower.site import handlers
+from fedekd.flower.site.guard import apart, guarded
 
 
 def made(tmp_path, digits, **given):
@@ -26,25 +26,25 @@ def made(tmp_path, digits, **given):
 
 def test_models_and_words_that_a_site_keeps_do_not_leave(tmp_path, digits):
     site = made(tmp_path, digits, leave=("proxy",), share=("n",))
-    fine = Letter({"code": 0, "name": "alder", "n": 3}, {"proxy": Packed("none", {})})
+    fine = Payload({"code": 0, "name": "alder", "n": 3}, {"proxy": Packed("none", {})})
     assert guarded(site, fine) is fine
-    for letter in (
-        Letter({}, {"private": Packed("none", {})}),
-        Letter({"delta": 0.1}),
-        Letter({"metric": "accuracy"}),
-        Letter({"privacy": "{}"}),
-        Letter({"error": "KeyError: 'Miller, John'"}),
+    for payload in (
+        Payload({}, {"private": Packed("none", {})}),
+        Payload({"delta": 0.1}),
+        Payload({"metric": "accuracy"}),
+        Payload({"privacy": "{}"}),
+        Payload({"error": "KeyError: 'Miller, John'"}),
     ):
         with pytest.raises(Failed, match="was not sent"):
-            guarded(site, letter)
+            guarded(site, payload)
     private = made(tmp_path / "other", digits, share=(), dp=Privacy(epsilon=1.0))
-    assert guarded(private, Letter({"privacy": "{}"}))
+    assert guarded(private, Payload({"privacy": "{}"}))
 
 
 def test_the_site_asks_the_guard(tmp_path, digits, monkeypatch):
     site = made(tmp_path, digits)
-    monkeypatch.setattr(site_work, "join", lambda *_: Letter({"secret": "Miller, John"}))
-    assert site_work.answer(site, "join", Letter({})).words == {"code": int(Code.FAULT), "name": "alder"}
+    monkeypatch.setattr(handlers, "join", lambda *_: Payload({"secret": "Miller, John"}))
+    assert handlers.answer(site, "join", Payload({})).words == {"code": int(StatusCode.FAULT), "name": "alder"}
 
 
 def test_roles_that_share_weights_are_refused():

@@ -14,7 +14,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd
 
 from fedekd.cli import main
 from fedekd.errors import FedekdError
-from fedekd.flower import keys
+from fedekd.flower.setup import certificates, keys
 
 
 def mode(path: Path) -> int:
@@ -52,15 +52,15 @@ def shake_hands(ca: Path, host: str, port: int) -> None:
 
 @pytest.mark.parametrize("host", ["fed.example.org", "127.0.0.1", "::1"])
 def test_a_certificate_is_accepted_for_its_hosts(tmp_path: Path, host: str) -> None:
-    authority = keys.make_authority(tmp_path)
-    pair = keys.make_server_certificate(tmp_path, authority, ["fed.example.org", "127.0.0.1", "::1"])
+    authority = certificates.make_authority(tmp_path)
+    pair = certificates.make_server_certificate(tmp_path, authority, ["fed.example.org", "127.0.0.1", "::1"])
     with answering(*pair) as port:
         shake_hands(authority[0], host, port)
 
 
 def test_a_certificate_is_refused_for_another_host_and_by_another_authority(tmp_path: Path) -> None:
-    authority, other = keys.make_authority(tmp_path / "a"), keys.make_authority(tmp_path / "b")
-    pair = keys.make_server_certificate(tmp_path, authority, ["fed.example.org"])
+    authority, other = certificates.make_authority(tmp_path / "a"), certificates.make_authority(tmp_path / "b")
+    pair = certificates.make_server_certificate(tmp_path, authority, ["fed.example.org"])
     with answering(*pair) as port, pytest.raises(ssl.SSLCertVerificationError, match=r"(?i)hostname mismatch"):
         shake_hands(authority[0], "evil.example.org", port)
     with answering(*pair) as port, pytest.raises(ssl.SSLCertVerificationError):
@@ -70,8 +70,8 @@ def test_a_certificate_is_refused_for_another_host_and_by_another_authority(tmp_
 def test_private_files_are_for_their_owner_alone(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        authority = keys.make_authority(tmp_path)
-        server = keys.make_server_certificate(tmp_path, authority, ["localhost"])
+        authority = certificates.make_authority(tmp_path)
+        server = certificates.make_server_certificate(tmp_path, authority, ["localhost"])
         public = keys.make_node_key(tmp_path / "north")
     finally:
         os.umask(before)
@@ -138,7 +138,7 @@ def test_a_folder_of_keys_names_what_cannot_be_read(tmp_path: Path) -> None:
 def test_what_is_no_key_is_said_to_be_none(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "key"
     path.write_bytes(content)
-    for read in (keys.read_node_key, keys.read_public_key, keys.read_certificate):
+    for read in (keys.read_node_key, keys.read_public_key, certificates.read_certificate):
         with pytest.raises(FedekdError, match="is not"):
             read(path)
     with pytest.raises(FedekdError, match="cannot read"):

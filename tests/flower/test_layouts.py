@@ -17,15 +17,15 @@ from village import TINY, Hand, federate, make_server, nowhere, schema_of, state
 from fedekd import methods
 from fedekd.engines.job import Job
 from fedekd.errors import FedekdError
-from fedekd.flower import layouts, uploads
-from fedekd.flower import site as site_work
-from fedekd.flower.codes import Code
-from fedekd.flower.post import TooFew
-from fedekd.flower.rounds import Rounds
-from fedekd.flower.site_data import of_server
-from fedekd.flower.terms import Terms
-from fedekd.flower.visits import called
-from fedekd.flower.wire import Letter, Packed
+from fedekd.flower.protocol import layouts, uploads
+from fedekd.flower.protocol.codes import StatusCode
+from fedekd.flower.protocol.rows import of_server
+from fedekd.flower.protocol.terms import Terms
+from fedekd.flower.protocol.visits import called
+from fedekd.flower.protocol.wire import Packed, Payload
+from fedekd.flower.server.conversation import TooFew
+from fedekd.flower.server.rounds import Rounds
+from fedekd.flower.site import trainer
 from fedekd.methods import Exchange
 from fedekd.parts import Head
 
@@ -71,9 +71,9 @@ def test_what_cannot_be_sent_is_said_in_a_line(tmp_path, digits, method, reason)
     assert "\n" not in str(raised.value)
 
 
-def changed(reply: Letter, change) -> Letter:
+def changed(reply: Payload, change) -> Payload:
     packed = reply.models["prototypes"]
-    return Letter(reply.words, {"prototypes": Packed(packed.how, change(dict(packed.arrays)), packed.scales)})
+    return Payload(reply.words, {"prototypes": Packed(packed.how, change(dict(packed.arrays)), packed.scales)})
 
 
 @pytest.mark.parametrize(
@@ -115,19 +115,17 @@ def test_a_site_bounds_an_answer_of_which_it_knows_nothing(arrays, reason):
 def test_a_bad_answer_changes_nothing_at_the_site(tmp_path, digits, caplog):
     server, sites = place(tmp_path, digits, "toys:Twice")
     rounds = Rounds(replace(server, deadline=0.2), schema_of(digits), Hand(sites), 3)
-    rounds.began = 0.0
-    rounds._gather(first=True)
-    rounds._visit(rounds.visits[0])
+    rounds.step()
     before = state_of(sites[0])["client"]["models"]["private"]
     good = rounds.answers["control"]
     rounds.answers["control"] = {name: t * float("nan") for name, t in good.items()}
     with pytest.raises(TooFew):
-        rounds._visit(rounds.visits[1])
+        rounds.visit(rounds.visits[1])
     assert "the server's answer for what the method calls 'control' cannot be used" in caplog.text
     after = state_of(sites[0])["client"]["models"]["private"]
     assert all(torch.equal(w, after[name]) for name, w in before.items()), "not even the model that came with it"
     rounds.answers["control"] = good
-    rounds._visit(rounds.visits[1])
+    rounds.visit(rounds.visits[1])
 
 
 @pytest.mark.parametrize("leave", [("proxy",), ("private",), ("control",)])
@@ -162,15 +160,14 @@ def test_an_upload_that_turns_out_otherwise_does_not_leave(tmp_path, digits, mon
     server, sites = place(tmp_path, digits, "toys:Prototypes")
     post = Hand(sites)
     rounds = Rounds(replace(server, deadline=0.2), schema_of(digits), post, 3)
-    rounds.began = 0.0
-    rounds._gather(first=True)
-    own = site_work.Client.upload
+    rounds.gather()
+    own = trainer.Client.upload
     monkeypatch.setattr(
-        site_work.Client, "upload", lambda self, step, round: {**own(self, step, round), "x": self.data.x[:3]}
+        trainer.Client, "upload", lambda self, step, round: {**own(self, step, round), "x": self.data.x[:3]}
     )
     with pytest.raises(TooFew):
-        rounds._visit(rounds.visits[0])
-    assert {reply.words["code"] for _, kind, reply in post.sent if kind == "visit"} == {Code.TRAINING}
+        rounds.visit(rounds.visits[0])
+    assert {reply.words["code"] for _, kind, reply in post.sent if kind == "visit"} == {StatusCode.TRAINING}
     assert all(not reply.models for _, _, reply in post.sent)
 
 
@@ -202,11 +199,10 @@ def test_one_that_was_away_gets_every_newest_answer(tmp_path, digits, method, co
     server, sites = place(tmp_path, digits, method, rounds=4, epochs=1, deadline=0.2, compression=compression)
     post = Hand(sites)
     rounds = Rounds(server, schema_of(digits), post, 3)
-    rounds.began = 0.0
-    rounds._gather(first=True)
+    rounds.gather()
     for visit in rounds.visits:
         post.asleep = {"birch"} if visit.number in (1, 2) else set()
-        rounds._visit(visit)
+        rounds.visit(visit)
     assert [("birch" in names) for names in rounds.report()["counted"]] == [True, False, False, True, True]
     assert rounds.report()["refused"] == []
     received = state_of(sites[1])["client"]["received"]
@@ -220,7 +216,7 @@ def test_a_server_that_goes_on_knows_all_answers(tmp_path, digits):
 
     def spoil(name, kind, reply):
         count.append(kind)
-        return Letter({"code": 4, "name": name}) if count.count("visit") > 3 else reply
+        return Payload({"code": 4, "name": name}) if count.count("visit") > 3 else reply
 
     ends = []
     for folder, post in ((tmp_path / "whole", Hand), (tmp_path / "broken", lambda sites: Hand(sites, spoil))):

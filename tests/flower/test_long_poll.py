@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fedekd.flower import long_poll
-from fedekd.flower.long_poll import QUESTION, LongPoll
+from fedekd.flower.server import middleware
+from fedekd.flower.server.middleware import QUESTION, LongPoll
 
 
 class Post:
@@ -59,7 +59,7 @@ class Call:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_poll, "LOOK", 0.01)
+    monkeypatch.setattr(middleware, "LOOK", 0.01)
 
 
 async def settle() -> None:
@@ -100,7 +100,7 @@ def test_one_that_hung_up_takes_no_message(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_waiting_ends_with_the_empty_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_poll, "HOLD", 0.05)
+    monkeypatch.setattr(middleware, "HOLD", 0.05)
 
     async def story() -> None:
         question = Call(LongPoll(Post()), QUESTION)

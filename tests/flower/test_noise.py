@@ -11,7 +11,7 @@ pytest.importorskip("opacus", reason="pip install 'fedekd[dp]'")
 
 from scipy import stats
 
-from fedekd.flower.noise import Chance, NoisyOptimizer
+from fedekd.flower.site.dp_sgd import KeyedRandom, NoisyOptimizer
 
 KEY = bytes(range(32))
 
@@ -22,13 +22,13 @@ def flipped(place):
 
 def test_every_byte_of_the_key_counts():
     """A torch generator on a CPU takes 32 bits of its seed, which can all be tried."""
-    first = Chance(KEY).normal(4)
-    assert np.array_equal(first, Chance(KEY).normal(4))
-    assert all(not np.isclose(first, Chance(flipped(place)).normal(4)).any() for place in range(32))
+    first = KeyedRandom(KEY).normal(4)
+    assert np.array_equal(first, KeyedRandom(KEY).normal(4))
+    assert all(not np.isclose(first, KeyedRandom(flipped(place)).normal(4)).any() for place in range(32))
 
 
 def test_the_numbers_are_uniform_and_normal():
-    chance = Chance(KEY)
+    chance = KeyedRandom(KEY)
     uniform, normal = chance.uniform(300, 100), chance.normal(300, 100)
     assert uniform.min() >= 0
     assert uniform.max() < 1
@@ -42,7 +42,7 @@ def moved(of_rows, rest=(), noise=0.0, clip=1.0, expected=4):
     """How one step of plain descent changes weights of the shapes that ``of_rows`` has."""
     weights = [torch.zeros(g.shape[1:], requires_grad=True) for g in of_rows]
     optimizer = NoisyOptimizer(
-        torch.optim.SGD(weights, lr=1.0), Chance(KEY),
+        torch.optim.SGD(weights, lr=1.0), KeyedRandom(KEY),
         noise_multiplier=noise, max_grad_norm=clip, expected_batch_size=expected,
     )  # fmt: skip
     optimizer.take(of_rows, rest)

@@ -10,18 +10,18 @@ import pytest
 
 pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
 
-from test_site import code, letter
+from test_site import code, payload
 from village import federate, make_server, write_sites
 
 from fedekd.cli import main
 from fedekd.export.export import export
 from fedekd.export.predict import predict
-from fedekd.flower.codes import Code
-from fedekd.flower.init import init_site
-from fedekd.flower.schema import Schema
-from fedekd.flower.site import answer
-from fedekd.flower.site_data import of_site
-from fedekd.flower.site_file import Privacy
+from fedekd.flower.protocol.codes import StatusCode
+from fedekd.flower.protocol.rows import of_site
+from fedekd.flower.protocol.schema import Schema
+from fedekd.flower.settings import Privacy
+from fedekd.flower.setup.init import init_site
+from fedekd.flower.site.handlers import answer
 
 
 def bare(dataset):
@@ -52,7 +52,7 @@ def test_a_handed_over_model_has_the_sites_own_scaling(tmp_path, diabetes):
 
 def test_own_scaling_would_carry_rows_past_the_noise(tmp_path, diabetes, caplog):
     (site,) = write_sites(tmp_path, bare(diabetes), dp=Privacy(epsilon=8.0, delta=1e-4))[:1]
-    assert code(answer(site, "join", letter(make_server(tmp_path), Schema.of(bare(diabetes))))) == Code.DATA
+    assert code(answer(site, "join", payload(make_server(tmp_path), Schema.of(bare(diabetes))))) == StatusCode.DATA
     assert "[dp] needs a schema that gives the scaling" in caplog.text
 
 

@@ -13,25 +13,25 @@ pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
 
 from fedekd.engines.schedule import participants
 from fedekd.errors import FedekdError
-from fedekd.flower import site as site_work
-from fedekd.flower.codes import Code
-from fedekd.flower.rounds import Rounds
-from fedekd.flower.server_file import read_server
-from fedekd.flower.wire import Letter
+from fedekd.flower.protocol.codes import StatusCode
+from fedekd.flower.protocol.wire import Payload
+from fedekd.flower.server.rounds import Rounds
+from fedekd.flower.settings import read_server
+from fedekd.flower.site import handlers
 
 NAMES = ("alder", "birch", "cedar", "elm")
 
 
 class Listening(Hand):
-    """Keeps the letters that sites are sent."""
+    """Keeps the payloads that sites are sent."""
 
     def __init__(self, sites, spoil=None):
         super().__init__(sites, spoil)
-        self.letters = []
+        self.payloads = []
 
-    def send(self, node, kind, letter):
-        self.letters += [(self.sites[node].name, letter)] if kind == "visit" else []
-        super().send(node, kind, letter)
+    def send(self, node, kind, payload):
+        self.payloads += [(self.sites[node].name, payload)] if kind == "visit" else []
+        super().send(node, kind, payload)
 
 
 @pytest.mark.parametrize("compression", ["none", "int8"])
@@ -45,17 +45,17 @@ def test_who_is_asked_for_what(tmp_path, digits, compression):
     assert report["refused"] == []
     newest = 0
     for number in range(5):
-        asked = {name: letter for name, letter in post.letters if letter.words["visit"] == number}
+        asked = {name: payload for name, payload in post.payloads if payload.words["visit"] == number}
         here = (drawn[number - 1] if number else set()) | (drawn[number] if number < 4 else set())
         assert set(asked) == (here if number < 4 else set(NAMES))
-        for name, letter in asked.items():
+        for name, payload in asked.items():
             rounds = [r for r in (number - 1, number) if 0 <= r < 4 and name in drawn[r]]
-            assert letter.words["rounds"] == " ".join(map(str, rounds))
-            assert set(letter.models) == ({"proxy"} if number and rounds else set())
-            if letter.models and number > 1:
+            assert payload.words["rounds"] == " ".join(map(str, rounds))
+            assert set(payload.models) == ({"proxy"} if number and rounds else set())
+            if payload.models and number > 1:
                 there = name in drawn[number - 1] | drawn[number - 2]
                 newest += not there
-                assert letter.models["proxy"].how == (compression if there else "none")
+                assert payload.models["proxy"].how == (compression if there else "none")
     assert newest, "one was away for a round and came back"
 
 
@@ -63,14 +63,13 @@ def test_one_that_is_not_drawn_is_not_waited_for(tmp_path, digits, caplog):
     server, sites = place(tmp_path, digits, "fedavg", sites=4, rounds=4, epochs=1, participation=0.5, deadline=0.5)
     post = Hand(sites)
     rounds = Rounds(server, schema_of(digits), post, 4)
-    rounds.began = 0.0
-    rounds._gather(first=True)
+    rounds.gather()
     for visit in rounds.visits[:-1]:
         here = {NAMES[k] for r in visit.rounds for k in participants(0, r, 4, 0.5)}
         post.asleep = set(NAMES) - here
-        rounds._visit(visit)
+        rounds.visit(visit)
     post.asleep = set()
-    rounds._visit(rounds.visits[-1])
+    rounds.visit(rounds.visits[-1])
     assert "no answer" not in caplog.text
     assert all(site["answered"] for site in rounds.report()["sites"])
 
@@ -80,14 +79,11 @@ def test_a_round_is_drawn_once_though_a_site_joins(tmp_path, digits):
     post = Hand(sites)
     post.asleep = {"elm"}
     rounds = Rounds(server, schema_of(digits), post, 3)
-    rounds.began = 0.0
-    rounds._gather(first=True)
-    rounds._visit(rounds.visits[0])
+    rounds.step()
     first = rounds.progress.drawn[0]
     assert first == participants(0, 0, 3, 0.5)
     post.asleep = set()
-    rounds._gather(first=False)
-    rounds._visit(rounds.visits[1])
+    rounds.step()
     assert rounds.progress.drawn == {0: first, 1: participants(0, 1, 4, 0.5)}
 
 
@@ -96,10 +92,8 @@ def test_a_site_that_comes_late_takes_part_though_answers_are_for_each_site_apar
     post = Hand(sites)
     post.asleep = {"cedar"}
     rounds = Rounds(server, schema_of(digits), post, 2)
-    rounds.began = 0.0
-    for visit in rounds.visits:
-        rounds._gather(first=visit.number == 0)
-        rounds._visit(visit)
+    for _ in rounds.visits:
+        rounds.step()
         post.asleep = set()
     assert rounds.progress.refused == []
     assert rounds.progress.counted == [["alder", "birch"], *[["alder", "birch", "cedar"]] * 2]
@@ -112,16 +106,16 @@ def test_a_lost_state_is_made_good(tmp_path, digits):
     post, lost = Listening(sites), []
 
     def spoil(name, kind, reply):
-        if kind == "visit" and reply.words["code"] == 0 and not lost and len(post.letters) > 4:
+        if kind == "visit" and reply.words["code"] == 0 and not lost and len(post.payloads) > 4:
             lost.append(name)
-            return Letter({"code": int(Code.BEHIND), "name": name})
+            return Payload({"code": int(StatusCode.BEHIND), "name": name})
         return reply
 
     post.spoil = spoil
     _, report = federate(server, schema_of(digits), sites, post)
     assert report["complete"]
-    again = [letter for name, letter in post.letters if name == lost[0] and letter.words["visit"] == 1]
-    assert [{packed.how for packed in letter.models.values()} for letter in again][-1] == {"none"}
+    again = [payload for name, payload in post.payloads if name == lost[0] and payload.words["visit"] == 1]
+    assert [{packed.how for packed in payload.models.values()} for payload in again][-1] == {"none"}
     assert set(again[-1].models) == {"private", "control"}
 
 
@@ -130,10 +124,9 @@ def test_rounds_that_a_visit_does_not_have(tmp_path, digits, rounds):
     server, sites = place(tmp_path, digits, "fedavg", participation=0.5, min_sites=1, epochs=1)
     post = Hand(sites)
     made = Rounds(server, schema_of(digits), post, 3)
-    made.began = 0.0
-    made._gather(first=True)
+    made.gather()
     words = {"federation": made.progress.federation, "visit": 0, "number": 0, "rounds": rounds}
-    assert site_work.answer(sites[0], "visit", Letter(words)).words["code"] == Code.REFUSED
+    assert handlers.answer(sites[0], "visit", Payload(words)).words["code"] == StatusCode.REFUSED
 
 
 def test_a_site_that_takes_no_part_keeps_its_models_and_is_asked_how_it_does(tmp_path, digits):
@@ -155,11 +148,10 @@ def test_too_few_are_drawn(tmp_path, digits):
 
 @pytest.mark.parametrize("value", [0, -0.5, 1.5])
 def test_a_share_that_is_none(tmp_path, digits, value):
-    from fedekd.flower import toml_file
-    from fedekd.flower.server_file import Server
+    from fedekd.flower.settings import ServerSettings, toml_text
 
     needed = {"address": "a:1", "ca": "c", "certificate": "c", "key": "k", "nodes": "n", "state": "s"}
-    (tmp_path / "server.toml").write_text(toml_file.text(Server, "A file.", {**needed, "participation": value}))
+    (tmp_path / "server.toml").write_text(toml_text(ServerSettings, "A file.", {**needed, "participation": value}))
     with pytest.raises(FedekdError, match="participation must be above 0 and at most 1"):
         read_server(tmp_path / "server.toml")
     server, sites = place(tmp_path, digits, "fedavg")

@@ -18,11 +18,11 @@ from opacus.grad_sample import GradSampleModule
 
 from fedekd.engines.client import Client
 from fedekd.errors import FedekdError
-from fedekd.flower import noise
-from fedekd.flower.post import TooFew
-from fedekd.flower.rounds import Rounds
-from fedekd.flower.site_data import of_site
-from fedekd.flower.site_file import Privacy
+from fedekd.flower.protocol.rows import of_site
+from fedekd.flower.server.conversation import TooFew
+from fedekd.flower.server.rounds import Rounds
+from fedekd.flower.settings import Privacy
+from fedekd.flower.site import dp_sgd
 from fedekd.methods.base import Train
 
 
@@ -55,7 +55,7 @@ def test_no_part_of_the_seed_can_be_left_out(tmp_path, digits, monkeypatch):
     for byte in (None, 0, 7, 8, 31):
         seed = bytes(k == byte for k in range(32))
         one.models["proxy"].load_state_dict(start)
-        one._train_privately(trains(one), 0, seed)
+        one.train_with_noise(trains(one), 0, seed)
         found.append(one.weights("proxy"))
     assert not any(equal(a, b) for k, a in enumerate(found) for b in found[:k])
 
@@ -76,7 +76,7 @@ def test_dropout_is_repeated_too(tmp_path, digits):
 def test_rows_are_drawn_as_the_accounting_assumes(tmp_path, digits, monkeypatch):
     """Each row on its own, in as many steps as are paid for, also in those that draw nobody."""
     sizes, draws = [], []
-    take, uniform = noise.NoisyOptimizer.take, noise.Chance.uniform
+    take, uniform = dp_sgd.NoisyOptimizer.take, dp_sgd.KeyedRandom.uniform
 
     def counted(self, of_rows, rest):
         sizes.append(len(of_rows[0]))
@@ -87,8 +87,8 @@ def test_rows_are_drawn_as_the_accounting_assumes(tmp_path, digits, monkeypatch)
         draws.append(found)
         return found
 
-    monkeypatch.setattr(noise.NoisyOptimizer, "take", counted)
-    monkeypatch.setattr(noise.Chance, "uniform", seen)
+    monkeypatch.setattr(dp_sgd.NoisyOptimizer, "take", counted)
+    monkeypatch.setattr(dp_sgd.KeyedRandom, "uniform", seen)
     one = client(tmp_path / "a", digits, batch_size=2, epochs=3)
     rows = len(one.rows["train"])
     for round in range(2):
@@ -201,7 +201,7 @@ def test_noise_is_not_used_again_for_other_inputs(tmp_path, digits, what):
         for w in pair[1].received["private"].values():
             w.add_(0.01)
     step = trains(pair[0])
-    assert pair[0]._seed(step, 0) == pair[0]._seed(step, 0) != pair[1]._seed(step, 0)
+    assert pair[0].noise_key(step, 0) == pair[0].noise_key(step, 0) != pair[1].noise_key(step, 0)
 
 
 def test_a_model_without_gradients_row_by_row_is_refused_before_the_first_visit(tmp_path, digits):
@@ -272,12 +272,10 @@ def test_privacy_does_not_begin_or_end_in_the_middle(tmp_path, digits, first):
     sites = write_sites(tmp_path, digits, dp=first)
     post = Hand(sites)
     rounds = Rounds(make_server(tmp_path, batch_size=100, deadline=0.2), schema_of(digits), post, 3)
-    rounds.began = 0.0
-    rounds._gather(first=True)
-    rounds._visit(rounds.visits[0])
+    rounds.step()
     other = None if first else Privacy(epsilon=20.0, delta=1e-3)
     post.sites = {node: replace(site, dp=other) for node, site in post.sites.items()}
     with pytest.raises(TooFew, match="0 of at least 2"):
-        rounds._visit(rounds.visits[1])
+        rounds.visit(rounds.visits[1])
     post.sites = {node: replace(site, dp=first) for node, site in post.sites.items()}
-    rounds._visit(rounds.visits[1])
+    rounds.visit(rounds.visits[1])

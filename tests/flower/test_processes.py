@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedekd.errors import FedekdError
-from fedekd.flower.processes import Child, alone
+from fedekd.flower.supervise.processes import Child, alone
 
 
 def test_two_supervisors_do_not_share_a_state(tmp_path: Path) -> None:

@@ -12,12 +12,11 @@ from village import Hand, federate, make_server, schema_of, state_of
 pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
 
 from fedekd.errors import FedekdError
-from fedekd.flower.codes import Code
-from fedekd.flower.post import TooFew
-from fedekd.flower.public import check_public, read_public
-from fedekd.flower.rounds import Rounds
-from fedekd.flower.server_file import check_method
-from fedekd.flower.site_data import joined, of_server, of_site
+from fedekd.flower.protocol.codes import StatusCode
+from fedekd.flower.protocol.rows import check_public, joined, of_server, of_site, read_public
+from fedekd.flower.server.conversation import TooFew
+from fedekd.flower.server.rounds import Rounds
+from fedekd.flower.setup.check import check_method
 
 
 def written(path, dataset, rows, **more):
@@ -56,7 +55,7 @@ def test_rows_without_labels(tmp_path, digits):
 
 def test_a_table_comes_in_the_schemas_columns(tmp_path):
     from fedekd.data import load_dataset
-    from fedekd.flower.schema import Schema
+    from fedekd.flower.protocol.schema import Schema
 
     lines = ["age,sex,outcome", *(f"{20 + k},{'mf'[k % 2]},{'ny'[k % 3 > 0]}" for k in range(20))]
     (tmp_path / "all.csv").write_text("\n".join(lines))
@@ -93,7 +92,7 @@ def test_a_site_with_other_rows_stays_out(tmp_path, digits, caplog):
     assert [site["name"] for site in report["sites"]] == ["alder", "cedar"]
     assert f"the public rows in {other} are not the server's" in caplog.text
     (reply,) = [reply for name, _, reply in post.sent if name == "birch"]
-    assert reply.words == {"code": int(Code.DATA), "name": "birch"}
+    assert reply.words == {"code": int(StatusCode.DATA), "name": "birch"}
     assert len(state_of(sites[0])["client"]["received"]["logits"]["out"]) == 20
 
 
@@ -117,7 +116,7 @@ def test_rows_that_change_in_the_middle_are_noticed(tmp_path, digits):
 
     _, report = federate(server, schema_of(digits), sites, Hand(sites, spoil))
     assert [("birch" in names) for names in report["counted"]] == [True, False, False]
-    assert {r["reason"] for r in report["refused"]} == {Code.DATA.meaning}
+    assert {r["reason"] for r in report["refused"]} == {StatusCode.DATA.meaning}
 
 
 def test_a_server_without_the_rows_that_its_method_needs(tmp_path, digits):

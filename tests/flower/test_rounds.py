@@ -18,11 +18,10 @@ pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
 from rich.console import Console
 
 from fedekd.errors import FedekdError
-from fedekd.flower.post import TooFew
-from fedekd.flower.rounds import Rounds
-from fedekd.flower.wire import Letter, Packed
-from fedekd.report.federation import print_report
-from fedekd.runs.federation_report import read_report
+from fedekd.flower.protocol.wire import Packed, Payload
+from fedekd.flower.server.conversation import TooFew
+from fedekd.flower.server.rounds import Rounds
+from fedekd.runs.federation_report import print_report, read_report
 
 
 @pytest.fixture
@@ -31,9 +30,9 @@ def place(tmp_path, digits):
     return schema_of(digits), write_sites(tmp_path, digits), lambda **given: make_server(tmp_path, epochs=1, **given)
 
 
-def altered(reply: Letter, change) -> Letter:
+def altered(reply: Payload, change) -> Payload:
     ((role, packed),) = reply.models.items()
-    return Letter(reply.words, {role: Packed(packed.how, change(dict(packed.arrays)), packed.scales)})
+    return Payload(reply.words, {role: Packed(packed.how, change(dict(packed.arrays)), packed.scales)})
 
 
 def with_nan(arrays):
@@ -120,7 +119,7 @@ def test_a_name_cannot_write_into_the_log(place, caplog):
     bad = "birch\nvisit 9 of 9: all is well\x1b[2J"
 
     def spoil(name, kind, reply):
-        return Letter({"code": 1, "name": bad}) if name == "birch" else reply
+        return Payload({"code": 1, "name": bad}) if name == "birch" else reply
 
     federate(server(rounds=1), schema, sites, Hand(sites, spoil))
     assert "node 1001 cannot join" in caplog.text
@@ -160,10 +159,9 @@ def test_a_missing_site_blocks_nobody_and_catches_up(place, compression):
     rounds = Rounds(server(rounds=4, deadline=0.2, compression=compression), schema, post, 3)
     for visit in rounds.visits:
         if visit.number == 0:
-            rounds.began = 0.0
-            rounds._gather(first=True)
+            rounds.gather()
         post.asleep = {"birch"} if visit.number in (1, 2) else set()
-        rounds._visit(visit)
+        rounds.visit(visit)
     report = rounds.report()
     assert [("birch" in names) for names in report["counted"]] == [True, False, False, True, True]
     birch = next(site for site in report["sites"] if site["name"] == "birch")
@@ -176,12 +174,10 @@ def test_a_site_that_is_gone_for_good_costs_one_deadline(place, caplog):
     schema, sites, server = place
     post = Hand(sites)
     rounds = Rounds(server(rounds=4, deadline=0.2), schema, post, 3)
-    rounds.began = 0.0
-    rounds._gather(first=True)
-    rounds._visit(rounds.visits[0])
+    rounds.step()
     post.asleep = {"cedar"}
     for visit in rounds.visits[1:]:
-        rounds._visit(visit)
+        rounds.visit(visit)
     assert [r.message for r in caplog.records if "no answer" in r.message] == [
         "visit 2 of 5: no answer within 0.2 s from cedar"
     ]
@@ -195,7 +191,7 @@ def test_too_few_stop_the_run_and_it_goes_on_later(place):
     def spoil(name, kind, reply):
         if kind == "visit":
             count.append(name)
-        return Letter({"code": 4, "name": name}) if len(count) > 3 else reply
+        return Payload({"code": 4, "name": name}) if len(count) > 3 else reply
 
     with pytest.raises(TooFew, match="visit 2 of 3 failed: 0 of at least 2 sites"):
         federate(server(method="feddyn"), schema, sites, Hand(sites, spoil))
@@ -257,9 +253,7 @@ def begun(place, **settings):
     schema, sites, server = place
     post = Hand(sites)
     rounds = Rounds(server(rounds=3, deadline=0.2, **settings), schema, post, 3)
-    rounds.began = 0.0
-    rounds._gather(first=True)
-    rounds._visit(rounds.visits[0])
+    rounds.step()
     post.sites[2001] = replace(sites[1], state=sites[1].state.with_name("new"))
     return rounds, post
 
@@ -269,9 +263,8 @@ def test_a_new_key_has_the_name_and_number_of_the_one_it_replaces(place, compres
     rounds, post = begun(place, compression=compression)
     numbers = dict(rounds.progress.roster.numbers)
     post.revoked = {1001}
-    for visit in rounds.visits[1:]:
-        rounds._gather(first=False)
-        rounds._visit(visit)
+    for _ in rounds.visits[1:]:
+        rounds.step()
     report = rounds.report()
     assert report["counted"] == [["alder", "birch", "cedar"]] * 4
     assert report["refused"] == []
@@ -286,16 +279,14 @@ def test_a_new_key_has_the_name_and_number_of_the_one_it_replaces(place, compres
 def test_a_name_stays_with_a_key_that_is_only_offline(place, caplog):
     rounds, post = begun(place)
     post.asleep = {1001}
-    rounds._gather(first=False)
-    rounds._visit(rounds.visits[1])
+    rounds.step()
     assert rounds.progress.roster.nodes["birch"] == 1001
     assert "turned away: the name 'birch' belongs to another key" in caplog.text
     post.revoked, post.asleep = {1001}, {2001}
-    rounds._gather(first=False)
+    rounds.gather()
     assert rounds.progress.roster.nodes["birch"] == 1001, "and nobody wants it yet"
     post.asleep = set()
-    rounds._gather(first=False)
-    rounds._visit(rounds.visits[2])
+    rounds.step()
     assert rounds.progress.roster.nodes["birch"] == 2001
     assert [("birch" in names) for names in rounds.report()["counted"]] == [True, False, True]
 
@@ -304,7 +295,7 @@ def test_a_name_that_is_free_goes_to_one_key(place):
     rounds, post = begun(place)
     post.sites[2002] = replace(post.sites[2001], state=post.sites[2001].state.with_name("newer"))
     post.revoked = {1001}
-    rounds._gather(first=False)
+    rounds.gather()
     assert rounds.progress.roster.nodes == {"alder": 1000, "birch": 2001, "cedar": 1002}
 
 
@@ -316,7 +307,7 @@ def test_a_site_with_corrupt_data_stays_out_and_only_a_code_says_so(place):
     _, report = federate(server(), schema, sites, post)
     assert report["complete"]
     assert [site["name"] for site in report["sites"]] == ["alder", "birch"]
-    (reply,) = [letter for name, _, letter in post.sent if name == "cedar"]
+    (reply,) = [payload for name, _, payload in post.sent if name == "cedar"]
     assert reply.words == {"code": 1, "name": "cedar"}
     assert reply.models == {}
 
@@ -326,14 +317,14 @@ class Weighing(Hand):
 
     up = down = 0
 
-    def send(self, node, kind, letter):
-        super().send(node, kind, letter)
-        self.down += weight(letter)
+    def send(self, node, kind, payload):
+        super().send(node, kind, payload)
+        self.down += weight(payload)
         self.up += weight(self.sent[-1][2])
 
 
-def weight(letter: Letter) -> int:
-    return sum(a.nbytes for packed in letter.models.values() for a in packed.arrays.values())
+def weight(payload: Payload) -> int:
+    return sum(a.nbytes for packed in payload.models.values() for a in packed.arrays.values())
 
 
 @pytest.mark.parametrize(("compression", "factor"), [("fp16", 2), ("int8", 4)])

@@ -10,7 +10,7 @@ pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
 
 from fedekd.engines.job import Job, Training
 from fedekd.errors import FedekdError
-from fedekd.flower.layouts import layouts
+from fedekd.flower.protocol.layouts import layouts
 from fedekd.methods import Method, Remember, Train
 
 

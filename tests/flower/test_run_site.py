@@ -15,10 +15,9 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd[flower]'")
 
 from fedekd.errors import FedekdError
-from fedekd.flower import run_site
-from fedekd.flower.addresses import free_port
-from fedekd.flower.processes import Child, command, environment
-from fedekd.flower.site_file import ENDED, Site
+from fedekd.flower.settings import ENDED, SiteSettings
+from fedekd.flower.supervise import diagnosis, run_site
+from fedekd.flower.supervise.processes import Child, command, environment, free_port
 
 NAME = "0123456789abcdef"
 UP, LOST = "INFO: SuperNode ID: 1", "WARNING: Connection attempt failed, retrying in 0.7 seconds"
@@ -28,23 +27,23 @@ END = "end"  # not said but done: the server's word that the federation is compl
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SiteSettings:
     monkeypatch.setattr(run_site, "LOOK", 0.05)
     monkeypatch.setattr(run_site, "PAUSE", 0.05)
     (tmp_path / "state" / NAME).mkdir(parents=True)
     common = {"name": "north", "server": "fed.example.org:8000", "data": "digits", "give_up": 30.0}
-    return Site(ca=tmp_path, key=tmp_path, state=tmp_path / "state", **common)
+    return SiteSettings(ca=tmp_path, key=tmp_path, state=tmp_path / "state", **common)
 
 
-class Scripted(run_site._Supervisor):
+class Scripted(run_site.SiteSupervisor):
     """Its SuperNodes say given lines and end; after the last of them there is only a server that does not answer."""
 
-    def __init__(self, site: Site, *nodes: list[str]) -> None:
+    def __init__(self, site: SiteSettings, *nodes: list[str]) -> None:
         self.said: list[str] = []
         super().__init__(site, site.state / "site.toml", "", self.said.append)
         self.nodes = iter(nodes)
 
-    def _start_node(self) -> Child:
+    def start_node(self) -> Child:
         word = shlex.quote(str(self.site.state / NAME / ENDED))
         lines = next(self.nodes, [LOST, LOST])
         log = shlex.quote(str(self.site.state / "log"))
@@ -54,7 +53,7 @@ class Scripted(run_site._Supervisor):
         steps = [told if line == END else f"echo {shlex.quote(line)}" for line in lines]
         return self._started("; ".join([*steps, "sleep 0.3", "exit 1"]))
 
-    def _start_executor(self) -> Child:
+    def start_executor(self) -> Child:
         return self._started("sleep 99")
 
     def _started(self, script: str) -> Child:
@@ -63,7 +62,7 @@ class Scripted(run_site._Supervisor):
 
 
 @pytest.mark.parametrize("nodes", [[[UP, END, LOST]], [[UP, END, REVOKED], [REFUSED], [LOST]]])
-def test_a_site_ends_with_its_server(site: Site, nodes: list[list[str]]) -> None:
+def test_a_site_ends_with_its_server(site: SiteSettings, nodes: list[list[str]]) -> None:
     supervisor = Scripted(site, *nodes)
     supervisor.run()
     assert supervisor.said.count("site north: the end") == 1, "what its log says, without the time"
@@ -77,7 +76,7 @@ def test_a_site_ends_with_its_server(site: Site, nodes: list[list[str]]) -> None
         ([[UP, END, REVOKED], *[[REFUSED]] * 9], "the server does not let this site in"),  # so it runs
     ],
 )
-def test_else_it_stays_until_it_gives_up(site: Site, nodes: list[list[str]], reason: str) -> None:
+def test_else_it_stays_until_it_gives_up(site: SiteSettings, nodes: list[list[str]], reason: str) -> None:
     with pytest.raises(FedekdError, match=f"given up: {reason}"):
         Scripted(replace(site, give_up=1.2), *nodes).run()
 
@@ -96,7 +95,7 @@ def causes(*errors: str) -> list[str]:
         (causes("[SSL: WRONG_VERSION_NUMBER] wrong version number"), "does not speak TLS"),
     ],
 )
-def test_the_first_failed_attempt_is_told_with_its_cause(site: Site, lines: list[str], reason: str) -> None:
+def test_the_first_failed_attempt_is_told_with_its_cause(site: SiteSettings, lines: list[str], reason: str) -> None:
     supervisor = Scripted(replace(site, give_up=2.0), *[lines] * 9)
     with pytest.raises(FedekdError, match="given up"):
         supervisor.run()
@@ -106,7 +105,7 @@ def test_the_first_failed_attempt_is_told_with_its_cause(site: Site, lines: list
     assert f"`fedekd site check {supervisor.file}` says more" in told[0]
 
 
-def test_a_reason_is_told_before_its_supernode_ends(site: Site) -> None:
+def test_a_reason_is_told_before_its_supernode_ends(site: SiteSettings) -> None:
     supervisor = Scripted(replace(site, give_up=1.0), [*causes("timed out"), STAY])
     with pytest.raises(FedekdError, match="timed out"):
         supervisor.run()
@@ -120,7 +119,8 @@ def test_flowers_own_supernode_tells_why(tmp_path: Path, status: int | None, wor
         node = Child(
             "supernode",
             command(
-                "fedekd.flower.supernode",
+                "fedekd.flower.supervise.launch",
+                "supernode",
                 *("--insecure", "--superlink", f"127.0.0.1:{port}", "--max-wait-time", "1"),
                 *("--isolation", "process", "--port", str(free_port())),
             ),
@@ -129,7 +129,7 @@ def test_flowers_own_supernode_tells_why(tmp_path: Path, status: int | None, wor
         )
         node.process.wait(60)
         node.reap()
-    why = run_site.why_ended(node)
+    why = diagnosis.why_supernode_ended(node)
     assert all(word in why for word in words), (why, node.lines())
 
 
@@ -152,7 +152,7 @@ def answering(status: int | None) -> Iterator[int]:
         server.shutdown()
 
 
-def test_a_server_that_answers_with_a_fault_has_not_ended(site: Site) -> None:
+def test_a_server_that_answers_with_a_fault_has_not_ended(site: SiteSettings) -> None:
     """Flower's does while it stops; that the SuperNode had found nobody at its own start is no sign either."""
     fault = "WARNING: Request refused: Server error '500 Internal Server Error' for url"
     supervisor = Scripted(
@@ -163,14 +163,14 @@ def test_a_server_that_answers_with_a_fault_has_not_ended(site: Site) -> None:
     assert any("the server has a fault of its own" in line for line in supervisor.said)
 
 
-def test_what_was_logged_before_is_not_said_again(site: Site) -> None:
+def test_what_was_logged_before_is_not_said_again(site: SiteSettings) -> None:
     (site.state / "log").write_text("2026-01-01 09:00:00 of yesterday\n")
     supervisor = Scripted(site, [UP, END, LOST])
     supervisor.run()
     assert not any("yesterday" in line for line in supervisor.said)
 
 
-def test_a_federation_of_the_past_is_no_end(site: Site) -> None:
+def test_a_federation_of_the_past_is_no_end(site: SiteSettings) -> None:
     (site.state / NAME / ENDED).touch()
     with pytest.raises(FedekdError, match="given up: the server does not answer"):
         Scripted(replace(site, give_up=1.2), [UP, LOST]).run()

@@ -9,9 +9,9 @@ import pytest
 
 from fedekd.data import Dataset, load_dataset
 from fedekd.errors import FedekdError
-from fedekd.flower.scaling import OWN, Scaling
-from fedekd.flower.schema import Schema
-from fedekd.flower.site_data import joined, of_site
+from fedekd.flower.protocol.rows import joined, of_site
+from fedekd.flower.protocol.scaling import OWN, Scaling
+from fedekd.flower.protocol.schema import Schema
 
 CENTRE = """age,sex,ward,outcome
 50,f,a,ill

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from fedekd.errors import FedekdError
-from fedekd.flower import toml_file
-from fedekd.flower.server_file import Server, check_method, read_server
-from fedekd.flower.site_file import Privacy, Site, read_site
+from fedekd.flower.settings import Privacy, ServerSettings, SiteSettings, read_server, read_site, toml_text, toml_value
+from fedekd.flower.setup.check import check_method
 
 SITE = {"name": "north", "server": "fed.example.org:8000", "ca": "ca.crt", "key": "k", "state": "s", "data": "digits"}
 SERVER = {
@@ -19,14 +18,14 @@ SERVER = {
 
 def written(folder: Path, cls: type, values: dict[str, Any]) -> Path:
     path = folder / "file.toml"
-    path.write_text(toml_file.text(cls, "A file.", values))
+    path.write_text(toml_text(cls, "A file.", values))
     return path
 
 
 def test_a_written_site_reads_back(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").touch()
     more = {"data": "rows.csv", "target": 'the "outcome"\\ö', "share": (), "threads": 3, "dp": {"epsilon": 2}}
-    site = read_site(written(tmp_path, Site, {**SITE, **more}))
+    site = read_site(written(tmp_path, SiteSettings, {**SITE, **more}))
     assert site.state == tmp_path / "s"
     assert site.data == str(tmp_path / "rows.csv")
     assert (site.target, site.share, site.threads, site.local) == ('the "outcome"\\ö', (), 3, "train")
@@ -34,28 +33,28 @@ def test_a_written_site_reads_back(tmp_path: Path) -> None:
 
 
 def test_the_privacy_that_a_file_shows_is_whole(tmp_path: Path) -> None:
-    text = written(tmp_path, Site, SITE).read_text()
+    text = written(tmp_path, SiteSettings, SITE).read_text()
     shown = text[text.index("# [dp]") :].splitlines()[1:]
     assert [line.split()[1] for line in shown] == [field.name for field in fields(Privacy)]
 
 
 def test_a_site_of_defaults_keeps_them(tmp_path: Path) -> None:
-    site = read_site(written(tmp_path, Site, SITE))
+    site = read_site(written(tmp_path, SiteSettings, SITE))
     assert (site.data, site.task, site.private, site.dp) == ("digits", None, None, None)
     assert site.share == ("n", "metric", "delta")
 
 
 def test_a_written_server_reads_back(tmp_path: Path) -> None:
     more = {"method": "fedprox", "parameters": {"mu": 0.5}, "rounds": 7, "combine": "median", "proxy": "a.b:c"}
-    server = read_server(written(tmp_path, Server, {**SERVER, **more, "min_sites": 3}))
+    server = read_server(written(tmp_path, ServerSettings, {**SERVER, **more, "min_sites": 3}))
     assert (server.method, server.parameters, server.rounds) == ("fedprox", {"mu": 0.5}, 7)
     assert (server.combine, server.proxy, server.nodes) == ("median", "a.b:c", tmp_path / "nodes")
     check_method(server, "server.toml")
 
 
 def test_every_key_is_explained(tmp_path: Path) -> None:
-    for cls in (Site, Server):
-        lines = toml_file.text(cls, "A file.", {}).splitlines()
+    for cls in (SiteSettings, ServerSettings):
+        lines = toml_text(cls, "A file.", {}).splitlines()
         for name in cls.__dataclass_fields__:
             at = next(i for i, line in enumerate(lines) if line.lstrip("# ").startswith((f"{name} =", f"[{name}]")))
             assert lines[at - 1].startswith("# "), name
@@ -85,7 +84,7 @@ def test_every_key_is_explained(tmp_path: Path) -> None:
 def test_a_wrong_site_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     path = tmp_path / "site.toml"
     flat = {**SITE, **{key: value for key, value in change.items() if not isinstance(value, dict)}}
-    lines = [f"{name} = {toml_file._toml(value)}" for name, value in flat.items()]
+    lines = [f"{name} = {toml_value(value)}" for name, value in flat.items()]
     for table, values in ((k, v) for k, v in change.items() if isinstance(v, dict)):
         lines += [f"[{table}]", *(f"{name} = {value}" for name, value in values.items())]
     path.write_text("\n".join(lines))
@@ -117,12 +116,12 @@ def test_a_missing_key_is_named(tmp_path: Path, missing: str) -> None:
 )
 def test_a_wrong_server_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     with pytest.raises(FedekdError, match=message):
-        read_server(written(tmp_path, Server, {**SERVER, **change}))
+        read_server(written(tmp_path, ServerSettings, {**SERVER, **change}))
 
 
 @pytest.mark.parametrize("change", [{"method": "fedkd"}, {"parameters": {"bta": 1}}])
 def test_a_wrong_method_is_named(tmp_path: Path, change: dict[str, Any]) -> None:
-    server = read_server(written(tmp_path, Server, {**SERVER, **change}))
+    server = read_server(written(tmp_path, ServerSettings, {**SERVER, **change}))
     with pytest.raises(FedekdError, match=r"server\.toml: unknown (method|parameter)"):
         check_method(server, "server.toml")
 

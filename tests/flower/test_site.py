@@ -16,13 +16,13 @@ from village import Hand, federate, make_server, schema_of, state_of, write_site
 
 pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
 
-from fedekd.flower.codes import Code
-from fedekd.flower.post import TooFew
-from fedekd.flower.rounds import Rounds
-from fedekd.flower.site import answer
-from fedekd.flower.site_file import read_site
-from fedekd.flower.terms import Terms
-from fedekd.flower.wire import Letter
+from fedekd.flower.protocol.codes import StatusCode
+from fedekd.flower.protocol.terms import Terms
+from fedekd.flower.protocol.wire import Payload
+from fedekd.flower.server.conversation import TooFew
+from fedekd.flower.server.rounds import Rounds
+from fedekd.flower.settings import read_site
+from fedekd.flower.site.handlers import answer
 from fedekd.methods import Exchange, Method, Train
 from fedekd.runs import saved_models
 
@@ -34,24 +34,24 @@ def schema(digits):
     return schema_of(digits)
 
 
-def letter(server, schema, **words):
-    return Letter({"federation": FEDERATION, "terms": Terms.of(server).text(), "schema": schema.text(), **words})
+def payload(server, schema, **words):
+    return Payload({"federation": FEDERATION, "terms": Terms.of(server).text(), "schema": schema.text(), **words})
 
 
 def visit(number=0, **words):
-    return Letter({"federation": FEDERATION, "visit": number, "number": 0, **words})
+    return Payload({"federation": FEDERATION, "visit": number, "number": 0, **words})
 
 
 def code(reply):
-    return Code(reply.words["code"])
+    return StatusCode(reply.words["code"])
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "feddyn"])
 def test_the_private_model_stays_unless_the_site_lets_it_go(tmp_path, digits, schema, method):
     (site,) = write_sites(tmp_path, digits, leave=("proxy",))[:1]
     server = make_server(tmp_path, method=method)
-    assert code(answer(site, "join", letter(server, schema))) == Code.REFUSED
-    assert code(answer(site, "visit", visit())) == Code.UNKNOWN
+    assert code(answer(site, "join", payload(server, schema))) == StatusCode.REFUSED
+    assert code(answer(site, "visit", visit())) == StatusCode.UNKNOWN
     sites = write_sites(tmp_path / "all", digits, leave=("proxy",))
     post = Hand(sites)
     with pytest.raises(TooFew):
@@ -74,7 +74,7 @@ def test_a_role_of_a_methods_own_naming_can_be_let_go(tmp_path, digits, schema):
     file.write_text('name = "a"\nserver = "a:1"\nca = "c"\nkey = "k"\nstate = "s"\ndata = "digits"\nleave = ["head"]')
     server, given = make_server(tmp_path, method=own, proxy=None), {"trusts": ("tiny:tiny_private", own)}
     keeps, *_ = write_sites(tmp_path / "keeps", digits, **given)
-    assert code(answer(keeps, "join", letter(server, schema))) == Code.REFUSED
+    assert code(answer(keeps, "join", payload(server, schema))) == StatusCode.REFUSED
     sites = write_sites(tmp_path / "all", digits, leave=read_site(file).leave, **given)
     post = Hand(sites)
     assert federate(server, schema, sites, post)[1]["complete"]
@@ -91,22 +91,22 @@ def test_code_of_the_servers_choice_is_not_imported(tmp_path, digits, schema):
         {"private": "os:abort"},
         {"proxy": ["antigravity:fly"]},
     ):
-        assert code(answer(site, "join", letter(make_server(tmp_path, **given), schema))) == Code.REFUSED
+        assert code(answer(site, "join", payload(make_server(tmp_path, **given), schema))) == StatusCode.REFUSED
     assert "antigravity" not in sys.modules
 
 
 @pytest.mark.parametrize("name", ["../../etc", "", "0123", "0123456789ABCDEF", 5])
 def test_a_federation_cannot_choose_its_folder(tmp_path, digits, schema, name):
     (site,) = write_sites(tmp_path, digits)[:1]
-    assert code(answer(site, "join", letter(make_server(tmp_path), schema, federation=name))) == Code.REFUSED
+    assert code(answer(site, "join", payload(make_server(tmp_path), schema, federation=name))) == StatusCode.REFUSED
     assert not site.state.exists()
 
 
 def test_terms_cannot_change_in_the_middle(tmp_path, digits, schema):
     (site,) = write_sites(tmp_path, digits)[:1]
-    assert code(answer(site, "join", letter(make_server(tmp_path), schema))) == Code.DONE
-    assert code(answer(site, "join", letter(make_server(tmp_path), schema))) == Code.DONE
-    assert code(answer(site, "join", letter(make_server(tmp_path, rounds=9), schema))) == Code.REFUSED
+    assert code(answer(site, "join", payload(make_server(tmp_path), schema))) == StatusCode.DONE
+    assert code(answer(site, "join", payload(make_server(tmp_path), schema))) == StatusCode.DONE
+    assert code(answer(site, "join", payload(make_server(tmp_path, rounds=9), schema))) == StatusCode.REFUSED
 
 
 @pytest.mark.parametrize(
@@ -118,15 +118,15 @@ def test_terms_cannot_change_in_the_middle(tmp_path, digits, schema):
 )  # fmt: skip
 def test_absurd_terms_are_refused(tmp_path, digits, schema, given):
     (site,) = write_sites(tmp_path, digits)[:1]
-    assert code(answer(site, "join", letter(make_server(tmp_path, **given), schema))) == Code.REFUSED
+    assert code(answer(site, "join", payload(make_server(tmp_path, **given), schema))) == StatusCode.REFUSED
     assert not site.state.exists()
 
 
 def test_work_without_end_is_broken_off(tmp_path, digits, schema):
     """A hundred thousand epochs are within the terms; the site's own limit ends them, and nothing is kept."""
     (site,) = write_sites(tmp_path, digits, longest=1.0)[:1]
-    assert code(answer(site, "join", letter(make_server(tmp_path, epochs=100_000), schema))) == Code.DONE
-    assert code(answer(site, "visit", visit())) == Code.TRAINING
+    assert code(answer(site, "join", payload(make_server(tmp_path, epochs=100_000), schema))) == StatusCode.DONE
+    assert code(answer(site, "visit", visit())) == StatusCode.TRAINING
     assert not list(site.state.glob("*/state.pt"))
 
 
@@ -150,33 +150,33 @@ def with_one(arrays, value):
 def test_a_broken_global_model_does_not_touch_the_sites_own(tmp_path, digits, schema, role, change):
     """In the last visit of FedAvg nothing trains, so that nothing else would notice."""
     (site,) = write_sites(tmp_path, digits)[:1]
-    answer(site, "join", letter(make_server(tmp_path, method="fedavg", rounds=1, epochs=1), schema))
+    answer(site, "join", payload(make_server(tmp_path, method="fedavg", rounds=1, epochs=1), schema))
     good = answer(site, "visit", visit()).models["private"]
     before = state_of(site)
     reply = answer(site, "visit", replace(visit(1), models={role: change(good)}))
-    assert code(reply) == Code.MODEL
+    assert code(reply) == StatusCode.MODEL
     assert reply.models == {}
     after = state_of(site)
     assert all(
         torch.equal(w, after["client"]["models"]["private"][k])
         for k, w in before["client"]["models"]["private"].items()
     )
-    assert code(answer(site, "visit", replace(visit(1), models={"private": good}))) == Code.DONE
+    assert code(answer(site, "visit", replace(visit(1), models={"private": good}))) == StatusCode.DONE
 
 
 def test_a_visit_that_was_left_out_is_not_done_after_a_later_one(tmp_path, digits, schema):
     """Else a server could have one visit done twice, with two models to compare."""
     (site,) = write_sites(tmp_path, digits)[:1]
-    answer(site, "join", letter(make_server(tmp_path, rounds=4, epochs=1), schema))
+    answer(site, "join", payload(make_server(tmp_path, rounds=4, epochs=1), schema))
     for number in (0, 2):
-        assert code(answer(site, "visit", visit(number))) == Code.DONE
-    assert code(answer(site, "visit", visit(1))) == Code.STATE
-    assert code(answer(site, "visit", visit(0))) == Code.DONE, "kept, and given once more"
+        assert code(answer(site, "visit", visit(number))) == StatusCode.DONE
+    assert code(answer(site, "visit", visit(1))) == StatusCode.STATE
+    assert code(answer(site, "visit", visit(0))) == StatusCode.DONE, "kept, and given once more"
 
 
 def test_a_full_disk_is_a_code_and_the_last_state_stays(tmp_path, digits, schema, monkeypatch):
     (site,) = write_sites(tmp_path, digits)[:1]
-    answer(site, "join", letter(make_server(tmp_path, epochs=1), schema))
+    answer(site, "join", payload(make_server(tmp_path, epochs=1), schema))
     kept = answer(site, "visit", visit(0))
     folder = site.state / FEDERATION
     versions = {name: (folder / name).read_bytes() for name in ("state.pt",)}
@@ -186,28 +186,28 @@ def test_a_full_disk_is_a_code_and_the_last_state_stays(tmp_path, digits, schema
 
     with monkeypatch.context() as patch:
         patch.setattr("os.fsync", full)
-        assert code(answer(site, "visit", visit(1))) == Code.STATE
+        assert code(answer(site, "visit", visit(1))) == StatusCode.STATE
     assert {name: (folder / name).read_bytes() for name in versions} == versions
     assert answer(site, "visit", visit(0)).words == kept.words
-    assert code(answer(site, "visit", visit(1))) == Code.DONE
+    assert code(answer(site, "visit", visit(1))) == StatusCode.DONE
 
 
 @pytest.mark.parametrize("words", [{"visit": 99}, {"visit": -1}, {"visit": "x"}, {"number": None}, {}])
 def test_nonsense_is_a_code(tmp_path, digits, schema, words):
     (site,) = write_sites(tmp_path, digits)[:1]
-    answer(site, "join", letter(make_server(tmp_path), schema))
-    reply = answer(site, "visit", visit(**words) if words else Letter({}))
-    assert code(reply) in (Code.REFUSED, Code.FAULT)
+    answer(site, "join", payload(make_server(tmp_path), schema))
+    reply = answer(site, "visit", visit(**words) if words else Payload({}))
+    assert code(reply) in (StatusCode.REFUSED, StatusCode.FAULT)
     assert set(reply.words) == {"code", "name"}
 
 
 def test_divergence_is_a_code_and_no_text(tmp_path, digits, schema):
     (site,) = write_sites(tmp_path, digits)[:1]
     server = make_server(tmp_path, lr=1e30, optimizer="sgd", method="fedavg")
-    answer(site, "join", letter(server, schema))
+    answer(site, "join", payload(server, schema))
     reply = answer(site, "visit", visit())
-    assert code(reply) == Code.TRAINING
-    assert reply.words == {"code": int(Code.TRAINING), "name": site.name}
+    assert code(reply) == StatusCode.TRAINING
+    assert reply.words == {"code": int(StatusCode.TRAINING), "name": site.name}
     assert reply.models == {}
 
 
@@ -233,7 +233,7 @@ def test_only_what_a_site_shares_leaves_it(tmp_path, digits, schema, share):
 def test_a_site_logs_what_it_does(tmp_path, digits, schema, caplog):
     caplog.set_level("INFO", "fedekd.site")
     (site,) = write_sites(tmp_path, digits)[:1]
-    answer(site, "join", letter(make_server(tmp_path, method="fedavg", rounds=1, epochs=1), schema))
+    answer(site, "join", payload(make_server(tmp_path, method="fedavg", rounds=1, epochs=1), schema))
     sent = answer(site, "visit", visit()).models["private"]
     answer(site, "visit", replace(visit(1), models={"private": sent}))
     answer(site, "end", visit())
@@ -255,7 +255,7 @@ def test_a_site_logs_what_it_does(tmp_path, digits, schema, caplog):
 
 def test_weights_by_samples_need_a_site_that_shares_them(tmp_path, digits, schema):
     (site,) = write_sites(tmp_path, digits, share=("delta",))[:1]
-    assert code(answer(site, "join", letter(make_server(tmp_path, weighting="samples"), schema))) == Code.REFUSED
+    assert code(answer(site, "join", payload(make_server(tmp_path, weighting="samples"), schema))) == StatusCode.REFUSED
 
 
 def test_a_given_baseline_is_used(tmp_path, digits, schema):
@@ -286,7 +286,7 @@ def test_sigkill_at_any_moment_of_a_visit(tmp_path, digits, schema):
     twin = replace(site, state=tmp_path / "twin")
     server = make_server(tmp_path, epochs=30, compression="int8")
     for each in (site, twin):
-        assert code(answer(each, "join", letter(server, schema))) == Code.DONE
+        assert code(answer(each, "join", payload(server, schema))) == StatusCode.DONE
     expected = answer(twin, "visit", visit())
     for delay in (0.0, 0.05, 0.15, 0.4):
         child = os.fork()
@@ -318,7 +318,7 @@ def test_a_repeated_visit_is_answered_from_the_disk(tmp_path, digits, schema):
             "visit": 2,
             "number": rounds.progress.roster.numbers[site.name],
         }
-        assert answer(site, "visit", Letter(words)).words == last[site.name].words
+        assert answer(site, "visit", Payload(words)).words == last[site.name].words
         assert next(site.state.glob("*/state.pt")).read_bytes() == before[site.name]
 
 
@@ -342,12 +342,12 @@ def test_rows_that_change_in_the_middle_are_noticed(tmp_path, digits, schema, ch
     post = Hand(sites, alter)
     _, report = federate(make_server(tmp_path, epochs=1), schema, sites, post)
     assert report["counted"] == [["alder", "birch", "cedar"], ["alder", "birch"], ["alder", "birch"]]
-    assert {r["reason"] for r in report["refused"]} == {Code.DATA.meaning}
+    assert {r["reason"] for r in report["refused"]} == {StatusCode.DATA.meaning}
 
 
 def test_a_site_may_join_again_with_the_same_rows_only(tmp_path, digits, schema):
     site = write_sites(tmp_path, digits)[0]
-    first = letter(make_server(tmp_path), schema)
-    assert [code(answer(site, "join", first)) for _ in range(2)] == [Code.DONE, Code.DONE]
+    first = payload(make_server(tmp_path), schema)
+    assert [code(answer(site, "join", first)) for _ in range(2)] == [StatusCode.DONE, StatusCode.DONE]
     rewritten(site.data, lambda a: a[::-1])
-    assert code(answer(site, "join", first)) == Code.DATA
+    assert code(answer(site, "join", first)) == StatusCode.DATA

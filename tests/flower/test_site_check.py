@@ -19,12 +19,12 @@ import torch
 
 from fedekd.cli import main
 from fedekd.data import load_dataset
-from fedekd.flower import keys
-from fedekd.flower.addresses import free_port
-from fedekd.flower.check import Check, check_site
-from fedekd.flower.init import init_site
-from fedekd.flower.scaling import Scaling
-from fedekd.flower.schema import Schema
+from fedekd.flower.protocol.scaling import Scaling
+from fedekd.flower.protocol.schema import Schema
+from fedekd.flower.setup import certificates, keys
+from fedekd.flower.setup.check import CheckResult, check_site
+from fedekd.flower.setup.init import init_site
+from fedekd.flower.supervise.processes import free_port
 
 
 class Health(http.server.BaseHTTPRequestHandler):
@@ -49,9 +49,9 @@ class Health(http.server.BaseHTTPRequestHandler):
 @contextmanager
 def serving(folder: Path, *, ahead: float = 0.0) -> Iterator[str]:
     """An HTTPS server that answers as a SuperLink does; gives its address."""
-    authority = keys.make_authority(folder)
+    authority = certificates.make_authority(folder)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*keys.make_server_certificate(folder, authority, ["localhost"]))
+    context.load_cert_chain(*certificates.make_server_certificate(folder, authority, ["localhost"]))
     handler = type("Handler", (Health,), {"ahead": ahead})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.socket = context.wrap_socket(server.socket, server_side=True)
@@ -63,7 +63,7 @@ def serving(folder: Path, *, ahead: float = 0.0) -> Iterator[str]:
 def make(folder: Path, server: str = "localhost:1", **settings: object) -> Path:
     np.savez(folder / "rows.npz", x=np.zeros((12, 4), np.float32), y=np.arange(12) % 3)
     if not (folder / "ca.crt").exists():
-        keys.make_authority(folder)
+        certificates.make_authority(folder)
     own = {"port": free_port(), **settings}
     init_site(folder / "north", "north", server, str(folder / "rows.npz"), ca=str(folder / "ca.crt"), settings=own)
     return folder / "north" / "site.toml"
@@ -76,7 +76,7 @@ def agreed(folder: Path) -> Path:
     return folder / "schema.json"
 
 
-def found(path: Path, schema: Path | None = None) -> dict[str, Check]:
+def found(path: Path, schema: Path | None = None) -> dict[str, CheckResult]:
     return {check.name: check for check in check_site(path, schema)}
 
 
@@ -127,7 +127,7 @@ def certificate(folder: Path, start: datetime, end: datetime) -> bytes:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
 
-    own = keys.read_certificate(folder / "ca.crt")
+    own = certificates.read_certificate(folder / "ca.crt")
     key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
     builder = x509.CertificateBuilder(own.issuer, own.subject, own.public_key(), 1, start, end)
     return builder.sign(key, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)  # type: ignore[arg-type]
@@ -233,7 +233,7 @@ CENTRE = "age,sex,ward,outcome\n" + "".join(
 
 def like_the_centre(
     folder: Path, rows: str, *, centre: str = CENTRE, target: str = "outcome", **settings: object
-) -> dict[str, Check]:
+) -> dict[str, CheckResult]:
     """The checks of a site with these rows, in a federation whose schema another one made."""
     (folder / "centre.csv").write_text(centre)
     (folder / "own.csv").write_text(rows)

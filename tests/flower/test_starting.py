@@ -10,7 +10,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd
 
 from fedekd.cli import main
 from fedekd.data import load_dataset
-from fedekd.flower.schema import Schema
+from fedekd.flower.protocol.schema import Schema
 
 
 @pytest.fixture

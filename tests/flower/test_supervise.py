@@ -18,8 +18,9 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd
 from loopback import Loopback
 
 from fedekd.errors import FedekdError
-from fedekd.flower.keys import make_authority, renew_node_key
-from fedekd.flower.run_server import run_server
+from fedekd.flower.setup.certificates import make_authority
+from fedekd.flower.setup.keys import renew_node_key
+from fedekd.flower.supervise.run_server import run_server
 
 HERE = Path(__file__).parent
 Make = Callable[..., Loopback]
@@ -78,7 +79,7 @@ def test_what_is_killed_comes_back_and_no_finished_round_is_lost(federation: Mak
     here = federation(2, rounds=100, min_sites=1, deadline=30.0)
     here.start("server", "site0", "site1")
     here.wait(lambda: here.visits("site0") and here.visits("site1"), 150, "visits")
-    here.kill("site0", "fedekd.flower.supernode")
+    here.kill("site0", "launch\0supernode")
     before, rounds = len(here.visits("site0")), here.rounds()
     here.wait(lambda: here.rounds() > rounds, 150, "round without the killed site")
 
@@ -87,11 +88,11 @@ def test_what_is_killed_comes_back_and_no_finished_round_is_lost(federation: Mak
     (here.folder / "site1" / "state" / "fail").unlink()
     assert set(here.errors()) == {"None"}, "that something failed leaves, not what"
 
-    here.kill("site1", "fedekd.flower.executor")
+    here.kill("site1", "fedekd.flower.supervise.executor")
     visits = len(here.visits("site1"))
     here.wait(lambda: len(here.visits("site1")) > visits, 150, "visit after the executor's death")
 
-    here.kill("server", "fedekd.flower.superlink")
+    here.kill("server", "launch\0superlink")
     rounds = here.rounds()
     here.wait(lambda: here.rounds() > rounds, 150, "round after the SuperLink's death")
     assert any("starting again" in line for line in here.child("server").lines())

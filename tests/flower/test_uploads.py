@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedekd.flower import uploads, wire
-from fedekd.flower.wire import Packed
+from fedekd.flower.protocol import uploads, wire
+from fedekd.flower.protocol.wire import Packed
 
 
 def model(seed=0, scale=1.0):

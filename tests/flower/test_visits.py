@@ -6,7 +6,7 @@ import pytest
 
 from fedekd import methods
 from fedekd.engines.schedule import numbered
-from fedekd.flower.visits import alone, visits
+from fedekd.flower.protocol.visits import alone, visits
 from fedekd.methods.base import Exchange, Train
 
 ROUNDS = 4

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fedekd.errors import FedekdError
-from fedekd.flower import wire
-from fedekd.flower.wire import Letter, Packed
+from fedekd.flower.protocol import wire
+from fedekd.flower.protocol.wire import Packed, Payload
 
 
 def model(seed, scale=1.0):
@@ -76,9 +76,9 @@ def test_a_difference_needs_what_it_was_made_to():
         wire.unpack(Packed("zip", packed.arrays), model(0))
 
 
-def letter():
+def payload():
     packed, _ = wire.pack(model(1), "int8", model(0))
-    return Letter({"code": 0, "name": "north", "value": 0.25}, {"proxy": packed})
+    return Payload({"code": 0, "name": "north", "value": 0.25}, {"proxy": packed})
 
 
 def same(a, b):
@@ -90,19 +90,19 @@ def same(a, b):
 
 
 def test_a_letter_survives_the_disk(tmp_path):
-    torch.save(wire.to_state(letter()), tmp_path / "letter")
-    same(letter(), wire.from_state(torch.load(tmp_path / "letter", weights_only=True)))
+    torch.save(wire.to_state(payload()), tmp_path / "payload")
+    same(payload(), wire.from_state(torch.load(tmp_path / "payload", weights_only=True)))
 
 
 def test_a_letter_survives_flower():
     pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
-    same(letter(), wire.from_records(wire.to_records(letter())))
+    same(payload(), wire.from_records(wire.to_records(payload())))
 
 
 def test_large_models_travel_in_pieces(monkeypatch):
     pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
     monkeypatch.setattr(wire, "PIECE", 1000)
-    both = Letter({}, {"proxy": letter().models["proxy"], "private": wire.pack(model(2), "none")[0]})
+    both = Payload({}, {"proxy": payload().models["proxy"], "private": wire.pack(model(2), "none")[0]})
     records = wire.to_records(both)
     assert len(records) == 1 + -(-sum(a.nbytes for p in both.models.values() for a in p.arrays.values()) // 1000)
     same(both, wire.from_records(records))
@@ -132,7 +132,7 @@ def test_a_layout_that_does_not_fit_is_one_clear_error(layouts):
 def test_broken_records_are_one_clear_error():
     app = pytest.importorskip("flwr.app", reason="pip install 'fedekd[flower]'")
     for broken in ({"bytes": "text"}, {"bytes": 3}, {}):
-        records = wire.to_records(letter())
+        records = wire.to_records(payload())
         records["piece 0"] = app.ConfigRecord(broken)
         with pytest.raises(FedekdError, match="a message cannot be read"):
             wire.from_records(records)
@@ -142,6 +142,6 @@ def test_broken_records_are_one_clear_error():
 
 def test_size_counts_models_and_words():
     packed, _ = wire.pack(model(1), "none")
-    assert Letter({}, {"proxy": packed}).size == 4 * (40 * 30 + 7) + 8 + len("{}") + len(
+    assert Payload({}, {"proxy": packed}).size == 4 * (40 * 30 + 7) + 8 + len("{}") + len(
         '[["proxy","none",[["w","float32",[40,30]],["b","float32",[7]],["count","int64",[]]],{}]]'
     )

@@ -14,16 +14,15 @@ import torch
 from loopback import Loopback
 from village import parts, schema_of, simulate
 
-from fedekd.flower.processes import Child
 from fedekd.flower.saved_state import SavedState
-from fedekd.flower.server_file import read_server
-from fedekd.flower.site_file import read_site
+from fedekd.flower.settings import read_server, read_site
+from fedekd.flower.supervise.processes import Child
 
 SITE = (  # with less patience than is usual, for a quick end
-    "import sys; from fedekd.flower import run_site; run_site.LOST = 20; "
+    "import sys; from fedekd.flower.supervise import run_site; run_site.LOST = 20; "
     "run_site.run_site(sys.argv[1], app=sys.argv[2])"
 )
-SERVER = "import sys; from fedekd.flower.run_server import run_server; print(run_server(sys.argv[1]))"
+SERVER = "import sys; from fedekd.flower.supervise.run_server import run_server; print(run_server(sys.argv[1]))"
 OWN = "fedekd.flower.client_app:app"
 SETTINGS = {"rounds": 2, "epochs": 2, "batch_size": 16, "lr": 3e-3, "proxy": "tiny:tiny_proxy"}
 

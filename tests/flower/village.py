@@ -1,4 +1,4 @@
-"""A federation in one process: real server and site code, letters handed over as Flower's records."""
+"""A federation in one process: real server and site code, payloads handed over as Flower's records."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ from fedekd.data import Dataset
 from fedekd.data.partition import dirichlet
 from fedekd.engines.job import Job
 from fedekd.engines.serial import Serial
-from fedekd.flower import site as site_work
-from fedekd.flower import wire
-from fedekd.flower.public import read_public
-from fedekd.flower.rounds import Rounds
-from fedekd.flower.scaling import Scaling
-from fedekd.flower.schema import Schema
-from fedekd.flower.server_file import Server
-from fedekd.flower.site_data import joined, of_site
-from fedekd.flower.site_file import Site
-from fedekd.flower.terms import Terms
-from fedekd.flower.wire import Letter
+from fedekd.flower.protocol import wire
+from fedekd.flower.protocol.rows import joined, of_site, read_public
+from fedekd.flower.protocol.scaling import Scaling
+from fedekd.flower.protocol.schema import Schema
+from fedekd.flower.protocol.terms import Terms
+from fedekd.flower.protocol.wire import Payload
+from fedekd.flower.server.rounds import Rounds
+from fedekd.flower.settings import ServerSettings, SiteSettings
+from fedekd.flower.site import handlers
 
 NAMES = ("alder", "birch", "cedar", "elm")
 TINY = {"private": "tiny:tiny_private", "proxy": "tiny:tiny_proxy"}
@@ -31,15 +29,17 @@ nowhere = Path("/nonexistent")
 
 
 class Hand:
-    """Carries letters by hand. ``spoil(name, kind, reply)`` may change an answer, or lose it by returning None."""
+    """Carries payloads by hand. ``spoil(name, kind, reply)`` may change an answer, or lose it by returning None."""
 
-    def __init__(self, sites: list[Site], spoil: Callable[[str, str, Letter], Letter | None] | None = None) -> None:
+    def __init__(
+        self, sites: list[SiteSettings], spoil: Callable[[str, str, Payload], Payload | None] | None = None
+    ) -> None:
         self.sites = {1000 + k: site for k, site in enumerate(sites)}
         self.spoil = spoil or (lambda name, kind, reply: reply)
         self.asleep: set[str | int] = set()  # names or nodes
         self.revoked: set[int] = set()
-        self.waiting: list[tuple[int, Letter | None]] = []
-        self.sent: list[tuple[str, str, Letter]] = []
+        self.waiting: list[tuple[int, Payload | None]] = []
+        self.sent: list[tuple[str, str, Payload]] = []
 
     def online(self) -> set[int]:
         return {node for node in self.admitted() if not {node, self.sites[node].name} & self.asleep}
@@ -47,14 +47,14 @@ class Hand:
     def admitted(self) -> set[int]:
         return set(self.sites) - self.revoked
 
-    def send(self, node: int, kind: str, letter: Letter) -> None:
+    def send(self, node: int, kind: str, payload: Payload) -> None:
         site = self.sites[node]
-        reply = site_work.answer(site, kind, wire.from_records(wire.to_records(letter)))
+        reply = handlers.answer(site, kind, wire.from_records(wire.to_records(payload)))
         self.sent.append((site.name, kind, reply))
         spoilt = self.spoil(site.name, kind, wire.from_records(wire.to_records(reply)))
         self.waiting.append((node, spoilt))
 
-    def receive(self) -> list[tuple[int, Letter | None]]:
+    def receive(self) -> list[tuple[int, Payload | None]]:
         found, self.waiting = self.waiting, []
         return found
 
@@ -71,7 +71,7 @@ def parts(dataset: Dataset, count: int) -> list[Dataset]:
     return [replace(dataset, x=dataset.x[rows], y=dataset.y[rows], part=True) for rows in dealt]
 
 
-def write_sites(folder: Path, dataset: Dataset, count: int = 3, **given) -> list[Site]:
+def write_sites(folder: Path, dataset: Dataset, count: int = 3, **given) -> list[SiteSettings]:
     """Each site's rows in a file of its own."""
     sites = []
     for name, part in zip(NAMES, parts(dataset, count), strict=False):
@@ -80,17 +80,19 @@ def write_sites(folder: Path, dataset: Dataset, count: int = 3, **given) -> list
         np.savez(file, x=part.x, y=part.y)
         settings = {"state": folder / name / "state", "leave": ("proxy", "private"), "trusts": tuple(TINY.values())}
         sites.append(
-            Site(**{"name": name, "server": "", "ca": nowhere, "key": nowhere, "data": str(file), **settings, **given})
+            SiteSettings(
+                **{"name": name, "server": "", "ca": nowhere, "key": nowhere, "data": str(file), **settings, **given}
+            )
         )
     return sites
 
 
-def make_server(folder: Path, **given) -> Server:
+def make_server(folder: Path, **given) -> ServerSettings:
     settings = {
         "address": "", "ca": nowhere, "certificate": nowhere, "key": nowhere, "nodes": nowhere,
         "state": folder / "server", "rounds": 2, "epochs": 2, "batch_size": 16, "lr": 3e-3, "deadline": 60.0, **TINY,
     }  # fmt: skip
-    return Server(**{**settings, **given})
+    return ServerSettings(**{**settings, **given})
 
 
 def schema_of(dataset: Dataset) -> Schema:
@@ -98,7 +100,7 @@ def schema_of(dataset: Dataset) -> Schema:
     return Schema.of(replace(dataset, columns=()), Scaling.of(dataset))
 
 
-def simulate(server: Server, schema: Schema, sites: list[Site]) -> Serial:
+def simulate(server: ServerSettings, schema: Schema, sites: list[SiteSettings]) -> Serial:
     """The same federation in the serial engine, on the same rows."""
     terms = Terms.of(server)
     names = sorted(site.name for site in sites)
@@ -112,12 +114,14 @@ def simulate(server: Server, schema: Schema, sites: list[Site]) -> Serial:
     return engine
 
 
-def federate(server: Server, schema: Schema, sites: list[Site], post: Hand | None = None) -> tuple[Rounds, dict]:
+def federate(
+    server: ServerSettings, schema: Schema, sites: list[SiteSettings], post: Hand | None = None
+) -> tuple[Rounds, dict]:
     rounds = Rounds(server, schema, post or Hand(sites), len(sites))
     return rounds, rounds.run()
 
 
-def state_of(site: Site) -> dict:
+def state_of(site: SiteSettings) -> dict:
     """What a site has on its disk after the last visit."""
     from fedekd.flower.saved_state import SavedState
 

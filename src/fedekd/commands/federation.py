@@ -18,7 +18,7 @@ def add(commands: Any) -> None:
 
 
 def run_demo(given: argparse.Namespace) -> None:
-    from fedekd.flower.demo import run_demo
+    from fedekd.flower.supervise.demo import run_demo
     from fedekd.report.federation import print_report
 
     print_report(console(), run_demo(given.out, method=given.method, rounds=given.rounds))

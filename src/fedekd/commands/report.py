@@ -25,7 +25,7 @@ def write_report(given: argparse.Namespace) -> None:
     if (folder / "results.jsonl").exists():
         print(write_page(folder, out))
         return
-    from fedekd.flower.folders import server_state, site_state
+    from fedekd.flower.setup.folders import server_state, site_state
     from fedekd.report.page import write_federation
 
     if (state := server_state(folder)) is not None:
@@ -38,7 +38,7 @@ def write_report(given: argparse.Namespace) -> None:
 
 def _tell_site(state: Path) -> None:
     """A site's own numbers are a line: there is nobody to compare it with."""
-    from fedekd.flower.folders import site_reports
+    from fedekd.flower.setup.folders import site_reports
     from fedekd.report.federation import own_numbers
     from fedekd.runs.federation_report import read_site_report
 

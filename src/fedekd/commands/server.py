@@ -32,7 +32,7 @@ def init_server(given: argparse.Namespace) -> None:
     own = [getattr(given, name) for name in CERTIFICATES]
     if any(own) and not all(own):
         raise FedekdError("own certificates need all three of --ca, --certificate and --key")
-    from fedekd.flower import init
+    from fedekd.flower.setup import init
 
     settings = {name: getattr(given, name) for name in ("method", "rounds", "min_sites")}
     for line in init.init_server(
@@ -43,7 +43,7 @@ def init_server(given: argparse.Namespace) -> None:
 
 
 def run_server(given: argparse.Namespace) -> None:
-    from fedekd.flower import run_server
+    from fedekd.flower.supervise import run_server
     from fedekd.report.federation import print_report
 
     print_report(console(), run_server.run_server(given.file))

@@ -42,7 +42,7 @@ def add(commands: Any) -> None:
 
 
 def init_site(given: argparse.Namespace) -> None:
-    from fedekd.flower import init
+    from fedekd.flower.setup import init
 
     settings = {name: getattr(given, name) for name in ("target", "task", "private", "port")}
     for line in init.init_site(
@@ -53,15 +53,15 @@ def init_site(given: argparse.Namespace) -> None:
 
 
 def new_key(given: argparse.Namespace) -> None:
-    from fedekd.flower.keys import renew_node_key
-    from fedekd.flower.site_file import read_site
+    from fedekd.flower.settings import read_site
+    from fedekd.flower.setup.keys import renew_node_key
 
     public = renew_node_key(read_site(given.file).key)
     print(f"send to the server's administrator, to be put in the old one's place: {public}")
 
 
 def check_site(given: argparse.Namespace) -> None:
-    from fedekd.flower import check
+    from fedekd.flower.setup import check
 
     wrong, unknown = 0, list[str]()
     for one in check.check_site(given.file, given.schema):
@@ -75,9 +75,9 @@ def check_site(given: argparse.Namespace) -> None:
 
 def write_schema(given: argparse.Namespace) -> None:
     from fedekd.data import load_dataset
-    from fedekd.flower.scaling import Scaling
-    from fedekd.flower.schema import Schema, categories_of
-    from fedekd.flower.site_file import read_site
+    from fedekd.flower.protocol.scaling import Scaling
+    from fedekd.flower.protocol.schema import Schema, categories_of
+    from fedekd.flower.settings import read_site
 
     site = read_site(given.file)
     dataset = load_dataset(site.data, target=site.target, task=site.task)
@@ -95,6 +95,6 @@ def write_schema(given: argparse.Namespace) -> None:
 
 
 def run_site(given: argparse.Namespace) -> None:
-    from fedekd.flower import run_site
+    from fedekd.flower.supervise import run_site
 
     run_site.run_site(given.file)

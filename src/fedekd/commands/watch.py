@@ -46,7 +46,7 @@ def watch_folder(given: argparse.Namespace) -> None:
 
 def _check(folder: Path) -> None:
     """Nothing ever starts here in the folder of a real federation."""
-    from fedekd.flower.folders import server_state, site_state
+    from fedekd.flower.setup.folders import server_state, site_state
 
     state = server_state(folder) or site_state(folder)
     if state is not None:

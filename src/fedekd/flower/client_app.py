@@ -7,10 +7,10 @@ import logging
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedekd.flower import wire
-from fedekd.flower.codes import Code
-from fedekd.flower.logs import log_to
-from fedekd.flower.wire import Letter
+from fedekd.flower.protocol import wire
+from fedekd.flower.protocol.codes import StatusCode
+from fedekd.flower.protocol.wire import Payload
+from fedekd.flower.supervise.logs import log_to
 
 app = ClientApp()
 log = logging.getLogger("fedekd.site")
@@ -33,21 +33,21 @@ def end(message: Message, context: Context) -> Message:
 
 def _answered(kind: str, message: Message, context: Context) -> Message:
     try:
-        letter = _answer(kind, message, context)
+        payload = _answer(kind, message, context)
     except (Exception, SystemExit):  # a user's model may even try to end the process
         log.exception("fault outside of the work itself")
-        letter = Letter({"code": int(Code.FAULT)})
-    return Message(wire.to_records(letter), reply_to=message)
+        payload = Payload({"code": int(StatusCode.FAULT)})
+    return Message(wire.to_records(payload), reply_to=message)
 
 
-def _answer(kind: str, message: Message, context: Context) -> Letter:
-    from fedekd.flower.site_file import read_site
+def _answer(kind: str, message: Message, context: Context) -> Payload:
+    from fedekd.flower.settings import read_site
 
     site = read_site(str(context.node_config["site-file"]))
     log_to(site.state / "log")
     import torch
 
-    from fedekd.flower.site import answer
+    from fedekd.flower.site.handlers import answer
 
     if site.threads:
         torch.set_num_threads(site.threads)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedekd.errors import FedekdError
-from fedekd.flower.atomic import make_folder, sync_folder, write_bytes
+from fedekd.files import write_whole
 
 log = logging.getLogger("fedekd.state")
 MARK = b"fedekd state 1\n"
@@ -111,3 +111,31 @@ def _read(path: Path) -> tuple[int, dict[str, Any]] | None:
         return None
     version = torch.load(io.BytesIO(payload), weights_only=True, map_location="cpu")
     return int(version["visit"]), version["state"]
+
+
+def write_bytes(path: Path, content: bytes, option: str = "`state`") -> None:
+    """A file there whole or not at all, even when the power goes. ``option`` is where the user named the place."""
+    make_folder(path.parent)
+    write_whole(path, content, option)
+    sync_folder(path.parent)
+
+
+def write_text(path: Path, text: str, option: str = "`state`") -> None:
+    write_bytes(path, text.encode(), option)
+
+
+def make_folder(folder: Path) -> None:
+    """A folder that lasts, with those above it."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder last."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,4 +1,4 @@
-"""The app beside the SuperLink: Flower's grid as the post, and the rounds run over it."""
+"""The app beside the SuperLink: Flower's grid as the transport, and the rounds run over it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
 from fedekd.errors import FedekdError
-from fedekd.flower import control, wire
-from fedekd.flower.atomic import write_text
-from fedekd.flower.codes import Code
-from fedekd.flower.logs import log_to
-from fedekd.flower.server_certificate import local_address
-from fedekd.flower.server_file import Server, read_server
-from fedekd.flower.wire import Letter
+from fedekd.flower.protocol import wire
+from fedekd.flower.protocol.codes import StatusCode
+from fedekd.flower.protocol.wire import Payload
+from fedekd.flower.saved_state import write_text
+from fedekd.flower.server import control
+from fedekd.flower.settings import ServerSettings, read_server
+from fedekd.flower.setup.certificates import local_address
+from fedekd.flower.supervise.logs import log_to
 
 app = ServerApp()
 log = logging.getLogger("fedekd.server")
@@ -41,18 +42,18 @@ EXTRA = 60.0  # seconds that a message lives beyond the deadline
 FETCH = 0.3  # seconds between two looks for an answer
 
 
-class GridPost:
-    """Letters through Flower. Its own waiting sleeps three seconds at a time and may never end: ours does not.
+class GridTransport:
+    """Payloads through Flower. Its own waiting sleeps three seconds at a time and may never end: ours does not.
 
     Each answer is fetched by a thread of its own, for Flower waits, for minutes or hours, for the rest of one whose
     sender died while it was sent, and raises for bytes that are no message: neither must cost the other sites anything.
     """
 
-    def __init__(self, grid: Grid, server: Server) -> None:
+    def __init__(self, grid: Grid, server: ServerSettings) -> None:
         self.grid, self.server, self.deadline = grid, server, server.deadline
         self.names: dict[int, str] = {}
         self.sent: dict[str, int] = {}
-        self.come: SimpleQueue[tuple[str, Letter | httpx.HTTPError | None]] = SimpleQueue()
+        self.come: SimpleQueue[tuple[str, Payload | httpx.HTTPError | None]] = SimpleQueue()
 
     def online(self) -> set[int]:
         return set(self.grid.get_node_ids())
@@ -65,8 +66,8 @@ class GridPost:
         except control.Unreachable as error:
             raise ConnectionError(str(error)) from None  # no error of the settings: the next run may well go through
 
-    def send(self, node: int, kind: str, letter: Letter) -> None:
-        message = Message(wire.to_records(letter), node, TYPES[kind], ttl=self.deadline + EXTRA)
+    def send(self, node: int, kind: str, payload: Payload) -> None:
+        message = Message(wire.to_records(payload), node, TYPES[kind], ttl=self.deadline + EXTRA)
         number = next(iter(self.grid.push_messages([message])), None)
         if number:
             self.sent[number] = node
@@ -91,11 +92,11 @@ class GridPost:
                 return
             except Exception as error:
                 log.warning("an answer of %s cannot be read (%s)", self._name(node), type(error).__name__)
-                self.come.put((number, Letter({"code": int(Code.FAULT)})))
+                self.come.put((number, Payload({"code": int(StatusCode.FAULT)})))
                 return
             time.sleep(FETCH)
 
-    def receive(self) -> list[tuple[int, Letter | None]]:
+    def receive(self) -> list[tuple[int, Payload | None]]:
         found = []
         while not self.come.empty():
             number, reply = self.come.get()
@@ -107,16 +108,16 @@ class GridPost:
             found.append((node, reply))
         return found
 
-    def _read(self, reply: Message, node: int) -> Letter | None:
+    def _read(self, reply: Message, node: int) -> Payload | None:
         """``node`` was asked; an error may come from the SuperLink in its stead."""
         if reply.has_error():
             code = reply.error.code
             log.warning("%s %s", self._name(node), MEANINGS.get(code, f"failed (Flower's error {code})"))
-            return Letter({"code": int(Code.FAULT)}) if code in FAULTS else None
+            return Payload({"code": int(StatusCode.FAULT)}) if code in FAULTS else None
         try:
             return wire.from_records(reply.content)
         except FedekdError:
-            return Letter({"code": int(Code.FAULT)})
+            return Payload({"code": int(StatusCode.FAULT)})
 
     def forget(self) -> None:
         self.sent.clear()
@@ -127,9 +128,9 @@ class GridPost:
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    from fedekd.flower.post import TooFew
-    from fedekd.flower.rounds import Rounds
-    from fedekd.flower.schema import Schema
+    from fedekd.flower.protocol.schema import Schema
+    from fedekd.flower.server.conversation import TooFew
+    from fedekd.flower.server.rounds import Rounds
 
     file = Path(str(context.run_config["server-file"]))
     server = read_server(file)
@@ -137,9 +138,9 @@ def main(grid: Grid, context: Context) -> None:
     try:
         if server.schema is None:
             raise FedekdError(f"{file} names no `schema`; make one with `fedekd site schema`")
-        post = GridPost(grid, server)
-        expected = max(server.min_sites, len(post.admitted()))
-        Rounds(server, Schema.read(server.schema), post, expected).run()
+        transport = GridTransport(grid, server)
+        expected = max(server.min_sites, len(transport.admitted()))
+        Rounds(server, Schema.read(server.schema), transport, expected).run()
     except TooFew as error:
         log.error("%s", error)
         raise

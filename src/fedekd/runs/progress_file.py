@@ -108,7 +108,7 @@ class ProgressFile(Observer):
         record = event.record
         self.state["kept" if event.cached else "ended"] += 1
         self._remove(record["label"], record["seed"])
-        outcome = {name: record[name] for name in OUTCOME}
+        outcome = {name: value for name, value in record.items() if name in OUTCOME}
         bad = [name for name, value in outcome.items() if isinstance(value, float) and not math.isfinite(value)]
         outcome |= dict.fromkeys(bad) | {"cached": event.cached}
         self.state["finished"] = [*self.state["finished"], outcome][-RECENT:]

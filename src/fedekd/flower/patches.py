@@ -1,0 +1,109 @@
+"""Every one of Flower's own names that fedekd replaces, and why; no other file changes anything of Flower's.
+
+Each function is for one of Flower's processes, and is called in it before Flower's own work begins. A name that Flower
+no longer has is an error at once, not a patch without effect; tests/flower/test_patches.py holds what else of Flower
+each of them relies on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import logging
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from fedekd.errors import FedekdError
+from fedekd.flower.supervise.processes import end_with
+
+PAUSE = 1.0  # seconds before a SuperNode asks the server again
+LOOK = 0.1  # seconds between two looks at what is on this machine
+BEAT = 10  # seconds, the least that Flower allows; after two of them without a sign the site counts as away
+
+
+def patch_superlink(largest: int) -> None:
+    """``largest``: bytes that one message of a site may have."""
+    import uvicorn
+    from starlette.middleware import Middleware
+
+    from fedekd.flower.server.middleware import AccessControl, LongPoll
+
+    own = (Middleware(AccessControl, largest), Middleware(LongPoll))
+    # Flower serves control and runtime to anyone who can connect, bounds no request and answers an empty question at
+    # once; its hook for middleware is for its own extensions only.
+    replace("flwr.superlink.extensions", "get_middleware", lambda others: lambda: (*own, *others()))
+    # A site that waits for a message must not hold up the SuperLink's end.
+    run = partial(uvicorn.run, timeout_graceful_shutdown=1)
+    replace("flwr.superlink.cli.flower_superlink", "uvicorn", lambda _: SimpleNamespace(run=run))
+
+
+def patch_superexec() -> None:
+    # A ServerApp may hang in its exit for ever, and hold the state: it is to end with its SuperExec.
+    start = partial(subprocess.Popen, preexec_fn=partial(end_with, os.getpid()))
+    own = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL)
+    replace("flwr.supercore.superexec.executor.subprocess_executor", "subprocess", lambda _: own)
+
+
+def patch_supernode() -> None:
+    # Three seconds between two questions are most of a short round, and half a second is long for a look at the app.
+    own = SimpleNamespace(sleep=lambda seconds: time.sleep(PAUSE if seconds > PAUSE else LOOK))
+    replace("flwr.supernode.start_client_internal", "time", lambda _: own)
+    # A site that was killed would count as there for a minute, in which it is not let in again.
+    for module in ("flwr.supercore.heartbeat", "flwr.supernode.fleet_http_connection"):
+        replace(module, "HEARTBEAT_DEFAULT_INTERVAL", lambda _: BEAT)
+    # Flower does not log why an attempt to reach the server failed.
+    replace("flwr.supernode.fleet_http_connection", "make_simple_http_retry_invoker", _telling)
+
+
+def patch_executor(executor: Any) -> None:
+    # Flower's own executors start a new Python for every message; a fork of ours has everything imported.
+    replace("flwr.supercore.superexec.run_superexec", "get_executor", lambda _: lambda *_, **__: executor)
+
+
+def patch_clientapp(app: Any) -> None:
+    """In a forked child, whose parent has Flower's connection and exit handlers."""
+    from flwr.app import Error
+    from flwr.supercore.exit import exit_handler
+
+    module = "flwr.supernode.runtime.run_clientapp"
+    # What code runs at a site is decided at the site: the server's bundle is neither installed nor loaded.
+    replace(module, "install_from_fab", lambda _: lambda *_, **__: None)
+    replace(module, "get_load_client_app_fn", lambda _: lambda **_: lambda *_: app)
+    # Flower would send the exception's text to the server.
+    replace(module, "Error", lambda _: lambda code, reason: Error(code, ""))
+    # The parent's connection is not the child's to close.
+    exit_handler.registered_exit_handlers.clear()
+
+
+def _telling(make: Callable[[], Any]) -> Callable[[], Any]:
+    """Have what Flower tries again with log the reason of each failure before it is dealt with."""
+    from flwr.supercore import log
+    from httpx import TransportError
+
+    def made() -> Any:
+        invoker = make()
+        hopeless = invoker.should_giveup
+
+        def told(error: Exception) -> bool:
+            what = "Connection attempt failed" if isinstance(error, TransportError) else "Request refused"
+            log(logging.WARNING, "%s: %s", what, " ".join(str(error).split()) or type(error).__name__)
+            return bool(hopeless(error))
+
+        invoker.should_giveup = told
+        return invoker
+
+    return made
+
+
+def replace(module: str, name: str, new: Callable[[Any], Any]) -> None:
+    """Put ``new(what Flower has there)`` in its place."""
+    found = importlib.import_module(module)
+    if not hasattr(found, name):
+        version = importlib.metadata.version("flwr")
+        raise FedekdError(f"flwr {version} has no {module}.{name}; install one that fedekd knows: flwr>=1.41,<1.42")
+    setattr(found, name, new(getattr(found, name)))

@@ -1,0 +1,93 @@
+"""What the server sets for everyone: the method and how it is trained. Sites keep it as agreed when they join."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from typing import Any
+
+from fedekd import methods, models
+from fedekd.engines.job import Training
+from fedekd.errors import FedekdError
+from fedekd.flower.settings import COMPRESSIONS, ServerSettings
+from fedekd.methods.base import Method
+from fedekd.settings import CHOICES
+
+MOST = 100_000  # rounds, epochs or samples per batch: more is a mistake, or an attack
+
+
+@dataclass(frozen=True)
+class Terms:
+    method: str
+    rounds: int
+    epochs: int
+    batch_size: int
+    lr: float
+    optimizer: str
+    weighting: str
+    seed: int
+    compression: str = "none"
+    proxy: str | None = None
+    private: str | None = None
+    participation: float = 1.0
+    public: str | None = None
+    """Fingerprint of the rows that everybody holds."""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, server: ServerSettings, public: str | None = None) -> Terms:
+        return cls(**{**{f.name: getattr(server, f.name) for f in fields(cls)}, "public": public})
+
+    @classmethod
+    def usual(cls) -> Terms:
+        """Of a server whose file leaves them out."""
+        named = {f.name for f in fields(cls)}
+        defaults = {f.name: f.default for f in fields(ServerSettings) if f.name in named and f.default is not MISSING}
+        return cls(**defaults)
+
+    def text(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def parse(cls, text: str) -> Terms:
+        """The terms as another machine sends them."""
+        try:
+            terms = cls(**json.loads(text))
+            for name in ("rounds", "epochs", "batch_size"):
+                value = getattr(terms, name)
+                if type(value) is not int or not 1 <= value <= MOST:
+                    raise ValueError(f"{name} is {value!r}")
+            if type(terms.seed) is not int or not 0 < terms.lr < float("inf") or not isinstance(terms.parameters, dict):
+                raise ValueError("seed, lr or parameters")
+            if type(terms.participation) not in (int, float) or not 0 < terms.participation <= 1:
+                raise ValueError(f"participation is {terms.participation!r}")
+            for name, known in (("optimizer", None), ("weighting", None), ("compression", COMPRESSIONS)):
+                if getattr(terms, name) not in (known or CHOICES[name]):
+                    raise ValueError(f"{name} is {getattr(terms, name)!r}")
+            texts = (terms.method, terms.proxy or "", terms.private or "", terms.public or "")
+            if not all(isinstance(text, str) for text in texts):
+                raise ValueError("a name is no text")
+        except (ValueError, TypeError) as error:
+            raise FedekdError(
+                f"the server's terms cannot be read ({error}); is its fedekd of another version?"
+            ) from None
+        return terms
+
+    def make_method(self) -> Method:
+        return methods.get(self.method, **self.parameters)
+
+    def training(self, device: str = "cpu") -> Training:
+        return Training(
+            self.rounds, self.epochs, self.batch_size, self.lr, self.optimizer, self.weighting, device,
+            participation=self.participation,
+        )  # fmt: skip
+
+    def factory(self, role: str) -> models.Factory:
+        """As in a simulation, a role of a method's own naming is built like a proxy."""
+        return models.factory("private", self.private) if role == "private" else models.factory("proxy", self.proxy)
+
+    def foreign(self) -> list[str]:
+        """What a site would have to import by a name that the server chose."""
+        method = [self.method] if ":" in self.method else []
+        return [*method, *(name for name in (self.proxy, self.private) if name is not None)]

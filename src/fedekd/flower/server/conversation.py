@@ -1,0 +1,220 @@
+"""The server's conversations with all sites at once: letting them join, visiting them, telling them the end.
+
+Each says who is to be asked now, what becomes of an answer and whether all is said; ``converse`` carries it over a
+``Transport`` and always ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Iterable
+from typing import Protocol
+
+from fedekd.errors import FedekdError
+from fedekd.flower.protocol.codes import StatusCode
+from fedekd.flower.protocol.wire import Payload
+from fedekd.flower.server.progress import Roster
+from fedekd.flower.settings import usable_name
+
+log = logging.getLogger("fedekd.server")
+PAUSE = 0.2  # seconds between two looks for answers
+LOST = 3  # answers that may be lost in one visit
+PARTING = 20.0  # seconds for all sites to hear that the federation is complete
+
+
+class TooFew(FedekdError):
+    """Not enough sites for now; the run can be tried again and goes on after the last complete visit."""
+
+
+class Transport(Protocol):
+    """Carries payloads to nodes, and their answers back."""
+
+    def online(self) -> set[int]: ...
+    def admitted(self) -> set[int]: ...  # whose keys are let in, online or not
+    def send(self, node: int, kind: str, payload: Payload) -> None: ...
+    def receive(self) -> list[tuple[int, Payload | None]]: ...  # None: this one will not be answered
+    def forget(self) -> None: ...  # answers to what was sent before are of no more use
+    def wait(self, seconds: float) -> None: ...
+
+
+class Conversation(Protocol):
+    """One round of questions: who is to be asked now, what becomes of an answer, whether all is said."""
+
+    def due(self, online: set[int]) -> Iterable[tuple[int, str, Payload]]: ...
+    def take(self, node: int, reply: Payload | None) -> None: ...
+    def done(self) -> bool: ...
+
+
+def converse(transport: Transport, conversation: Conversation, seconds: float) -> bool:
+    """Ask and listen until all is said; False if the time was up before."""
+    until = time.monotonic() + seconds
+    transport.forget()
+    while True:
+        for node, kind, payload in list(conversation.due(transport.online())):
+            transport.send(node, kind, payload)
+        for node, reply in transport.receive():
+            conversation.take(node, reply)
+        if conversation.done():
+            return True
+        if time.monotonic() > until:
+            return False
+        transport.wait(PAUSE)
+
+
+def code_of(reply: Payload) -> StatusCode:
+    try:
+        return StatusCode(int(reply.words["code"]))
+    except (KeyError, ValueError, TypeError):
+        return StatusCode.FAULT
+
+
+class JoinRequests:
+    """Asks every node that is there and not yet known. ``expected``: how many sites to wait for, 0 for none."""
+
+    def __init__(self, roster: Roster, away: set[int], payload: Payload, expected: int) -> None:
+        self.roster, self.away, self.payload, self.expected = roster, away, payload, expected
+        self.asked: set[int] = set()
+        self.names: dict[int, str] = {}
+
+    def due(self, online: set[int]) -> Iterable[tuple[int, str, Payload]]:
+        self.away &= online  # one that was restarted may have been mended, and is asked again
+        known = set(self.roster.nodes.values())
+        for node in sorted(online - known - self.away - self.asked):
+            self.asked.add(node)
+            yield node, "join", self.payload
+
+    def take(self, node: int, reply: Payload | None) -> None:
+        if reply is None:
+            self.asked.discard(node)
+            return
+        name, code = str(reply.words.get("name", "")), code_of(reply)
+        if code == StatusCode.DONE:
+            self.names[node] = name
+            if self.expected:
+                log.info(
+                    "%s is ready; %d of %d sites are here",
+                    usable_name(name) or f"node {node}",
+                    self._there(),
+                    self.expected,
+                )
+        else:
+            self.away.add(node)
+            log.warning("%s cannot join: %s", usable_name(name) or f"node {node}", code.meaning)
+
+    def done(self) -> bool:
+        return self.asked <= set(self.names) | self.away and self._there() >= self.expected
+
+    def _there(self) -> int:
+        return len(self.roster.nodes) + len(self.names) + len(self.away)
+
+    def close(self, admitted: Container[int]) -> None:
+        """Enter all that agreed, at once: numbers go by name, not by who was quickest.
+
+        One that is there and says nothing is not waited for again.
+        """
+        for node in self.asked - set(self.names) - self.away:
+            self.away.add(node)
+            log.warning("node %d does not answer; it is asked again after a restart", node)
+        for node, reason in self.roster.admit(self.names, admitted).items():
+            self.away.add(node)
+            log.warning("turned away: %s", reason)
+        for node in self.names:
+            if (name := self.roster.name(node)) is not None:
+                log.info("%s has joined", name)
+
+
+class VisitRequests:
+    """Asks the sites ``wanted``, and waits for those of them that answered when they were last asked (``current``).
+
+    ``payload(name, whole)`` is what one of them is sent; ``whole`` where it has lost what a difference is made to.
+    ``away`` are the nodes that could not join: one that is not there now was restarted, and is no longer among them.
+    """
+
+    def __init__(
+        self,
+        roster: Roster,
+        away: set[int],
+        wanted: Collection[str],
+        current: Collection[str],
+        payload: Callable[[str, bool], Payload],
+        failed: Callable[[str, str], None],
+    ) -> None:
+        self.roster, self.away, self.payload, self.failed = roster, away, payload, failed
+        self.wanted = set(wanted)
+        self.expected = set(current) & self.wanted
+        self.behind: set[str] = set()
+        self.asked: set[str] = set()
+        self.gone: set[str] = set()
+        self.lost: Counter[str] = Counter()
+        self.replies: dict[str, Payload] = {}
+        self.bytes_up = self.bytes_down = 0
+
+    def due(self, online: set[int]) -> Iterable[tuple[int, str, Payload]]:
+        self.away &= online
+        first = not self.asked
+        for name, node in sorted(self.roster.nodes.items()):
+            if node not in online or name not in self.wanted or name in self.asked | self.gone | set(self.replies):
+                continue
+            if name not in self.expected and not first:
+                continue  # it was away when the visit began, and at the one before: its turn is the next
+            self.expected.add(name)
+            self.asked.add(name)
+            payload = self.payload(name, name in self.behind)
+            self.bytes_down += payload.size
+            yield node, "visit", Payload({**payload.words, "number": self.roster.numbers[name]}, payload.models)
+
+    def take(self, node: int, reply: Payload | None) -> None:
+        name = self.roster.name(node)
+        if name is None or name in self.replies:
+            return
+        if reply is None:
+            self.asked.discard(name)
+            self.lost[name] += 1
+            if self.lost[name] == LOST:
+                self._fails(name, "its app crashes, or its connection breaks off again and again")
+            return
+        self.bytes_up += reply.size
+        code = code_of(reply)
+        if code == StatusCode.DONE:
+            self.replies[name] = reply
+        elif code == StatusCode.BEHIND and name not in self.behind:
+            self.behind.add(name)
+            self.asked.discard(name)
+        else:
+            self._fails(name, code.meaning)
+            if code == StatusCode.UNKNOWN:
+                self.roster.forget(name)
+
+    def _fails(self, name: str, reason: str) -> None:
+        self.gone.add(name)
+        self.failed(name, reason)
+
+    def done(self) -> bool:
+        return bool(self.asked or self.gone) and not self.late
+
+    @property
+    def late(self) -> list[str]:
+        return sorted(self.expected - set(self.replies) - self.gone)
+
+
+class EndNotices:
+    """Tells the sites that the federation is complete. Who does not hear it stays until it gives up."""
+
+    def __init__(self, roster: Roster, payload: Payload) -> None:
+        self.nodes, self.payload = set(roster.nodes.values()), payload
+        self.told: set[int] = set()
+        self.heard: set[int] = set()
+
+    def due(self, online: set[int]) -> Iterable[tuple[int, str, Payload]]:
+        self.nodes &= online
+        for node in sorted(self.nodes - self.told):
+            self.told.add(node)
+            yield node, "end", self.payload
+
+    def take(self, node: int, reply: Payload | None) -> None:
+        self.heard.add(node)
+
+    def done(self) -> bool:
+        return self.nodes <= self.heard

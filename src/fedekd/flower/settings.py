@@ -1,0 +1,320 @@
+"""``server.toml`` and ``site.toml`` as frozen dataclasses.
+
+Every key is explained where the file is written (``toml_text``) and checked when it is read.
+"""
+
+# ruff: noqa: RUF009  (entry makes a dataclass field)
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedekd.errors import FedekdError, unknown
+from fedekd.settings import CHOICES, read_toml
+
+T = TypeVar("T")
+COMPRESSIONS = ("none", "fp16", "int8")
+STARTING = 120.0  # seconds from the start of `fedekd server run` until sites are asked, and to spare
+COMBINATIONS = ("mean", "median", "trimmed", "krum")
+SHARED = ("n", "metric", "delta")
+ENDED = "ended"  # file in state/FEDERATION: the server has said that the federation is complete
+GUARANTEES = ("the sent models, end to end", "the sent models, for a fixed private model only")
+
+
+def entry(
+    text: str,
+    default: Any = MISSING,
+    *,
+    choices: Sequence[str] = (),
+    low: float | None = None,
+    example: Any = None,
+    table: type | None = None,
+) -> Any:
+    """A field with the comment that stands above it in the file. ``low`` is the least number allowed; ``example``
+    is shown, commented out, where the key is left out; ``table`` is the dataclass of a TOML table."""
+    options = {"text": text, "choices": tuple(choices), "low": low, "example": example, "table": table}
+    if default == {}:
+        return field(default_factory=dict, metadata=options)
+    return field(metadata=options) if default is MISSING else field(default=default, metadata=options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    address: str = entry("the address that sites use, host:port; the certificate must name this host")
+    listen: str = entry("where to listen; 0.0.0.0 for all networks of this machine", "0.0.0.0")
+    ca: Path = entry("certificate of the authority that signed the certificate; every site gets a copy")
+    certificate: Path = entry("the server's certificate")
+    key: Path = entry("the server's private key")
+    nodes: Path = entry("folder of the sites' public keys, NAME.pub; only these sites are let in")
+    state: Path = entry("folder for finished rounds, the report and Flower's database")
+    method: str = entry("what to train; `fedekd methods` lists the names", "fedekd")
+    rounds: int = entry("communication rounds", 10, low=1)
+    epochs: int = entry("local epochs per round", 2, low=1)
+    batch_size: int = entry("samples per batch", 32, low=1)
+    lr: float = entry("learning rate", 1e-3)
+    optimizer: str = entry(
+        "adam, sgd or momentum (sgd with momentum 0.9), fresh each round", "adam", choices=CHOICES["optimizer"]
+    )
+    participation: float = entry("share of the sites that take part in a round, drawn anew each time", 1.0)
+    seed: int = entry("of the initial weights and the batches", 0, low=0)
+    min_sites: int = entry("a round counts if at least so many sites answered", 2, low=1)
+    deadline: float = entry("seconds a round waits for its sites", 3600.0, low=1)
+    largest: float = entry("megabytes that one site's message may have; more is not taken", 1000.0, low=0.1)
+    compression: str = entry("of what is sent: none, fp16 or int8", "none", choices=COMPRESSIONS)
+    combine: str = entry(
+        "how the sites' models become one: mean; or, of three and more, median, trimmed or krum",
+        "mean",
+        choices=COMBINATIONS,
+    )
+    weighting: str = entry(
+        "of the mean: uniform, or by the samples of each site", "uniform", choices=CHOICES["weighting"]
+    )
+    proxy: str | None = entry(
+        "own proxy model: package.module:function(shape, outputs), installed or beside this file; else a built-in",
+        None,
+        example="hospital.models:proxy",
+    )
+    private: str | None = entry(
+        "where a method averages private models: the factory of all sites; the built-in one if left out",
+        None,
+        example="hospital.models:private",
+    )
+    schema: Path | None = entry(
+        "file that says what a row looks like; sites check their data against it", None, example="schema.json"
+    )
+    public: Path | None = entry(
+        "rows that server and sites all hold, for methods that need them: a .npz, .csv or folder; sites check theirs",
+        None,
+        example="public.npz",
+    )
+    target: str | None = entry("target column of a .csv of public rows", None, example="outcome")
+    give_up: float = entry("seconds without progress after which `fedekd server run` ends", 10800.0, low=1)
+    parameters: Mapping[str, Any] = entry(
+        "the method's own parameters, as `fedekd methods` lists them", {}, example={"beta": 1.0}
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Privacy:
+    """Differential privacy of what leaves the site.
+
+    How it prints is part of the key that noise is drawn from: under another name what was paid for is paid for again.
+    """
+
+    epsilon: float = entry("the whole run's privacy budget")
+    delta: float = entry("chance that the budget does not hold; below 1/rows", 1e-5)
+    clip: float = entry("largest norm of one sample's gradient", 1.0)
+    teacher: str = entry(
+        'what the proxy learns from: "labels", or "private" for the method\'s own loss, which weakens the guarantee',
+        "labels",
+        choices=("labels", "private"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteSettings:
+    name: str = entry("the site's name, as others see it in the report")
+    server: str = entry("the server's address, host:port")
+    ca: Path = entry("certificate of the authority that signed the server's certificate")
+    key: Path = entry("this site's private key; its .pub half is known to the server")
+    state: Path = entry("folder for the private model and what else the site keeps between rounds")
+    data: str = entry("the site's rows: a .csv, .npz or folder, a dataset's name, or package.module:loader")
+    target: str | None = entry("target column of a .csv", None, example="outcome")
+    public: Path | None = entry(
+        "the public rows that the server names, where a method needs them: a .npz, .csv or folder",
+        None,
+        example="public.npz",
+    )
+    task: str | None = entry("where the data does not say", None, choices=CHOICES["task"], example="regression")
+    private: str | None = entry(
+        "own private model: package.module:function(shape, outputs), installed or beside this file; else a built-in",
+        None,
+        example="hospital.models:private",
+    )
+    share: tuple[str, ...] = entry(
+        "numbers that may leave the site for the report: n, metric, delta; [] keeps them all", SHARED, choices=SHARED
+    )
+    leave: tuple[str, ...] = entry(
+        'what may leave the site, by the name of its exchange: "proxy"; "private" for methods that average private '
+        'models; else as the method calls it, such as "prototypes" or "logits"',
+        ("proxy",),
+    )
+    trusts: tuple[str, ...] = entry(
+        "package.module:name of a proxy, a model or a method that the server may have this site import", ()
+    )
+    local: str = entry('training alone, to compare with: "train", or a file with weights trained before', "train")
+    device: str = entry("cpu, cuda or cuda:N", "cpu")
+    threads: int = entry("threads for training; 0 takes all cores", 0, low=0)
+    port: int = entry("a free port on this machine, open to this machine only", 9094, low=1)
+    largest: float = entry("megabytes that an answer of the server may have that is no model", 1000.0, low=0.1)
+    longest: float = entry("seconds that the work for one message may take before it is broken off", 86400.0, low=1)
+    give_up: float = entry("seconds without a connection after which `fedekd site run` ends", 3600.0, low=1)
+    dp: Privacy | None = entry(
+        "differential privacy of what leaves; none if left out",
+        None,
+        table=Privacy,
+        example={"epsilon": 8.0, "delta": 1e-5, "clip": 1.0, "teacher": "labels"},
+    )
+
+
+# --- reading -------------------------------------------------------------------------------------------------------
+
+
+def read_server(path: str | Path) -> ServerSettings:
+    server = _read(ServerSettings, path)
+    file = Path(path).expanduser().absolute()
+    checked_address(server.address, f"{file}: address")
+    if server.lr <= 0:
+        raise FedekdError(f"{file}: lr must be a number > 0, got {server.lr:g}")
+    if not 0 < server.participation <= 1:
+        raise FedekdError(f"{file}: participation must be above 0 and at most 1, got {server.participation:g}")
+    if server.give_up < (least := 2 * server.deadline + STARTING):
+        raise FedekdError(
+            f"{file}: give_up must be at least {least:g} s, got {server.give_up:g}: a healthy round may wait one "
+            f"deadline ({server.deadline:g} s) for a site to join and one for an answer"
+        )
+    if server.combine != "mean" and server.weighting != "uniform":
+        raise FedekdError(f'{file}: combine = {server.combine!r} knows no weights; set weighting = "uniform"')
+    if server.combine != "mean" and server.min_sites < 3:
+        raise FedekdError(
+            f"{file}: combine = {server.combine!r} cannot tell which of two sites is wrong; set min_sites to 3 or "
+            f'more, got {server.min_sites}, or combine = "mean"'
+        )
+    return server
+
+
+def read_site(path: str | Path) -> SiteSettings:
+    site = _read(SiteSettings, path)
+    file = Path(path).expanduser().absolute()
+    checked_name(site.name, file)
+    checked_address(site.server, f"{file}: server")
+    if site.port > 65535:
+        raise FedekdError(f"{file}: port must be at most 65535, got {site.port}")
+    if site.dp and not (site.dp.epsilon > 0 and 0 < site.dp.delta < 1 and site.dp.clip > 0):
+        raise FedekdError(f"{file}: [dp] needs epsilon > 0, 0 < delta < 1 and clip > 0, got {site.dp}")
+    local = site.local if site.local == "train" else str(file.parent / Path(site.local).expanduser())
+    return replace(site, data=_located(site.data, file.parent), local=local)
+
+
+def _located(data: str, folder: Path) -> str:
+    """A path from the file's own folder; a dataset's name or a loader stays as it is."""
+    path = folder / Path(data).expanduser()
+    is_path = "/" in data or Path(data).suffix.lower() in (".csv", ".npz") or path.exists()
+    return str(path) if is_path else data
+
+
+def checked_address(text: str, what: str) -> tuple[str, int]:
+    """Host and port of ``host:port`` or ``[IPv6]:port``."""
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not re.fullmatch(r"[A-Za-z0-9.:_-]+", host) or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise FedekdError(f"{what} must look like fed.example.org:8000, got {text!r}")
+    return host, int(port)
+
+
+def checked_name(name: str, where: Path | str) -> str:
+    """A site's name, which is also a file's name."""
+    if not usable_name(name):
+        raise FedekdError(f"{where}: a site's name has letters, digits, . _ - and at most 63 of them, got {name!r}")
+    return name
+
+
+def usable_name(name: str) -> str:
+    """The name, or nothing where it is not one."""
+    return name if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", name) else ""
+
+
+# --- any TOML file as a dataclass ----------------------------------------------------------------------------------
+
+
+def _read(cls: type[T], path: str | Path) -> T:
+    """The file's content, checked; paths in it are taken from the file's own folder."""
+    path = Path(path).expanduser().absolute()
+    if path.is_dir():
+        raise FedekdError(f"{path} is a folder; name the file in it")
+    return _filled(cls, read_toml(path), path, "")
+
+
+def _filled(cls: type[T], content: Mapping[str, Any], path: Path, table: str) -> T:
+    known = {f.name: f for f in fields(cls) if f.metadata}  # type: ignore[arg-type]
+    for name in content:
+        if name not in known:
+            raise unknown(f"key in {path}", f"{table}{name}", [f"{table}{name}" for name in known])
+    values = {}
+    for name, f in known.items():
+        if name in content:
+            values[name] = _value(f, content[name], path, f"{table}{name}")
+        elif f.default is MISSING and f.default_factory is MISSING:
+            raise FedekdError(f"{path}: {table}{name} is missing; it is: {f.metadata['text']}")
+    return cls(**values)
+
+
+def _value(f: dataclasses.Field, given: Any, path: Path, name: str) -> Any:
+    kind = str(f.type).removesuffix(" | None")
+    if f.metadata["table"] is not None:
+        if not isinstance(given, Mapping):
+            raise FedekdError(f"{path}: {name} must be a table [{name}], got {given!r}")
+        return _filled(f.metadata["table"], given, path, f"{name}.")
+    number = isinstance(given, (int, float)) and not isinstance(given, bool) and math.isfinite(given)
+    fits, wanted = {
+        "str": (isinstance(given, str) and given != "", "a text in quotes"),
+        "Path": (isinstance(given, str) and given != "", "a path in quotes"),
+        "int": (number and isinstance(given, int), "a whole number"),
+        "float": (number, "a number"),
+        "tuple[str, ...]": (_texts(given), "a list of texts such as [\"a\", \"b\"]"),
+        "Mapping[str, Any]": (isinstance(given, Mapping), f"a table [{name}]"),
+    }[kind]  # fmt: skip
+    if not fits:
+        raise FedekdError(f"{path}: {name} must be {wanted}, got {given!r}; it is: {f.metadata['text']}")
+    low, choices = f.metadata["low"], f.metadata["choices"]
+    if low is not None and given < low:
+        raise FedekdError(f"{path}: {name} must be at least {low:g}, got {given!r}")
+    for one in [given] if isinstance(given, str) else given if kind.startswith("tuple") else []:
+        if choices and one not in choices:
+            raise FedekdError(f"{path}: {unknown(name, one, choices)}")
+    if kind == "Path":
+        return Path(os.path.normpath(path.parent / Path(given).expanduser()))
+    return float(given) if kind == "float" else tuple(given) if kind.startswith("tuple") else given
+
+
+def _texts(given: Any) -> bool:
+    return isinstance(given, list) and all(isinstance(one, str) for one in given)
+
+
+def toml_text(cls: type, title: str, values: Mapping[str, Any]) -> str:
+    """The file with every key of ``cls``: those in ``values``, else the defaults, else commented out."""
+    lines = [f"# {title}"]
+    tables: list[str] = []
+    for f in fields(cls):
+        if not f.metadata:
+            continue
+        value = values.get(f.name, None if f.default is MISSING else f.default)
+        table = f.metadata["table"] is not None or str(f.type).startswith("Mapping")
+        (tables if table else lines).extend(["", f"# {f.metadata['text']}", *_lines(f, value, table)])
+    content = "\n".join([*lines, *tables]) + "\n"
+    tomllib.loads(content)
+    return content
+
+
+def _lines(f: dataclasses.Field, value: Any, table: bool) -> list[str]:
+    shown = value if value is not None else f.metadata["example"]
+    off = "" if value is not None else "# "
+    if table:
+        return [f"{off}[{f.name}]", *(f"{off}{name} = {toml_value(one)}" for name, one in (shown or {}).items())]
+    return [f"{off}{f.name} = {toml_value('' if shown is None else shown)}"]
+
+
+def toml_value(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    if isinstance(value, (bool, int, float)):
+        return json.dumps(value)
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

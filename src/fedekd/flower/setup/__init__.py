@@ -1,0 +1,1 @@
+"""Before a federation runs: folders, keys, certificates, and everything that can be found wrong."""

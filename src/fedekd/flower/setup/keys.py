@@ -1,0 +1,115 @@
+"""The sites' node keys, and the secrets between processes of one machine.
+
+A file that exists is never overwritten, and a private one is readable by its owner alone from its first byte on.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedekd.errors import FedekdError
+from fedekd.files import write_new
+from fedekd.flower import need_flower
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+
+
+def make_node_key(path: Path) -> Path:
+    """A site's private key (ECDSA P-384, OpenSSH, as Flower reads it) at ``path``; returns the public half's path."""
+    need_flower()
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    key = ec.generate_private_key(ec.SECP384R1())
+    public = path.with_name(f"{path.name}.pub")
+    if public.exists():
+        raise FedekdError(f"{public} exists; it is kept: move it away, or name another file")
+    write_new(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), private=True)
+    return write_new(public, public_line(key.public_key(), path.name))
+
+
+def renew_node_key(path: Path) -> Path:
+    """A new pair at ``path``, for whom the old one belonged to; that one stays beside it, each file as NAME.old."""
+    pair = [old for old in (path, path.with_name(f"{path.name}.pub")) if old.exists()]
+    for aside in (old.with_name(f"{old.name}.old") for old in pair):
+        if aside.exists():
+            raise FedekdError(f"{aside} exists; it is kept: move it away")
+    try:
+        owners = {old: old.rename(old.with_name(f"{old.name}.old")).stat() for old in pair}
+        public = make_node_key(path)
+        for new, old in owners.items():
+            os.chown(new, old.st_uid, old.st_gid)
+    except OSError as error:
+        raise FedekdError(f"cannot replace {path}: {error.strerror}; do it as its owner") from None
+    return public
+
+
+def public_line(key: EllipticCurvePublicKey, comment: str) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + f" {comment}\n".encode()
+
+
+def read_node_key(path: Path) -> EllipticCurvePrivateKey:
+    need_flower()
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+    try:
+        key = load_ssh_private_key(read_bytes(path, "`fedekd site key SITE.toml` makes one"), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise FedekdError(f"{path} is not an OpenSSH private key without a passphrase: {problem}") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
+        raise FedekdError(f"{path} is not an ECDSA P-384 key; `fedekd site key SITE.toml` makes one")
+    return key
+
+
+def read_public_key(path: Path) -> EllipticCurvePublicKey:
+    """A site's public key as its administrator sent it."""
+    need_flower()
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+
+    try:
+        key = load_ssh_public_key(read_bytes(path))
+    except (ValueError, UnsupportedAlgorithm):
+        raise FedekdError(f"{path} is not an OpenSSH public key; it begins with ecdsa-sha2-nistp384") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
+        raise FedekdError(f"{path} is not an ECDSA P-384 key; `fedekd site init` makes one")
+    return key
+
+
+def read_public_keys(folder: Path) -> tuple[dict[Path, EllipticCurvePublicKey], dict[Path, str]]:
+    """The sites' keys in a folder, NAME.pub each; and what cannot be read (a file, or the folder itself), with why."""
+    keys, unread = {}, {}
+    try:
+        files = sorted(path for path in folder.iterdir() if path.suffix == ".pub")
+    except OSError as error:
+        return {}, {folder: f"cannot read the folder {folder}: {error.strerror}; check `nodes`"}
+    for path in files:
+        try:
+            keys[path] = read_public_key(path)
+        except FedekdError as error:
+            unread[path] = str(error)
+    return keys, unread
+
+
+def renew_secret(path: Path) -> None:
+    """What a Flower process and those that work for it on the same machine know, and nobody else."""
+    path.unlink(missing_ok=True)
+    write_new(path, secrets.token_bytes(32), private=True)
+
+
+def read_bytes(path: Path, remedy: str = "") -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        remedy = "run this as its owner" if isinstance(error, PermissionError) else remedy
+        raise FedekdError(f"cannot read {path}: {error.strerror}" + (f"; {remedy}" if remedy else "")) from None

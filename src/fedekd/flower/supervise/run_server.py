@@ -1,0 +1,273 @@
+"""``fedekd server run``: a SuperLink, kept alive, and one federation run on it, submitted again until it is complete.
+
+Flower marks a run as failed when its SuperLink dies. The app keeps every finished round on disk, so that a new run
+goes on where the last one stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from fedekd.errors import FedekdError
+from fedekd.flower import need_flower
+from fedekd.flower.server import control
+from fedekd.flower.server.control import admit
+from fedekd.flower.settings import ServerSettings, checked_address, read_server
+from fedekd.flower.setup.certificates import check_certificate, local_address
+from fedekd.flower.setup.check import check_method, check_schema
+from fedekd.flower.setup.keys import read_public_keys, renew_secret
+from fedekd.flower.supervise.diagnosis import why_superlink_ended
+from fedekd.flower.supervise.launch import LARGEST, LAUNCH
+from fedekd.flower.supervise.logs import Tail
+from fedekd.flower.supervise.processes import Child, alone, command, environment, say, stop, stopping
+from fedekd.runs.federation_report import FederationReport, read_report
+
+STARTING = 60.0  # seconds a SuperLink may take to answer
+PAUSE = 2.0  # seconds before it is started again
+FAILURES = 3  # of a run that made no progress, before it counts as hopeless
+LOOK, ASK = 0.5, 2.0  # seconds between two looks at files and processes, and two questions to the SuperLink
+SILENT = 120.0  # seconds a living SuperLink may leave questions unanswered
+# What is written in the state folder at other times than a round's end.
+NO_PROGRESS = ("flower", "log", "report.json", "report.html", ".lock")
+
+
+def run_server(
+    path: str | Path,
+    *,
+    server_app: str = control.SERVER_APP,
+    client_app: str = control.CLIENT_APP,
+    say: Callable[[str], None] = say,
+) -> FederationReport:
+    """Run the federation to its end and return its report."""
+    need_flower()
+    server = read_server(path)
+    file = Path(path).expanduser().absolute()
+    with alone(server.state):
+        report = read_report(server.state)
+        if report and report.complete:
+            say(f"the federation is complete already; for another run set another `state` in {file}")
+            return report
+        (server.state / "report.json").unlink(missing_ok=True)  # what stopped the last run need not stop this one
+        _check(server, file)
+        return ServerSupervisor(server, file, (server_app, client_app), say).run()
+
+
+def _check(server: ServerSettings, file: Path) -> None:
+    """Raise for what would stop the federation later on, while nothing is lost yet."""
+    check_certificate(server)
+    for why in read_public_keys(server.nodes)[1].values():
+        raise FedekdError(f"{why}; mend it or take it away, and start again")
+    check_schema(server, file)
+    check_method(server, file)
+
+
+class ProcessDied(Exception):
+    """One of our processes ended, or does not answer."""
+
+
+class ServerSupervisor:
+    def __init__(self, server: ServerSettings, file: Path, apps: tuple[str, str], say: Callable[[str], None]) -> None:
+        self.server, self.file, self.apps, self.say = server, file, apps, say
+        self.folder = server.state / "flower"
+        self.secret = self.folder / "secret"
+        self.address = local_address(server)
+        self.children: list[Child] = []
+        self.told = Tail(server.state / "log", say)
+        self.progress = self._progress()
+        self.last_progress = time.monotonic()
+        self.failures = 0
+        self.keys: list[tuple[str, int, int]] | None = None  # as they lay in `nodes` when that was last looked through
+        self.problems: dict[Path, str] = {}  # with them, as they were said
+
+    def run(self) -> FederationReport:
+        with stopping(self.children):
+            while True:
+                try:
+                    with self.superlink():
+                        report = self._federation()
+                except ProcessDied as died:
+                    self._check_time(str(died))
+                    self.say(f"{died}; starting again")
+                    time.sleep(PAUSE)
+                    continue
+                self.told.look()
+                return report
+
+    @contextlib.contextmanager
+    def superlink(self) -> Iterator[None]:
+        """A SuperLink that answers, and the process that runs the ServerApp; both gone at the end."""
+        server = self.server
+        renew_secret(self.secret)
+        _, port = checked_address(server.address, "address")
+        env = environment(self.folder / "home", self.file.parent, **{LARGEST: str(int(server.largest * 1e6))})
+        link = Child(
+            "superlink",
+            command(
+                LAUNCH,
+                "superlink",
+                *("--ssl-certfile", str(server.certificate), "--ssl-keyfile", str(server.key)),
+                *("--ssl-ca-certfile", str(server.ca), "--enable-supernode-auth"),
+                *("--database", str(self.folder / "superlink.db"), "--disable-runtime-dependency-installation"),
+                *("--isolation", "process", "--superexec-auth-secret-file", str(self.secret)),
+                *("--host", server.listen, "--port", str(port)),
+            ),
+            self.folder / "superlink.log",
+            env,
+        )
+        self.children.append(link)
+        try:
+            self._wait_until_up(link)
+            self.children.append(
+                Child(
+                    "superexec",
+                    command(
+                        LAUNCH,
+                        "superexec",
+                        *("--runtime-api-address", self.address, "--root-certificates", str(server.ca)),
+                        *("--superexec-auth-secret-file", str(self.secret), "--parent-pid", str(link.process.pid)),
+                    ),
+                    self.folder / "superexec.log",
+                    env,
+                )
+            )
+            self.say(f"listening on {server.listen}:{port} for sites that connect to {server.address}")
+            yield
+        finally:
+            stop(self.children)
+            self.children.clear()
+
+    def _wait_until_up(self, link: Child) -> None:
+        end = time.monotonic() + STARTING
+        while True:
+            if link.code is not None:
+                free = shutil.disk_usage(self.folder).free
+                why = why_superlink_ended(link.lines(), self.server, free) or f"{_last(link)}; see {link.log}"
+                raise FedekdError(f"the SuperLink does not start: {why}")
+            try:
+                with control.connected(self.address, self.server.ca) as superlink:
+                    superlink.online()
+                return
+            except control.Unreachable as error:
+                if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                    raise FedekdError(
+                        f"{self.server.certificate} is not signed by {self.server.ca}, has expired or does not name "
+                        f"{self.address}: {error}"
+                    ) from None
+                if time.monotonic() > end:
+                    raise ProcessDied(f"the SuperLink does not answer after {STARTING:.0f} s ({error})") from None
+                time.sleep(0.3)
+
+    def _federation(self) -> FederationReport:
+        """Submit runs until one is complete."""
+        with self._calls() as superlink:
+            self.admit_sites(superlink)
+        while True:
+            with self._calls() as superlink:
+                run = superlink.submit({"server-file": str(self.file)}, *self.apps)
+            state = self._until_finished(run)
+            report = read_report(self.server.state)
+            if report and report.error:
+                self.told.look()
+                raise FedekdError(f"the federation stopped: {report.error}")
+            if state.outcome == "completed":
+                if report is None:
+                    raise FedekdError(f"the run ended and left no report; see {self.server.state}/log")
+                if report.complete:
+                    return report
+            self.failures += 1
+            why = " ".join(state.details.split()) or f"it ended as {state.outcome}"
+            if self.failures >= FAILURES:
+                raise FedekdError(
+                    f"the run failed {FAILURES} times without progress: {why}; see {self.server.state}/log"
+                )
+            self._check_time(why)
+            self.say(f"the run failed ({why}); submitting it again")
+
+    def _until_finished(self, run: int) -> control.RunState:
+        report = _changed(self.server.state / "report.json")
+        asked = answered = time.monotonic()
+        while True:
+            time.sleep(LOOK)
+            self.told.look()
+            for child in self.children:
+                if child.code is not None:
+                    raise ProcessDied(f"{child.name} ended ({_last(child)})")
+            now = time.monotonic()
+            if (progress := self._progress()) != self.progress:
+                self.progress, self.last_progress, self.failures = progress, now, 0
+            self._check_time("the run goes on, but no round has ended")
+            same = self.keys in (None, self._keys()) and _changed(self.server.state / "report.json") == report
+            if same and now < asked + ASK:
+                continue
+            asked = now
+            try:
+                with control.connected(self.address, self.server.ca) as superlink:
+                    self.admit_sites(superlink)
+                    state = superlink.state(run)
+            except control.Unreachable as error:
+                if now > answered + SILENT:
+                    raise ProcessDied(str(error)) from None
+                continue
+            answered = now
+            if state.status == "finished":
+                return state
+
+    @contextlib.contextmanager
+    def _calls(self) -> Iterator[control.Control]:
+        try:
+            with control.connected(self.address, self.server.ca) as superlink:
+                yield superlink
+        except control.Unreachable as error:
+            raise ProcessDied(str(error)) from None
+
+    def admit_sites(self, superlink: control.Control) -> None:
+        """Have the SuperLink know the keys in `nodes`, if they changed."""
+        if (keys := self._keys()) == self.keys:
+            return
+        found = admit(superlink, self.server.nodes)
+        self.keys = None if found.again else keys
+        for name in found.came:
+            self.say(f"site {name} may join" + (" with its new key; the old one is void" if name in found.gone else ""))
+        for name in found.gone:
+            if name not in found.came:
+                self.say(f"site {name} may no longer join; to come back it needs a new key (`fedekd site key` there)")
+        for file, why in found.problems.items():
+            if why != self.problems.get(file):
+                self.say(why)
+        self.problems = found.problems
+        if not keys and not found.problems:
+            self.say(f"no site may join yet: put the sites' public keys, NAME.pub, into {self.server.nodes}")
+
+    def _keys(self) -> list[tuple[str, int, int]]:
+        found = []
+        for path in sorted(self.server.nodes.glob("*.pub")):
+            with contextlib.suppress(OSError):
+                found.append((path.name, path.stat().st_mtime_ns, path.stat().st_size))
+        return found
+
+    def _progress(self) -> dict[str, int]:
+        """When the app last wrote each file it keeps: it writes one at the end of each round, and only then."""
+        times = {}
+        for path in self.server.state.rglob("*"):
+            if path.relative_to(self.server.state).parts[0] not in NO_PROGRESS:
+                with contextlib.suppress(FileNotFoundError):
+                    times[str(path)] = path.stat().st_mtime_ns
+        return times
+
+    def _check_time(self, why: str) -> None:
+        waited = time.monotonic() - self.last_progress
+        if waited > self.server.give_up:
+            raise FedekdError(f"no progress for {waited:.0f} s, given up: {why}; see {self.server.state}")
+
+
+def _changed(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+def _last(child: Child) -> str:
+    lines = [line.strip() for line in child.lines() if line.strip()]
+    return f"status {child.code}" + (f", {lines[-1][:200]}" if lines else "")

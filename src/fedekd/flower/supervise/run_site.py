@@ -1,0 +1,161 @@
+"""``fedekd site run``: a SuperNode and an executor, kept alive until they are told to end, the server has ended with
+its federation, or nothing helps any more.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fedekd.errors import FedekdError
+from fedekd.flower import need_flower
+from fedekd.flower.settings import ENDED, SiteSettings, read_site
+from fedekd.flower.setup.certificates import read_certificate
+from fedekd.flower.setup.keys import read_node_key, renew_secret
+from fedekd.flower.supervise.diagnosis import SILENT, log_of, why_not_connected, why_supernode_ended
+from fedekd.flower.supervise.executor import OWN_APP
+from fedekd.flower.supervise.launch import LAUNCH
+from fedekd.flower.supervise.logs import Tail
+from fedekd.flower.supervise.processes import Child, alone, command, environment, say, stopping
+
+PAUSE = 3.0  # seconds before a SuperNode is started again
+LOST = 60  # seconds a SuperNode tries to reach a server that does not answer before it is started anew
+LOOK = 0.5  # seconds between two looks at the processes
+YOUNG, CRASHES = 60, 5  # an executor that ends so young, so many times in a row, is broken
+
+
+def run_site(path: str | Path, *, app: str = OWN_APP, say: Callable[[str], None] = say) -> None:
+    """Join the federation and stay until the server has ended with it; anything else that ends it is an error."""
+    need_flower()
+    site = read_site(path)
+    file = Path(path).expanduser().absolute()
+    read_node_key(site.key)
+    read_certificate(site.ca, "get it from the server's administrator, or set another `ca`")
+    with alone(site.state):
+        SiteSupervisor(site, file, app, say).run()
+
+
+class SiteSupervisor:
+    def __init__(self, site: SiteSettings, file: Path, app: str, say: Callable[[str], None]) -> None:
+        self.site, self.file, self.app, self.say = site, file, app, say
+        self.folder = site.state / "flower"
+        self.secret = self.folder / "secret"
+        self.children: list[Child] = []
+        self.told = Tail(site.state / "log", lambda line: say(f"site {site.name}: {line}"))
+        self.connected, self.last_good = False, time.monotonic()
+        self.reasons: list[str] = []  # why there is no connection, as it was said since there last was one
+        self.ended = self._ended()  # before we started
+        self.over = False  # whether a federation has come to its end since we started
+        self.crashes = 0
+
+    def run(self) -> None:
+        renew_secret(self.secret)
+        with stopping(self.children):
+            self.say(f"site {self.site.name}: connecting to {self.site.server}")
+            node, executor = self.start_node(), self.start_executor()
+            while True:
+                time.sleep(LOOK)
+                self._look_at(node)
+                if executor.code is not None:
+                    executor = self._restart_executor(executor)
+                if node.code is not None:
+                    if self.connected:  # its work in hand is lost: nobody shall finish it beside the next one
+                        self._end(executor)
+                        executor = self.start_executor()
+                    if self.over and why_supernode_ended(node).startswith(SILENT):
+                        self.told.look()
+                        self.say(f"site {self.site.name}: the server has ended, and so does this site")
+                        return
+                    node = self._restart_node(node)
+
+    def _look_at(self, node: Child) -> None:
+        self.told.look()
+        if not self.connected and any("SuperNode ID" in line for line in node.lines()):
+            self.connected, self.reasons = True, []
+            self.say(f"site {self.site.name}: connected")
+        if self.connected:
+            self.last_good = time.monotonic()
+        elif reason := why_not_connected(log_of(node)):
+            self._say_why(reason)
+        self.over = self.over or bool(self._ended() - self.ended)
+        waited = time.monotonic() - self.last_good
+        if waited > self.site.give_up:
+            reason = (
+                why_not_connected(log_of(node)) or (self.reasons or [why_supernode_ended(node)])[-1]
+            )  # a new one knows none yet
+            raise FedekdError(
+                f"site {self.site.name}: no connection with {self.site.server} for {waited:.0f} s, given up: "
+                f"{reason}; `fedekd site check {self.file}` says more"
+            )
+
+    def _ended(self) -> set[Path]:
+        """The federations of which the server has said that they are complete."""
+        return {path.parent for path in self.site.state.glob(f"*/{ENDED}")}
+
+    def _restart_node(self, node: Child) -> Child:
+        self._end(node)
+        self.connected = False
+        self._say_why(why_supernode_ended(node))
+        time.sleep(PAUSE)
+        return self.start_node()
+
+    def _say_why(self, reason: str) -> None:
+        """Each reason once, until there is a connection again."""
+        if reason not in self.reasons:
+            self.reasons.append(reason)
+            if self.over and reason.startswith(SILENT):  # no wonder
+                return
+            left = self.site.give_up - (time.monotonic() - self.last_good)
+            self.say(
+                f"site {self.site.name}: {reason}; trying again for {left:.0f} s; "
+                f"`fedekd site check {self.file}` says more"
+            )
+
+    def _restart_executor(self, executor: Child) -> Child:
+        self._end(executor)
+        self.crashes = self.crashes + 1 if time.monotonic() - executor.born < YOUNG else 1
+        last = (executor.lines() or [f"status {executor.code}"])[-1]
+        if self.crashes >= CRASHES:
+            raise FedekdError(f"site {self.site.name}: the app does not start: {last}; see {executor.log}")
+        self.say(f"site {self.site.name}: the executor ended ({last}) and is started again")
+        time.sleep(LOOK)
+        return self.start_executor()
+
+    def _end(self, child: Child) -> None:
+        child.reap()
+        self.children.remove(child)
+
+    def start_node(self) -> Child:
+        site = self.site
+        child = Child(
+            "supernode",
+            command(
+                LAUNCH,
+                "supernode",
+                *("--superlink", site.server, "--root-certificates", str(site.ca)),
+                *("--auth-supernode-private-key", str(site.key), "--max-wait-time", str(LOST)),
+                *("--node-config", f'site-file="{self.file}"'),
+                *("--isolation", "process", "--superexec-auth-secret-file", str(self.secret)),
+                *("--host", "127.0.0.1", "--port", str(site.port)),
+            ),
+            self.folder / "supernode.log",
+            environment(self.folder / "home", self.file.parent),
+        )
+        self.children.append(child)
+        return child
+
+    def start_executor(self) -> Child:
+        threads = str(self.site.threads or os.cpu_count() or 1)
+        child = Child(
+            "executor",
+            command(
+                "fedekd.flower.supervise.executor",
+                *("--address", f"127.0.0.1:{self.site.port}", "--secret", str(self.secret), "--app", self.app),
+            ),
+            self.folder / "executor.log",
+            environment(self.folder / "home", self.file.parent, OMP_NUM_THREADS=threads),
+        )
+        self.children.append(child)
+        return child
