@@ -10,30 +10,31 @@ from fedekd.errors import FedekdError
 from fedekd.report.figures import write_figures
 
 RUN = {"clients", "methods", "learning", "holdings", "trust", "reliability", "communication", "time"}
-BEGINS = {"pdf": b"%PDF", "svg": b"<?xml", "png": b"\x89PNG"}
+BEGINS = {"pdf": b"%PDF", "svg": b"<svg", "png": b"\x89PNG"}
 
 
 @pytest.mark.parametrize(("format", "metric"), [("pdf", "accuracy"), ("svg", "rmse"), ("png", "accuracy")])
 def test_a_run_gives_all_its_figures(tmp_path, result, format, metric):
-    paths = write_figures(save(tmp_path, result(3, 2, metric=metric).records), format)
-    assert {path.stem for path in paths} == RUN
+    *paths, captions = write_figures(save(tmp_path, result(3, 2, metric=metric).records), format)
+    assert {path.stem for path in paths} >= RUN
+    assert captions.read_text(encoding="utf-8").count("## ") == len(paths)
     assert all(path.parent == tmp_path / "figures" and path.suffix == f".{format}" for path in paths)
     assert all(path.read_bytes().startswith(BEGINS[format]) for path in paths)
 
 
 def test_fonts_are_in_the_file(tmp_path, result):
     folder = save(tmp_path, result(2, 1).records, details=False)
-    for path in write_figures(folder, "pdf"):
+    for path in write_figures(folder, "pdf")[:-1]:
         content = path.read_bytes()
         assert b"/FontFile2" in content  # TrueType
         assert b"/Type3" not in content
-    for path in write_figures(folder, "svg"):
+    for path in write_figures(folder, "svg")[:-1]:
         assert b"<text" in path.read_bytes()
 
 
 def test_the_same_results_give_the_same_bytes(tmp_path, result):
     folder = save(tmp_path, result(2, 2).records, details=False)
-    for format in ("pdf", "svg"):
+    for format in ("png", "svg"):
         first, again = (write_figures(folder, format, tmp_path / name) for name in ("one", "two"))
         assert all(a.read_bytes() == b.read_bytes() for a, b in zip(first, again, strict=True))
 
@@ -47,15 +48,15 @@ def test_a_name_is_text_and_never_mathematics(tmp_path, record):
 
 
 def test_what_left_no_details_is_left_out(tmp_path, result):
-    paths = write_figures(save(tmp_path, result(2, 1).records, details=False), "png")
+    *paths, _ = write_figures(save(tmp_path, result(2, 1).records, details=False), "png")
     assert {path.stem for path in paths} == {"clients", "methods", "communication", "time"}
 
 
 def test_a_study_gives_the_papers_figures(tmp_path):
     names = {path.stem for path in write_figures(PAPER, "svg", tmp_path)}
-    assert {"results-classification-alpha0.1", "results-regression-alpha0.1", "heat-classification"} <= names
+    assert {"results-cifar10-0.1", "results-retinamnist-0.3", "heat-classification", "grid-regression"} <= names
     assert {"sweep-classification-fedekd-beta", "sweep-classification-fedekd-lambda_kd"} <= names
-    assert "agreement-neg_transfer_main" in names
+    assert "agreement-Avg_classification" in names
     with pytest.raises(FedekdError, match="one run"):
         write_figures(PAPER, "svg", tmp_path, method="fedekd")
 
@@ -63,7 +64,7 @@ def test_a_study_gives_the_papers_figures(tmp_path):
 def test_the_command_takes_a_method_and_a_seed_that_are_there(tmp_path, result, capsys):
     folder = save(tmp_path, result(2, 2).records)
     assert main(["figures", str(folder), "--format", "svg", "--method", "fedavg", "--seed", "1"]) == 0
-    assert "fedavg: alone" in (folder / "figures" / "clients.svg").read_text(encoding="utf-8")
+    assert "fedavg: Client by client" in (folder / "figures" / "clients.svg").read_text(encoding="utf-8")
     assert main(["figures", str(folder), "--method", "fedprox"]) == 2
     assert main(["figures", str(folder), "--seed", "7"]) == 2
     assert "there are 0, 1" in capsys.readouterr().err

@@ -1,60 +1,132 @@
-"""The report's charts as files for a manuscript: PDF, SVG or PNG."""
+"""The report's charts as files for a manuscript: PDF, SVG or PNG, drawn from the page's own specifications."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from fedekd.errors import FedekdError, unknown
 from fedekd.files import write_whole
-from fedekd.report.page import is_study, latest_settings
-from fedekd.runs.results import load
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fedekd.report.html.chart import Chart, Row, Spec, variant
+from fedekd.report.html.section import Page
+from fedekd.report.page import make_page
+from fedekd.report.palette import LIGHT
 
 FORMATS = ("pdf", "svg", "png")
+COLUMN, WHOLE = 245, 504  # points: one column, and the whole width of a page
+SCALE = 7 / 12  # the page's letters of 12 pixels become 7 points
+DPI = 300
 
 
 def write_figures(
     folder: str | Path, format: str = "pdf", out: Path | None = None, method: str | None = None, seed: int | None = None
 ) -> list[Path]:
-    """Draw everything the folder's results give something for; ``method`` and ``seed`` are for charts of one run."""
-    from fedekd.report.drawings.style import encoded, styled
+    """Draw everything the folder's results give something for, and write what is seen there to ``captions.md``.
 
+    ``method`` and ``seed`` are for charts of one run.
+    """
     if format not in FORMATS:
         raise unknown("format", format, FORMATS)
     target = Path(out) if out else Path(folder) / "figures"
-    paths = []
-    with styled():
-        for name, sheet in _figures(Path(folder), method, seed):
-            path = target / f"{re.sub(r'[^A-Za-z0-9.-]+', '_', name)}.{format}"
-            write_whole(path, encoded(sheet, format))
-            paths.append(path)
-    return paths
+    paths, captions = [], []
+    for name, spec in _figures(make_page(folder), method, seed):
+        path = target / f"{_plain(name)}.{format}"
+        write_whole(path, _drawn(spec, format))
+        paths.append(path)
+        captions.append(f"## {path.name}\n{spec['description']}\n")
+    write_whole(target / "captions.md", "\n".join(captions).encode())
+    return [*paths, target / "captions.md"]
 
 
-def _figures(folder: Path, method: str | None, seed: int | None) -> Iterator[tuple[str, Figure]]:
-    records = load(folder).records
-    if is_study(records):
-        from fedekd.report.drawings.study import study_figures
-        from fedekd.report.html.study_data import StudyData
+def _figures(page: Page, method: str | None, seed: int | None) -> Iterator[tuple[str, Spec]]:
+    """Every chart for the chosen method and seed, and for each option of the page's other choices."""
+    choices = {choice.name: choice for choice in page.choices}
+    if "seed" not in choices and (method is not None or seed is not None):
+        raise FedekdError("--method and --seed are for the figures of one run; a study's figures hold them all")
+    options = {name: range(len(choice.options)) for name, choice in choices.items()}
+    if "method" in choices:
+        known = choices["method"].options
+        if method is not None and method not in known:
+            raise unknown("method in these results", method, known)
+        at = choices["method"].first if method is None else known.index(method)
+        options["method"] = range(at, at + 1)
+    if "seed" in choices:
+        known = choices["seed"].options
+        if seed is not None and str(seed) not in known:
+            raise FedekdError(f"no seed {seed} in these results; there are {', '.join(known)}")
+        at = 0 if seed is None else known.index(str(seed))
+        options["seed"] = range(at, at + 1)
+    for chart in page.charts():
+        content = chart.data()
+        for numbers in itertools.product(*(options.get(name, range(1)) for name in chart.follows)):
+            rows = [
+                dict(zip(content["fields"], row, strict=True)) for row in content["rows"].get(variant(*numbers), [])
+            ]
+            if not rows:
+                continue
+            chosen = {name: options[name][0] for name in options} | dict(zip(chart.follows, numbers, strict=True))
+            words = {name: choices[name].options[number] for name, number in chosen.items()}
+            apart = [words[name] for name in chart.follows if len(options.get(name, ())) > 1]
+            yield "-".join([chart.name or chart.id, *map(_plain, apart)]), _spec(chart, content["spec"], rows, words)
 
-        if method is not None or seed is not None:
-            raise FedekdError("--method and --seed are for the figures of one run; a study's figures hold them all")
-        yield from study_figures(StudyData(records))
-        return
-    from fedekd.report.drawings.run import run_figures
-    from fedekd.report.html.run_data import RunData
-    from fedekd.runs import details
 
-    latest, _ = latest_settings(records)
-    data = RunData(latest, details.read(folder, {r["key"] for r in latest}))
-    if method is not None and method not in data.compared:
-        raise unknown("method in these results", method, data.compared)
-    if seed is not None and seed not in data.seeds:
-        raise FedekdError(f"no seed {seed} in these results; there are {', '.join(map(str, data.seeds))}")
-    chosen = data.compared.index(method) if method is not None else data.favourite
-    yield from run_figures(data, chosen, 0 if seed is None else data.seeds.index(seed))
+def _spec(chart: Chart, content: Spec, rows: list[Row], words: dict[str, str]) -> Spec:
+    """As the page's script completes it, on white paper."""
+    lines = content.get("usermeta", {})
+    count = len({row[lines["rows"]] for row in rows}) if lines else 0
+    height = {"height": lines["step"] * count * (0.7 if count > 20 else 1)} if lines else {}
+    of = [words["method"]] if "method" in chart.follows else []
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
+        "autosize": {"type": "fit-x", "contains": "padding"},
+        "title": {"text": ": ".join([*of, chart.title]), "anchor": "start", "fontSize": 15, "fontWeight": 400},
+        **_painted(content),
+        **height,
+        "params": [{"name": name, "value": value} for name, value in {**words, "dark": False}.items()],
+        "width": max((COLUMN if chart.half else WHOLE) / SCALE, lines.get("least", 0)),
+        "data": {"values": rows},
+        "config": CONFIG,
+    }
+
+
+def _painted(part: Any) -> Any:
+    """With the palette's colours in the place of their roles."""
+    if isinstance(part, str):
+        return LIGHT[part[1:]] if part.startswith("$") else part
+    if isinstance(part, (list, tuple)):
+        return [_painted(inner) for inner in part]
+    return {name: _painted(inner) for name, inner in part.items()} if isinstance(part, dict) else part
+
+
+WORDS = {"labelColor": LIGHT["soft"], "titleColor": LIGHT["soft"], "labelFontSize": 12, "titleFontSize": 12}
+AXIS = {"gridColor": LIGHT["grid"], "domainColor": LIGHT["line"], "tickColor": LIGHT["line"]}
+CONFIG: Spec = {
+    "background": "white",
+    "font": "Liberation Sans, Arial, Helvetica, sans-serif",
+    "view": {"stroke": None},
+    "axis": {**WORDS, **AXIS, "titleFontWeight": 400, "titlePadding": 8, "labelPadding": 5},
+    "legend": {**WORDS, "titleFontWeight": 400, "symbolSize": 90, "offset": 8},
+    "text": {"color": LIGHT["ink"], "fontSize": 12},
+}
+
+
+def _drawn(spec: Spec, format: str) -> bytes:
+    import vl_convert
+
+    if format == "png":
+        return vl_convert.vegalite_to_png(spec, scale=SCALE * DPI / 72, ppi=72)
+    unit = "pt" if format == "svg" else ""  # which a PDF has by itself
+    svg = re.sub(
+        r'^(<svg [^>]*?)width="([\d.]+)" height="([\d.]+)"',
+        lambda m: f'{m[1]}width="{float(m[2]) * SCALE:g}{unit}" height="{float(m[3]) * SCALE:g}{unit}"',
+        vl_convert.vegalite_to_svg(spec),
+    )
+    return svg.encode() if format == "svg" else vl_convert.svg_to_pdf(svg)
+
+
+def _plain(name: str) -> str:
+    """Letters that every file system takes."""
+    return re.sub(r"[^A-Za-z0-9.-]+", "_", name).strip("_")

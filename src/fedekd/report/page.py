@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fedekd.errors import FedekdError
 from fedekd.files import write_whole
 from fedekd.runs.aggregate import shared_settings
-from fedekd.runs.records import FailureRow, Record
+from fedekd.runs.records import Record
 from fedekd.runs.results import load
 from fedekd.runs.store import read_failures
+
+if TYPE_CHECKING:
+    from fedekd.report.html.section import Page
 
 
 def write_page(folder: str | Path, out: Path | None = None, keys: Collection[str] | None = None) -> Path:
@@ -22,12 +25,8 @@ def write_page(folder: str | Path, out: Path | None = None, keys: Collection[str
     """
     from fedekd.report.html.render import render
 
-    folder = Path(folder)
-    path = Path(out) if out else folder / "report.html"
-    records = [r for r in load(folder).records if keys is None or r["key"] in keys]
-    failures = read_failures(folder)
-    text = render(_page(records, failures, folder))
-    write_whole(path, text.encode())
+    path = Path(out) if out else Path(folder) / "report.html"
+    write_whole(path, render(make_page(folder, keys)).encode())
     return path
 
 
@@ -47,25 +46,22 @@ def write_federation(state: Path, out: Path | None = None) -> Path:
     return path
 
 
-def _page(records: Sequence[Record], failures: Sequence[FailureRow], folder: Path) -> Any:
-    if is_study(records):
+def make_page(folder: str | Path, keys: Collection[str] | None = None) -> Page:
+    records = [r for r in load(folder).records if keys is None or r["key"] in keys]
+    if len({(r["dataset"], r["alpha"]) for r in records}) > 1:
         from fedekd.report.html.study import study_page
 
-        return study_page(records, failures)
+        return study_page(records, read_failures(Path(folder)))
     from fedekd.report.html.run import run_page
     from fedekd.report.html.run_data import RunData
     from fedekd.runs import details
 
-    latest, left = latest_settings(records)
+    latest, left = _latest_settings(records)
     notes = [f"{left} runs with other settings in this folder are left out."] if left else []
     return run_page(RunData(latest, details.read(folder, {r["key"] for r in latest})), notes)
 
 
-def is_study(records: Sequence[Record]) -> bool:
-    return len({(r["dataset"], r["alpha"]) for r in records}) > 1
-
-
-def latest_settings(records: Sequence[Record]) -> tuple[list[Record], int]:
+def _latest_settings(records: Sequence[Record]) -> tuple[list[Record], int]:
     """The runs that share the settings of the one that ended last, and how many do not."""
     last = shared_settings(max(records, key=lambda r: r["finished"]))
     kept = [r for r in records if shared_settings(r) == last]

@@ -92,6 +92,7 @@ def bars(data: StudyData, task: str, dataset: str, number: int) -> Chart:
         rows,
         ("alpha",),
         half=True,
+        name=f"results-{dataset}",
         empty="No runs with this α.",
     )
 

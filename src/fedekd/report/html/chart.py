@@ -52,6 +52,7 @@ class Chart:
     notes: Mapping[str, str] = field(default_factory=dict)
     empty: str = "There is nothing to draw here."
     half: bool = False  # two stand side by side where there is room
+    name: str = ""  # of its file among the figures, where that is not its id
 
     def data(self) -> dict[str, Any]:
         """What the page's script needs; rows as lists, since names of fields would weigh more than the figures."""

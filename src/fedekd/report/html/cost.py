@@ -97,6 +97,7 @@ def traffic(data: RunData) -> Chart:
         columns,
         {"": rows},
         half=True,
+        name="communication",
         empty="No method that ran sends anything.",
     )
 

@@ -91,6 +91,7 @@ def method_curves(data: RunData) -> Chart:
         ("method",),
         empty=MISSING,
         half=True,
+        name="learning",
     )
 
 
