@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@register("local-smooth", family="paper", cite="Szegedy et al., CVPR 2016", also="controls",
-          tenth={"weight": 0.1}, quarter={"weight": 0.25})  # fmt: skip
+@register("local-smooth", cite="Szegedy et al., CVPR 2016", also="controls", tenth={"weight": 0.1}, quarter={"weight": 0.25})
 @dataclass(frozen=True)
 class LocalSmooth(Local):
     """Each client alone, its outputs drawn towards uniform, or towards its training mean"""
