@@ -1,13 +1,13 @@
-"""Check and tune the stacked convolution kernels (src/fedekd/engines/kernels.py) on a GPU.
+"""Check and tune the stacked convolution kernels (src/fedekd/engines/fused_conv.py) on a GPU.
 
     python3 benchmarks/gpu_kernels.py [--seconds 140] [--only check,tune,step,profile]
 
 1. check: every kernel against float64, all layer shapes and precisions, outputs poisoned first, results repeated.
-2. tune: time per kernel and layer over a list of tiles, beside grouped conv2d; the winners, for ``kernels.TILES``.
+2. tune: time per kernel and layer over a list of tiles, beside grouped conv2d; the winners, for ``fused_conv.TILES``.
 3. step: samples/s of the private CNN, forward + backward + Adam, eager and as a CUDA graph.
 4. profile: where one step's GPU time goes.
 
-A section that fails is reported and the next one runs. All numbers go to $OUT/kernels.json as well.
+A section that fails is reported and the next one runs. All numbers go to $OUT/fused_conv.json as well.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from gpu_steps import profile, steps
 from torch import Tensor
 from torch.nn import functional
 
-from fedekd.engines import kernels
+from fedekd.engines import fused_conv
 
-PROGRAMS = kernels.PROGRAMS
+PROGRAMS = fused_conv.PROGRAMS
 STACKS = (60, 240)  # models; the first stack is tuned, the second timed with the winners
 TUNED = [name for name in LAYERS if "28." in name]
 LIMITS = {"fp32": 1e-5, "tf32": 1e-3, "bf16": 1e-2}
@@ -75,16 +75,16 @@ def check(job: tuple[str, str, int, int, int]) -> dict[str, Any]:
         c, n, size = LAYERS[name]
         data = prepare(draw(name, m, batch, precision), precision)
         first_y, first_code = data["y"].clone(), data["code"].clone()
-        launch("forward", data, precision, kernels.tile("forward", c, n, precision))
+        launch("forward", data, precision, fused_conv.tile("forward", c, n, precision))
         same = torch.equal(first_y, data["y"]) and torch.equal(first_code, data["code"])
         grads = []
         for _ in range(2):
-            launch("dgrad", data, precision, kernels.tile("dgrad", c, n, precision))
-            if c <= kernels.FEW:
-                tile = kernels.tile("first_wgrad", c, n, precision)
-                dw, db = kernels.first_gradient(data["x"], data["dy"], data["code"], precision, tile)
+            launch("dgrad", data, precision, fused_conv.tile("dgrad", c, n, precision))
+            if c <= fused_conv.FEW:
+                tile = fused_conv.tile("first_wgrad", c, n, precision)
+                dw, db = fused_conv.first_gradient(data["x"], data["dy"], data["code"], precision, tile)
             else:
-                launch("wgrad", data, precision, kernels.tile("wgrad", c, n, precision))
+                launch("wgrad", data, precision, fused_conv.tile("wgrad", c, n, precision))
                 dw, db = data["dw"], data["sums"].sum(1)
             grads.append([data["dx"].clone(), dw.clone(), db.clone()])
         result["repeats"] = same and all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
@@ -150,7 +150,7 @@ def power(n: int) -> int:
 
 
 def layer_kernels(name: str) -> list[str]:
-    return ["first", "first_wgrad"] if LAYERS[name][0] <= kernels.FEW else ["forward", "dgrad", "wgrad"]
+    return ["first", "first_wgrad"] if LAYERS[name][0] <= fused_conv.FEW else ["forward", "dgrad", "wgrad"]
 
 
 def compile_one(job: tuple[str, str, str, tuple[int, ...]]) -> str:
@@ -175,11 +175,11 @@ def grouped(data: dict[str, Tensor], precision: str) -> tuple[float, float]:
     """Forward and backward of the same layer as PyTorch does it: a grouped convolution, ReLU, pooling."""
     x, w, b = data["x"], data["w"], data["b"]
     m, c = x.shape[0], x.shape[4]
-    kind = kernels.PRECISIONS[precision][0]
+    kind = fused_conv.PRECISIONS[precision][0]
     planes = x.permute(1, 0, 4, 2, 3).flatten(1, 2).to(kind).contiguous(
         memory_format=torch.channels_last if precision == "bf16" else torch.contiguous_format
     )  # fmt: skip
-    planes.requires_grad_(c > kernels.FEW)
+    planes.requires_grad_(c > fused_conv.FEW)
     weights = w.flatten(0, 1).to(kind).requires_grad_()
     bias = b.flatten().to(kind).requires_grad_()
     leaves = [t for t in (planes, weights, bias) if t.requires_grad]
@@ -202,14 +202,14 @@ def fastest(
     splits: dict[int, float] = {}
     for tile in candidates:
         for programs in (2, 4, 8) if "wgrad" in kernel else (PROGRAMS,):
-            kernels.PROGRAMS = programs
+            fused_conv.PROGRAMS = programs
             try:
                 ms = milliseconds(lambda t=tile: launch(kernel, data, precision, t))
             except Exception as error:  # out of shared memory or registers
                 failed.append(f"{kernel} {tile}: {str(error)[:80]}")
                 break
             times[tile], splits[programs] = min(times.get(tile, ms), ms), min(splits.get(programs, ms), ms)
-    kernels.PROGRAMS = PROGRAMS
+    fused_conv.PROGRAMS = PROGRAMS
     return times, splits
 
 
@@ -235,8 +235,8 @@ def tune(budget: float) -> Iterator[dict[str, Any]]:
             row["kernels"][kernel]["all"] = {str(t): round(v, 4) for t, v in times.items()}
             row["split"] = splits
         try:
-            order = (0, 1, 2, 3, 4) if c <= kernels.FEW else (0, 3, 4, 1, 2)
-            row["pack_ms"] = milliseconds(lambda d=data, p=precision, o=order: kernels.packed(d["w"], p, *o))
+            order = (0, 1, 2, 3, 4) if c <= fused_conv.FEW else (0, 3, 4, 1, 2)
+            row["pack_ms"] = milliseconds(lambda d=data, p=precision, o=order: fused_conv.packed(d["w"], p, *o))
             row["unpool_ms"] = milliseconds(lambda d=data, p=precision: launch("unpool", d, p, ()))
             if m == STACKS[0]:
                 row["grouped_ms"] = grouped(data, precision)
@@ -336,7 +336,7 @@ def table(report: dict[str, Any]) -> None:
         for line in row.get("failed", [])[:2]:
             print("   failed:", line[:120])
     if report.get("winners"):
-        print("\n== winners, for kernels.TILES ==")
+        print("\n== winners, for fused_conv.TILES ==")
         for key, tile in report["winners"].items():
             print(f"    {key}: {tile},")
     print("\n== step: samples/s (before, 60 private models: im2col + bmm 569,000 bf16, 343,000 tf32) ==")
@@ -359,7 +359,7 @@ def main() -> None:
     arguments = parser.parse_args()
     only = set(arguments.only.split(","))
     report: dict[str, Any] = {}
-    if not kernels.available("cuda"):
+    if not fused_conv.available("cuda"):
         sys.exit("no GPU with Triton here")
     properties = torch.cuda.get_device_properties(0)
     report["machine"] = f"{properties.name}, {properties.multi_processor_count} SMs, torch {torch.__version__}"
@@ -371,7 +371,7 @@ def main() -> None:
         section("tuning", report, lambda: report["tune"].extend(tune(arguments.seconds - 35)))
         found = winners(report["tune"])
         report["winners"] = {str(k): v for k, v in found.items()}
-        kernels.TILES.update(found)
+        fused_conv.TILES.update(found)
     if "step" in only:
         report["step"] = []
         section("stepping", report, lambda: report["step"].extend(steps(arguments.seconds - 10)))
@@ -381,7 +381,7 @@ def main() -> None:
                 section(f"profile_{precision}", report, lambda p=precision: profile(60, p))
     report["seconds"] = elapsed()
     if out := os.environ.get("OUT"):
-        (Path(out) / "kernels.json").write_text(json.dumps(report, indent=1, default=str))
+        (Path(out) / "fused_conv.json").write_text(json.dumps(report, indent=1, default=str))
     table(report)
     print(f"\n# {elapsed():.0f} s in all")
 

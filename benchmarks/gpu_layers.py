@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
-from fedekd.engines import kernels
+from fedekd.engines import fused_conv
 
 START = time.monotonic()
 DEVICE, BATCH = "cuda", 64
@@ -33,8 +33,8 @@ def elapsed() -> float:
 def draw(name: str, m: int, batch: int, precision: str) -> dict[str, Tensor]:
     """A layer's operands. A first layer reads planar float32 images, as the engine hands them over."""
     (c, n, size), cuda = LAYERS[name], torch.device(DEVICE)
-    half, kind = size // 2, kernels.PRECISIONS[precision][0]
-    if c <= kernels.FEW:
+    half, kind = size // 2, fused_conv.PRECISIONS[precision][0]
+    if c <= fused_conv.FEW:
         x = torch.randn(m, batch, c, size, size, device=cuda).permute(0, 1, 3, 4, 2)
     else:
         x = torch.randn(m, batch, size, size, c, device=cuda, dtype=kind)
@@ -49,11 +49,11 @@ def prepare(data: dict[str, Tensor], precision: str) -> dict[str, Tensor]:
     c, n = x.shape[4], w.shape[1]
     data["y"] = torch.full_like(dy, torch.nan)
     data["code"] = torch.full(dy.shape, 255, dtype=torch.uint8, device=dy.device)
-    data["forward_w"] = kernels.packed(w, precision, *((0, 1, 2, 3, 4) if c <= kernels.FEW else (0, 3, 4, 1, 2)))
-    data["dgrad_w"] = kernels.packed(w, precision, 0, 3, 4, 2, 1)
-    tile = kernels.tile("forward", c, n, precision)
-    kernels.convolve(x, data["forward_w"], b, data["y"], data["code"], precision, tile)
-    data["d"], data["sums"] = kernels.spread(dy, data["code"], precision)
+    data["forward_w"] = fused_conv.packed(w, precision, *((0, 1, 2, 3, 4) if c <= fused_conv.FEW else (0, 3, 4, 1, 2)))
+    data["dgrad_w"] = fused_conv.packed(w, precision, 0, 3, 4, 2, 1)
+    tile = fused_conv.tile("forward", c, n, precision)
+    fused_conv.convolve(x, data["forward_w"], b, data["y"], data["code"], precision, tile)
+    data["d"], data["sums"] = fused_conv.spread(dy, data["code"], precision)
     data["dx"] = torch.full(x.shape, torch.nan, dtype=x.dtype, device=x.device)
     data["dw"] = torch.full_like(w, torch.nan)
     return data
@@ -62,11 +62,11 @@ def prepare(data: dict[str, Tensor], precision: str) -> dict[str, Tensor]:
 def launch(kernel: str, data: dict[str, Tensor], precision: str, tile: tuple[int, ...]) -> Any:
     x, b, dy, d, code = data["x"], data["b"], data["dy"], data["d"], data["code"]
     if kernel in ("forward", "first"):
-        return kernels.convolve(x, data["forward_w"], b, data["y"], code, precision, tile)
+        return fused_conv.convolve(x, data["forward_w"], b, data["y"], code, precision, tile)
     if kernel == "dgrad":
-        return kernels.convolve(d, data["dgrad_w"], b, data["dx"], None, precision, tile)
+        return fused_conv.convolve(d, data["dgrad_w"], b, data["dx"], None, precision, tile)
     if kernel == "wgrad":
-        return kernels.weight_gradient(x, d, data["dw"], precision, tile)
+        return fused_conv.weight_gradient(x, d, data["dw"], precision, tile)
     if kernel == "first_wgrad":
-        return kernels.first_gradient(x, dy, code, precision, tile)
-    return kernels.spread(dy, code, precision)
+        return fused_conv.first_gradient(x, dy, code, precision, tile)
+    return fused_conv.spread(dy, code, precision)

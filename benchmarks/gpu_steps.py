@@ -11,7 +11,7 @@ from gpu_layers import BATCH, DEVICE, elapsed
 from torch import Tensor
 from torch.nn import functional
 
-from fedekd.engines import kernels
+from fedekd.engines import fused_conv
 
 
 def make_step(m: int, precision: str, role: str = "private") -> Callable[[], Tensor]:
@@ -20,7 +20,7 @@ def make_step(m: int, precision: str, role: str = "private") -> Callable[[], Ten
     from fedekd import models
 
     torch.manual_seed(0)
-    template = kernels.lower(getattr(models, role)((1, 28, 28), 10).to(DEVICE), precision)
+    template = fused_conv.lower(getattr(models, role)((1, 28, 28), 10).to(DEVICE), precision)
     weights = {n: p.detach().expand(m, *p.shape).clone().requires_grad_() for n, p in template.named_parameters()}
     optimizer = torch.optim.Adam(list(weights.values()), lr=1e-3, fused=True, capturable=True)
     x, y = torch.randn(m, BATCH, 1, 28, 28, device=DEVICE), torch.randint(10, (m, BATCH), device=DEVICE)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedekd import methods, models
 from fedekd.engines.job import Job, Training
-from fedekd.engines.stacked import PIECE, Stacked
+from fedekd.engines.stacked import CHUNK, Stacked
 
 TOTAL = 600 * BATCH * 4
 GIB = 2**30
@@ -35,7 +35,7 @@ def measure(
     clients: int,
     rows_each: int,
     *of: Any,
-    piece: int = PIECE,
+    chunk: int = CHUNK,
     rounds: int = ROUNDS,
     epochs: int = 2,
     precision: str = "tf32",
@@ -47,7 +47,7 @@ def measure(
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    engine = Stacked([Job(federation(clients, rows_each, *of), methods.get("fedekd"), 0, training)], piece=piece)
+    engine = Stacked([Job(federation(clients, rows_each, *of), methods.get("fedekd"), 0, training)], chunk=chunk)
     for w in engine.weights["private"].values():
         w.mul_(1 + nudge * torch.randn_like(w))
     held = torch.cuda.memory_allocated() - before
@@ -89,7 +89,7 @@ def main() -> None:
     print(torch.cuda.get_device_name(), "torch", torch.__version__, f"{TOTAL:,} samples in all")
     for clients in (6, 60, 600):
         keep("same data", measure(clients, TOTAL // clients)[0])
-    tight: dict[str, Any] = {"piece": 60, "rounds": 2, "precision": "fp32"}
+    tight: dict[str, Any] = {"chunk": 60, "rounds": 2, "precision": "fp32"}
     whole, weights = measure(60, 8 * BATCH, **tight)
     keep("60 at once", whole, distance_after_nudge=distance(weights, measure(60, 8 * BATCH, nudge=NUDGE, **tight)[1]))
     room = whole["held_gib"] + (whole["peak_gib"] - whole["held_gib"]) / 2
@@ -99,7 +99,7 @@ def main() -> None:
     torch.cuda.set_per_process_memory_fraction(1.0)
     free = torch.cuda.mem_get_info()[0] / GIB
     taken = torch.empty(int((free - ROOM) * GIB), dtype=torch.uint8, device="cuda")
-    keep(f"224x224 images in {ROOM} GiB", measure(160, 300, 2000, (3, 224, 224), piece=160, rounds=2, epochs=1)[0])
+    keep(f"224x224 images in {ROOM} GiB", measure(160, 300, 2000, (3, 224, 224), chunk=160, rounds=2, epochs=1)[0])
     del taken
     out = Path(os.environ.get("OUT", Path(__file__).parent / "results"))
     (out / "scale.json").write_text(json.dumps(rows, indent=1))

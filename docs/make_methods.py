@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from fedekd import methods, metrics
+from fedekd.data.registry import recipe
 from fedekd.runs.store import read_records
 
 HOME = Path(__file__).resolve().parents[1]
 ONE_MODEL = ("fedavg", "fedprox", "feddyn", "scaffold", "moon", "fedavgm", "fedadam", "feddf")
-TITLES = {"organamnist": "OrganAMNIST", "fashionmnist": "FashionMNIST"}
+TITLES = {name: recipe(name).title for name in ("organamnist", "fashionmnist")}
 Cell = tuple[str, float]
 Runs = dict[int, dict[str, Any]]  # by seed
 

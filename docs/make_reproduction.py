@@ -17,17 +17,15 @@ import numpy as np
 
 from fedekd import metrics
 from fedekd.data.partition import dirichlet
+from fedekd.data.registry import recipe
 from fedekd.report.paper_tables import make_tables, paper_figures
 from fedekd.report.table_formats import render
 from fedekd.runs.results import load
 from fedekd.runs.store import read_records
 
 HOME = Path(__file__).resolve().parents[1]
-TITLES = {
-    "fashionmnist": "FashionMNIST", "cifar10": "CIFAR-10", "organamnist": "OrganAMNIST",
-    "retinamnist": "RetinaMNIST", "dr_regular": "Diabetic Retinopathy",
-}  # fmt: skip
 PLANNED = {"fashionmnist": 480, "cifar10": 580, "organamnist": 580, "retinamnist": 300, "dr_regular": 300}
+TITLES = {name: recipe(name).title for name in PLANNED}
 ALPHAS = (0.1, 0.3, 0.5)
 Records = list[dict[str, Any]]
 

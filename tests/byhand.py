@@ -11,9 +11,9 @@ from torch import nn
 from torch.func import functional_call
 
 from fedekd.data import Dataset, Federation, Split
+from fedekd.engines.batch import make_batch
 from fedekd.engines.job import Job, Training
 from fedekd.engines.serial import Serial
-from fedekd.engines.view import make_batch
 from fedekd.tasks import make_task
 
 

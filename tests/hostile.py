@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedekd.methods import Batch, Beginning, Copy, Exchange, Method, Remember, Step, Train, Uploads
+from fedekd.methods import Batch, ClientInit, Copy, Exchange, Method, Remember, Step, Train, Uploads
 from fedekd.parts import AllBut, Head
 
 # --- one thing that is read, in one kind of step -------------------------------------------------------------
@@ -80,8 +80,8 @@ class Probe(Method):
     name = "probe"
     roles = ("private", "proxy", "home")
     like: ClassVar[Mapping[str, str]] = {"home": "private"}
-    anchors = ("private", "home")
-    draws = 2
+    reads_weights = ("private", "home")
+    uniforms = 2
 
     @property
     def needs_features(self) -> bool:
@@ -99,7 +99,7 @@ class Probe(Method):
     def aside(self) -> tuple[str, ...]:
         return ("proxy",) if self.named else ()
 
-    def begin(self, client: Beginning) -> dict[str, Any]:
+    def begin(self, client: ClientInit) -> dict[str, Any]:
         return {"begun": client.targets[:2].float() / 3, "number": 0.125, "noted": torch.zeros(())}
 
     def steps(self, round: int) -> tuple[Step, ...]:
@@ -175,7 +175,7 @@ class Toy(Method):
     """FedAvg that does one more thing"""
 
     name = "toy"
-    anchors = ("private",)
+    reads_weights = ("private",)
 
     def steps(self, round: int) -> tuple[Step, ...]:
         return Train(("private",), self.loss), Exchange("private")
@@ -259,7 +259,7 @@ class Gradients(Toy):
     """Gradients of two roles, of a part, and of a part after the whole"""
 
     roles = ("private", "home")
-    anchors = ("private", "home")
+    reads_weights = ("private", "home")
     like: ClassVar[Mapping[str, str]] = {"home": "private"}
 
     def steps(self, round: int) -> tuple[Step, ...]:
@@ -342,7 +342,7 @@ class Copies(Method):
     name = "copies"
     roles = ("private", "home", "proxy")
     like: ClassVar[Mapping[str, str]] = {"home": "private"}
-    anchors = ("private", "home")
+    reads_weights = ("private", "home")
 
     def steps(self, round: int) -> tuple[Step, ...]:
         return (
@@ -434,7 +434,7 @@ class Into(Method):
     name = "into"
     roles = ("private", "home")
     like: ClassVar[Mapping[str, str]] = {"home": "private"}
-    anchors = ("home",)
+    reads_weights = ("home",)
 
     def steps(self, round: int) -> tuple[Step, ...]:
         return (
@@ -542,7 +542,7 @@ class Seldom(Toy):
 
     name = "seldom"
 
-    def begin(self, client: Beginning) -> dict[str, Any]:
+    def begin(self, client: ClientInit) -> dict[str, Any]:
         return {"rounds": torch.zeros(()), "shown": torch.zeros(())}
 
     def steps(self, round: int) -> tuple[Step, ...]:

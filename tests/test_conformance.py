@@ -61,7 +61,7 @@ def in_serial(jobs):
 
 
 def in_stack(jobs):
-    engine = Stacked(jobs, piece=4)
+    engine = Stacked(jobs, chunk=4)
     _run(engine, jobs[0])
     return [_facts(engine, j) for j in range(len(jobs))]
 
@@ -159,7 +159,7 @@ def refusal(what, where, probe):
         seen = probe.wide and not no_rows and ("another" not in what or probe.named)
         return None if seen else "`needs_features`"
     if what in ("weights of another",):
-        return "`anchors`"
+        return "`reads_weights`"
     if what in ("received of a role at home", "received of another"):
         return "nothing of that name"
     if what == "received by name":
@@ -283,7 +283,7 @@ def dropped(shape, outputs):
     return torch.nn.Sequential(torch.nn.Linear(shape[0], 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, outputs))
 
 
-@pytest.mark.parametrize("engine", [lambda one: Stacked([one], piece=4), Serial], ids=["stacked", "serial"])
+@pytest.mark.parametrize("engine", [lambda one: Stacked([one], chunk=4), Serial], ids=["stacked", "serial"])
 def test_chance_is_the_engines_own(engine):
     """A model with dropout: the same seed gives the same bits, and nobody else's numbers are drawn."""
     one, found = replace(job(hostile.Settings()), private=dropped), []
@@ -382,7 +382,7 @@ def interrupted(jobs, at=2, measured=True):
     """A run that was saved and loaded ends as one that was not, in both engines, to the bit."""
     import io
 
-    for make in (lambda: Stacked(jobs, piece=4), lambda: Serial(jobs[0])):
+    for make in (lambda: Stacked(jobs, chunk=4), lambda: Serial(jobs[0])):
         whole, first, second = make(), make(), make()
         for engine, rounds in ((whole, jobs[0].training.rounds), (first, at)):
             for _ in range(rounds):

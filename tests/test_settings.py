@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from fedekd.data.paper import PAPER
+from fedekd.data.registry import preset
 from fedekd.errors import FedekdError
-from fedekd.settings import PAPER, PRESETS, Settings, as_share, make_settings, parse_names, parse_seeds, read_toml
+from fedekd.settings import DEFAULT_PRESET, Settings, as_share, make_settings, parse_names, parse_seeds, read_toml
 
 
 def one_line(error) -> str:
@@ -22,15 +24,15 @@ def one_line(error) -> str:
 
 
 def trained(settings: Settings) -> dict:
-    return {key: getattr(settings, key) for key in PAPER}
+    return {key: getattr(settings, key) for key in DEFAULT_PRESET}
 
 
 # Presets
 
 
-@pytest.mark.parametrize("dataset", PRESETS)
+@pytest.mark.parametrize("dataset", ["digits", "diabetes", "heart", *(one.name for one in PAPER)])
 def test_presets(dataset):
-    assert trained(make_settings({"dataset": dataset})) == PRESETS[dataset]
+    assert trained(make_settings({"dataset": dataset})) == preset(dataset)
 
 
 def test_the_papers_preset():
@@ -46,10 +48,7 @@ def test_the_papers_preset():
     ],
 )  # fmt: skip
 def test_every_spelling_of_a_dataset_has_its_preset(dataset):
-    from fedekd.data.registry import recipe
-
-    assert PRESETS[recipe(dataset).name] is PAPER
-    assert trained(make_settings({"dataset": dataset})) == PAPER
+    assert trained(make_settings({"dataset": dataset})) == preset(dataset) == PAPER[0].preset
 
 
 def test_own_data_has_a_preset_too():
@@ -59,7 +58,7 @@ def test_own_data_has_a_preset_too():
 
 def test_what_is_given_overrides_the_preset_and_none_does_not():
     settings = make_settings({"dataset": "digits", "rounds": 3, "lr": None, "epochs": 7, "out": None})
-    assert trained(settings) == {**PRESETS["digits"], "rounds": 3, "epochs": 7}
+    assert trained(settings) == {**preset("digits"), "rounds": 3, "epochs": 7}
     assert settings.out == "fedekd-results"
 
 
@@ -284,7 +283,7 @@ def test_a_toml_file_speaks_the_command_lines_names(tmp_path):
     settings = make_settings(read_toml(path))
     assert settings.methods == ("fedekd", "fedprox")
     assert settings.seeds == (0, 1, 2)
-    assert (settings.batch_size, settings.epochs) == (8, PRESETS["diabetes"]["epochs"])
+    assert (settings.batch_size, settings.epochs) == (8, preset("diabetes")["epochs"])
     assert settings.clients_from == "hospital"
     assert settings.parameters == {
         "*": {"lambda_kd": 0.25, "beta": 4},

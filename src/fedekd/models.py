@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from torch.func import functional_call
 
 from fedekd import rng
 from fedekd.errors import FedekdError
+from fedekd.objects import import_object
 
 Factory = Callable[..., nn.Module]
 Shape = Sequence[int]
@@ -80,11 +80,7 @@ def factory(role: str, given: str | Factory | None) -> Factory:
         return BUILT_IN[role]
     if callable(given):
         return given
-    module, _, name = str(given).partition(":")
-    try:
-        found: Any = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise FedekdError(f"cannot import the {role} model {given!r} (package.module:function): {error}") from None
+    found: Factory = import_object(str(given), f"the {role} model", "package.module:function")
     if not callable(found):
         raise FedekdError(f"the {role} model {given!r} is not a function or class")
     return found
@@ -130,6 +126,10 @@ def call(module: nn.Module, weights: Mapping[str, Tensor], x: Tensor) -> Any:
             if name not in given and other in given:
                 given[name] = given[other]
     return functional_call(module, given, (x,), tie_weights=False)
+
+
+def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: w for name, w in module.named_parameters() if w.requires_grad}
 
 
 def zero_head(module: nn.Module, outputs: int) -> nn.Linear:

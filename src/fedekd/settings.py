@@ -1,4 +1,4 @@
-"""The settings of a run: defaults, presets per dataset, TOML files, and their checks. Imports no torch."""
+"""The settings of a run: defaults, the dataset's preset, TOML files, and their checks. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,15 +12,7 @@ from typing import Any
 
 from fedekd.errors import FedekdError, unknown
 
-PAPER = {"rounds": 5, "epochs": 2, "batch_size": 64, "lr": 1e-4}
-PRESETS: dict[str, dict[str, Any]] = {
-    "digits": {"rounds": 10, "epochs": 2, "batch_size": 32, "lr": 1e-3},
-    "diabetes": {"rounds": 10, "epochs": 4, "batch_size": 16, "lr": 3e-3},
-    # By validation rows: with more or larger steps Local overfits, and any method would seem to help.
-    "heart": {"rounds": 20, "epochs": 2, "batch_size": 32, "lr": 3e-4},
-    **dict.fromkeys(("fashionmnist", "cifar10", "octmnist", "organamnist", "retinamnist", "dr_regular"), PAPER),
-}
-OWN_DATA = {"rounds": 10, "epochs": 2, "batch_size": 32, "lr": 1e-3}
+DEFAULT_PRESET = {"rounds": 10, "epochs": 2, "batch_size": 32, "lr": 1e-3}
 MOST_SEEDS = 10_000
 NEWER = {"participation": 1.0}  # training settings that older records and run keys lack, and what those were run with
 SHORTCUTS = ("beta", "lambda_kd", "energy")  # parameters that every gated method takes
@@ -92,19 +84,15 @@ def make_settings(given: Mapping[str, Any]) -> Settings:
         if wrong and not (f.name in ("private", "proxy") and callable(given[f.name])):
             raise FedekdError(f"{f.name} must be a text, got {given[f.name]!r}")
     settings = Settings(**given)
-    preset = PRESETS.get(canonical(settings.dataset), OWN_DATA)
-    settings = replace(settings, **{k: v for k, v in preset.items() if getattr(settings, k) is None})
+    from fedekd.data.registry import preset  # here: `fedekd --help` reads the settings' names and must not wait for it
+
+    suited = {**DEFAULT_PRESET, **preset(settings.dataset)}
+    settings = replace(settings, **{k: v for k, v in suited.items() if getattr(settings, k) is None})
     if shortcuts:
         merged = {"*": {**shortcuts, **settings.parameters.get("*", {})}}
         settings = replace(settings, parameters={**settings.parameters, **merged})
     _check(settings)
     return settings
-
-
-def canonical(dataset: str) -> str:
-    """A published name in the registry's spelling: "CIFAR-10" and "cifar_10" are "cifar10"."""
-    plain = "".join(c for c in dataset.lower() if c.isalnum())
-    return "dr_regular" if plain in ("dr", "drregular") or plain.startswith("diabeticretinopathy") else plain
 
 
 def model_name(make: Any) -> str:

@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import pytest
 
 from fedekd.data import published
 
-from .publisher import Publisher
+from .publisher import Publisher, changed
 
 
 @pytest.fixture
@@ -16,9 +15,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], published.Publ
     """A published dataset whose whole train split is said to have only so many images."""
 
     def shrink(name: str, rows: int) -> published.Published:
-        small = {one.name: replace(one, train=(rows,)) if one.name == name else one for one in published.PAPER}
-        monkeypatch.setattr(published, "PAPER", tuple(small.values()))
-        return small[name]
+        return changed(monkeypatch, name, train=(rows,))
 
     return shrink
 

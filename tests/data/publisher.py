@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedekd.data import fetch
-from fedekd.data.fetch import REMOTES, Remote
+from fedekd.data import fetch, registry
+from fedekd.data.published import Published, Remote
 from fedekd.errors import FedekdError
 
 
@@ -66,7 +67,17 @@ def offer(
     checksum: str | None,
     members: dict[str, str | None] | None = None,
 ) -> None:
-    monkeypatch.setitem(REMOTES, name, (Remote(url, checksum, members or {}),))
+    changed(monkeypatch, name, remotes=(Remote(url, checksum, members or {}),))
+
+
+def changed(monkeypatch: pytest.MonkeyPatch, name: str, **facts: Any) -> Published:
+    """A published dataset of which some facts are others for the length of a test."""
+    before = registry.recipe(name)
+    assert before.published is not None
+    other = replace(before.published, **facts)
+    recipe = replace(before, load=other.load, find=other.located, published=other)
+    monkeypatch.setitem(registry._RECIPES, name, recipe)
+    return other
 
 
 def md5(content: bytes) -> str:

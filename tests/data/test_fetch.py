@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedekd.data import fetch
-from fedekd.data.fetch import REMOTES
+from fedekd.data.paper import PAPER
 
 from . import files
 from .publisher import Publisher, fails, listing, md5, offer
@@ -87,7 +87,7 @@ def test_the_medimeta_archive(
 ) -> None:
     publisher.files["dr_regular.zip"] = medimeta_archive(tmp_path / "made", prefix)
     spec = tiny("dr_regular", 5)
-    offer(monkeypatch, "dr_regular", publisher.url("dr_regular.zip"), None, dict(REMOTES["dr_regular"][0].members))
+    offer(monkeypatch, "dr_regular", publisher.url("dr_regular.zip"), None, dict(PAPER[-1].remotes[0].members))
     fetch("dr_regular", tmp_path, progress=False)
     assert listing(tmp_path / "dr_regular") == [
         "images.hdf5",
@@ -115,10 +115,8 @@ def test_a_medimeta_archive_that_is_none(tmp_path: Path, publisher: Publisher, m
 
 
 def test_what_the_loaders_read_is_what_is_fetched() -> None:
-    from fedekd.data.published import PAPER
-
     for published in PAPER:
-        remotes = REMOTES[published.name]
+        remotes = published.remotes
         offered = {remote.file for remote in remotes} | {name for remote in remotes for name in remote.members}
         for file in published.files:
             assert file in offered or f"{Path(file).parent}/" in offered

@@ -9,6 +9,7 @@ import pytest
 
 from fedekd.data import Dataset, catalogue, data_folder, load_dataset, register_dataset, registry
 from fedekd.errors import FedekdError
+from fedekd.settings import DEFAULT_PRESET, make_settings
 
 LIGHT = """
 import sys, fedekd.data
@@ -93,6 +94,16 @@ def test_a_dataset_of_the_users(tmp_path: Path) -> None:
         register_dataset("other", mine, aliases=("CIFAR-10",), replace=True)
     with pytest.raises(FedekdError, match="no letter or digit"):
         register_dataset("-", mine)
+
+
+@pytest.mark.usefixtures("scratch")
+def test_a_dataset_brings_its_preset() -> None:
+    register_dataset("mine", mine, title="My own", preset={"rounds": 3, "lr": 0.5})
+    settings = make_settings({"dataset": "My Own", "lr": 0.1})
+    assert (settings.rounds, settings.lr) == (3, 0.1)
+    assert settings.epochs == DEFAULT_PRESET["epochs"]
+    with pytest.raises(FedekdError, match="preset of dataset 'other' 'round'; did you mean 'rounds'"):
+        register_dataset("other", mine, preset={"round": 3})
 
 
 def test_a_loader_named_by_its_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

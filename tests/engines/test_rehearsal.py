@@ -89,7 +89,7 @@ BROKEN = {
     "loss is nothing": (broken(loss=lambda self, b: None), "loss of private", "nothing"),
     "detached loss": (broken(loss=lambda self, b: b.supervised("private").detach()), "no gradient", "detached"),
     "loss ignores the trained": (
-        broken(roles=("private", "proxy"), anchors=("proxy",), loss=lambda self, b: sum(
+        broken(roles=("private", "proxy"), reads_weights=("proxy",), loss=lambda self, b: sum(
             w.sum() for w in b.weights["proxy"].values())), "no gradient with respect to what is trained",
     ),
     "trust of another shape": (
@@ -121,7 +121,7 @@ BROKEN = {
     "unknown role in send": (with_steps(train, sends(lambda b: {}, split="val", roles=("a",))), "Exchange", "'a'"),
     "unknown into": (with_steps(train, Exchange("private", into="a")), "Exchange", "'a'"),
     "unknown like": (broken(like={"a": "private"}), "like", "'a'"),
-    "unknown anchor": (broken(anchors=("a",)), "anchors", "'a'"),
+    "unknown role whose weights are read": (broken(reads_weights=("a",)), "reads_weights", "'a'"),
     "role as a string": (with_steps(lambda self: Train("private", self.loss)), "Train", "tuple"),
     "unknown split": (with_steps(lambda self: Train(("private",), self.loss, split="dev")), "'dev'", "train, val"),
     "training on test rows": (

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from fedekd import methods
 from fedekd.engines import client
-from fedekd.engines.client import SERVER
-from fedekd.engines.job import Job, Training
+from fedekd.engines.job import SERVER, Job, Training
 from fedekd.engines.schedule import numbered, schedule
 from fedekd.engines.serial import Serial
 from fedekd.methods.base import Train

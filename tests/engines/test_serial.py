@@ -14,10 +14,10 @@ from torch import nn
 from byhand import around, interrupted, lines, same, started, tree, uninterrupted, weight
 from fedekd import methods
 from fedekd.data import Split
-from fedekd.engines.client import trainable
 from fedekd.engines.schedule import participants
 from fedekd.exchange import size
 from fedekd.methods.base import Exchange, Method, Train
+from fedekd.models import trainable
 from fedekd.parts import Head
 from tiny import tiny_private
 
@@ -42,7 +42,7 @@ class Doing(Method):
     plan: tuple = ()
     name = "doing"
     roles = ("private", "proxy")
-    anchors = ("private",)
+    reads_weights = ("private",)
 
     def steps(self, round):
         return self.plan

@@ -12,11 +12,11 @@ from torch import nn
 from fedekd import methods
 from fedekd.data import Dataset, federate
 from fedekd.engines import forward
+from fedekd.engines.chunk import Chunk
 from fedekd.engines.job import Job, Training
-from fedekd.engines.piece import Piece
 from fedekd.engines.serial import Serial
 from fedekd.engines.stackable import NotStackable, signature
-from fedekd.engines.stacked import BUNCHES, PIECE, Stacked
+from fedekd.engines.stacked import CHUNK, SHRINK_STAGES, Stacked
 from fedekd.runs.execution import execute
 from fedekd.runs.observers import Nobody
 from fedekd.settings import make_settings
@@ -39,9 +39,9 @@ ROUGH = {"fccl": 1e-2}
 """Where a change of the weights by 1e-8 changes outputs by more than 1e-3: FCCL's loss does not see their scale."""
 
 
-def compare(jobs, bunches=None, **options):
+def compare(jobs, shrink_stages=None, **options):
     stacked = Stacked(jobs, **options)
-    stacked.bunches = bunches
+    stacked.shrink_stages = shrink_stages
     for _ in range(TRAINING.rounds):
         stacked.round()
     values = stacked.evaluate()
@@ -90,7 +90,7 @@ def test_seeds_alphas_and_variants_share_a_stack(digits):
     variants = [methods.get("fedekd"), methods.get("fedekd", beta=4.0, lambda_kd=0.25), methods.get("fedekd-entropy")]
     jobs = [job(first, v, seed=0) for v in variants] + [job(second, methods.get("fedekd-half"), seed=3)]
     assert len({signature(j) for j in jobs}) == 1
-    compare(jobs, piece=5)
+    compare(jobs, chunk=5)
 
 
 def test_each_job_of_a_stack_begins_with_its_own_parameters(images):
@@ -103,16 +103,16 @@ def test_each_job_of_a_stack_begins_with_its_own_parameters(images):
 
 @pytest.mark.parametrize("name", ["fedekd", "fedtype", "feddyn"])
 def test_leaving_in_bunches_changes_nothing(digits, name):
-    """On a GPU finished models wait for their bunch, with empty batches; here the same is forced on the CPU."""
+    """On a GPU finished models wait for others, with empty batches; here the same is forced on the CPU."""
     uneven = federate(digits, clients=5, alpha=0.5, seed=2)
     assert len({len(c.train) for c in uneven.clients}) > 3
-    compare([job(uneven, methods.get(name))], bunches=2)
+    compare([job(uneven, methods.get(name))], shrink_stages=2)
 
 
 def test_pieces_and_proximal_terms(images, digits):
     other = federate(digits, clients=3, alpha=0.5, seed=4)
     jobs = [job(images, methods.get("fedprox")), job(other, methods.get("fedprox", mu=1.0), seed=4)]
-    compare(jobs, piece=2)
+    compare(jobs, chunk=2)
 
 
 def test_large_inputs_are_evaluated_in_smaller_batches(images, monkeypatch):
@@ -170,19 +170,19 @@ def test_clients_with_their_own_architecture_are_refused(images):
 
 def test_ragged_clients_cost_little():
     """At alpha 0.1, ten seeds of the paper's FashionMNIST partition: what the engine steps through on a GPU, empty
-    places of batches and models that wait for their bunch included, is at most 1.25 times the samples."""
+    places of batches and models that wait for others included, is at most 1.25 times the samples."""
     labels = np.repeat(np.arange(10), 6000)
     rows = Dataset("shapes", "classification", np.zeros((60000, 1), np.float32), labels, 10, scale=None)
     federations = [federate(rows, clients=6, alpha=0.1, seed=seed) for seed in range(10)]
     training = Training(rounds=1, epochs=2, batch_size=64, lr=1e-3)
     jobs = [Job(f, methods.get("local"), s, training, flat, flat) for s, f in enumerate(federations)]
     engine = Stacked(jobs)
-    engine.bunches = BUNCHES
+    engine.shrink_stages = SHRINK_STAGES
     (step,), (group,) = methods.get("local").steps(0), engine.groups
     waiting = sorted(group.indices, key=lambda i: -len(engine.members[i].train))
-    cuts = range(0, len(waiting), PIECE)
-    pieces = [Piece(engine, lambda _: step, step, group, waiting[i : i + PIECE], 0) for i in cuts]
-    done = sum((s.last - s.first) * s.active * 64 for piece in pieces for s in piece.segments)
+    cuts = range(0, len(waiting), CHUNK)
+    chunks = [Chunk(engine, lambda _: step, step, group, waiting[i : i + CHUNK], 0) for i in cuts]
+    done = sum((s.last - s.first) * s.active * 64 for chunk in chunks for s in chunk.segments)
     samples = 2 * sum(len(m.train) for m in engine.members)
     assert samples < done <= 1.25 * samples
 

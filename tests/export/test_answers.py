@@ -20,7 +20,7 @@ from fedekd.errors import FedekdError
 from fedekd.export.export import export
 from fedekd.export.facts import kept_models, read_facts
 from fedekd.export.predict import predict
-from fedekd.methods import Batch, Beginning, Exchange, Method, Remember, Train
+from fedekd.methods import Batch, ClientInit, Exchange, Method, Remember, Train
 from tiny import tiny_private, tiny_proxy
 from trained import Trained, train
 
@@ -38,7 +38,7 @@ class Blend(Method):
     name = "blend"
     roles = answers = ("private", "proxy")
 
-    def begin(self, client: Beginning) -> dict[str, Any]:
+    def begin(self, client: ClientInit) -> dict[str, Any]:
         return {"own": {"share": torch.tensor(self.share)}}
 
     def steps(self, round: int) -> tuple[Any, ...]:
@@ -65,7 +65,7 @@ class Midway(Method):
     roles = ("private", "other")
     like: ClassVar[Mapping[str, str]] = {"other": "private"}
     answers = ()
-    anchors = ("private", "other")
+    reads_weights = ("private", "other")
 
     def steps(self, round: int) -> tuple[Any, ...]:
         return Train(("private",), self.loss), Exchange("private"), Train(("other",), lambda b: b.supervised("other"))
@@ -370,7 +370,7 @@ class Astray(Blend):
 
     name = "astray"
     answers = ("private",)
-    anchors = ("private",)
+    reads_weights = ("private",)
 
     def predict(self, batch: Batch) -> Tensor:
         return batch.outputs["private"] + 0 * batch.apply("proxy", {})

@@ -192,12 +192,12 @@ def test_buffers_are_refused(tmp_path, digits):
         client(tmp_path / "a", digits, proxy=proxy)
 
 
-@pytest.mark.parametrize("what", ["rows", "anchor"])
+@pytest.mark.parametrize("what", ["rows", "weights"])
 def test_noise_is_not_used_again_for_other_inputs(tmp_path, digits, what):
     """Two results with the same noise would show the difference of what they were made from in the clear."""
     other = replace(digits, x=digits.x + 1) if what == "rows" else digits
     pair = [client(tmp_path / "a", dataset, "fedprox") for dataset in (digits, other)]
-    if what == "anchor":
+    if what == "weights":
         for w in pair[1].received["private"].values():
             w.add_(0.01)
     step = trains(pair[0])

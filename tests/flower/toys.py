@@ -60,7 +60,7 @@ class Into(Toy):
 
     roles = ("private", "shared")
     like: ClassVar = {"shared": "private"}
-    anchors = ("private", "shared")
+    reads_weights = ("private", "shared")
 
     def steps(self, round):
         return (
@@ -102,7 +102,7 @@ class EachAsList(Each):
 class Twice(Toy):
     """Two exchanges in a row; the second's answer steers the training"""
 
-    anchors = ("private",)
+    reads_weights = ("private",)
 
     def begin(self, client):
         zero = {name: torch.zeros_like(w) for name, w in client.weights["private"].items()}
@@ -236,7 +236,7 @@ class OnTop(Toy):
 class Made(Toy):
     """Sends what a function makes, and loads the answer into the model"""
 
-    anchors = ("private",)
+    reads_weights = ("private",)
 
     def steps(self, round):
         made = Exchange(
@@ -248,7 +248,7 @@ class Made(Toy):
 class Unpartial(Toy):
     """Combines every weight by itself, with what the server remembers"""
 
-    anchors = ("private",)
+    reads_weights = ("private",)
 
     def steps(self, round):
         return Train(("private",), self.loss), Exchange("private", self.momentum)
@@ -272,7 +272,7 @@ class Rows(Toy):
 class Hasty(Toy):
     """Makes the second from the first's answer, which comes in the same message"""
 
-    anchors = ("private",)
+    reads_weights = ("private",)
 
     def steps(self, round):
         second = Exchange("second", send=lambda batch: dict(batch.received["private"]))
@@ -304,7 +304,7 @@ class Counting(Toy):
 class CountsSent(Toy):
     """Sends what a client has remembered of its counts"""
 
-    anchors = ("private",)
+    reads_weights = ("private",)
 
     def steps(self, round):
         remember = Remember(lambda batch: {"n": batch.counts.float()})
@@ -399,7 +399,7 @@ class Featured(Toy):
 class Applied(Toy):
     """A loss that applies the model to the weights that were received"""
 
-    anchors = ("private",)
+    reads_weights = ("private",)
 
     def steps(self, round):
         return Train(("private",), self.held), Exchange("private")

@@ -10,7 +10,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from fedekd import methods
-from fedekd.engines.view import make_batch
+from fedekd.engines.batch import make_batch
 from fedekd.tasks import Regression
 from serially import answers, engine_of, go_on, number, one_step, same, states, traffic, trained
 

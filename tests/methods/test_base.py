@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedekd.errors import FedekdError
-from fedekd.methods.base import Beginning, Exchange, Method, Remember, Train
+from fedekd.methods.base import ClientInit, Exchange, Method, Remember, Train
 from fedekd.tasks import Regression
 from hand_batch import gradients, hand_batch
 
@@ -65,9 +65,9 @@ def test_values_past_their_bounds_do_not(given):
 
 def test_what_a_method_is_unless_it_says_otherwise():
     method, batch = Method(), hand_batch(Regression(), torch.zeros(1), {"private": torch.tensor([2.5])})
-    assert (method.roles, method.anchors, method.draws) == (("private",), (), 0)
+    assert (method.roles, method.reads_weights, method.uniforms) == (("private",), (), 0)
     assert method.needs_features is False
-    assert method.begin(Beginning(weights={}, features={}, seed=0, targets=torch.ones(2))) == {}
+    assert method.begin(ClientInit(weights={}, features={}, seed=0, targets=torch.ones(2))) == {}
     assert method.predict(batch).tolist() == [2.5]
     assert method.personalise() == ()
     assert method.examine(batch) is None

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from fedekd import methods
-from fedekd.methods import Beginning
+from fedekd.methods import ClientInit
 from fedekd.tasks import Regression
 from hand_batch import hand_batch
 
 
 def test_every_sample_gets_the_training_mean():
     method = methods.get("constant")
-    memory = method.begin(Beginning({}, {}, 0, torch.tensor([1.0, 2.0, 6.0])))
+    memory = method.begin(ClientInit({}, {}, 0, torch.tensor([1.0, 2.0, 6.0])))
     assert method.predict(hand_batch(Regression(), torch.zeros(4), {}, memory=memory)).tolist() == [3, 3, 3, 3]
     assert method.steps(0) == ()
     assert method.roles == ()

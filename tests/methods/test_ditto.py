@@ -7,7 +7,7 @@ import torch
 from torch.func import grad, vmap
 
 from fedekd import methods
-from fedekd.engines.view import make_batch
+from fedekd.engines.batch import make_batch
 from fedekd.tasks import Regression
 from serially import answers, engine_of, go_on, number, one_step, same, states, traffic, trained
 

@@ -9,7 +9,7 @@ import torch
 import quadratics
 from fedekd import methods
 from fedekd.data import Federation
-from fedekd.methods.base import Beginning
+from fedekd.methods.base import ClientInit
 from fedekd.tasks import Regression
 from hand_batch import hand_batch
 from quadratics import CLIENTS, RATE
@@ -41,7 +41,7 @@ def test_the_loss_by_hand():
 
 def test_the_linear_term_begins_at_nothing_for_any_weights():
     weights = {"private": {"w": torch.tensor([[0.0, -2.0]]), "b": torch.zeros(2)}}
-    begun = methods.get("feddyn").begin(Beginning(weights=weights, features={}, seed=0, targets=torch.ones(1)))[
+    begun = methods.get("feddyn").begin(ClientInit(weights=weights, features={}, seed=0, targets=torch.ones(1)))[
         "gradient"
     ]
     assert {name: tensor.tolist() for name, tensor in begun.items()} == {"w": [[0, 0]], "b": [0, 0]}

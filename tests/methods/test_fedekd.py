@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy, one_hot
 
 from fedekd import gate, methods
-from fedekd.methods.base import Beginning, Exchange, Train
+from fedekd.methods.base import ClientInit, Exchange, Train
 from fedekd.tasks import Classification, Regression
 from hand_batch import gradients, hand_batch, two_models
 
@@ -150,7 +150,7 @@ def test_a_round_distils_the_proxy_sends_it_and_teaches_back():
 
 
 def test_only_the_feature_energy_asks_for_features_and_draws_a_projection():
-    client = Beginning(weights={}, features={"private": 5, "proxy": 3}, seed=7, targets=torch.ones(1))
+    client = ClientInit(weights={}, features={"private": 5, "proxy": 3}, seed=7, targets=torch.ones(1))
     feature, plain = methods.get("fedekd-feature"), methods.get("fedekd")
     assert feature.needs_features
     assert torch.equal(feature.begin(client)["projection"], gate.projection(5, 3, seed=7))

@@ -11,7 +11,7 @@ from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy
 
 from fedekd import methods
-from fedekd.engines.view import make_batch
+from fedekd.engines.batch import make_batch
 from fedekd.errors import FedekdError
 from fedekd.methods import Exchange, Method, Train
 from fedekd.methods.fedrod import ABSENT, FedRoD, log_counts

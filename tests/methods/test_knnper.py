@@ -9,7 +9,7 @@ import torch
 from torch.func import vmap
 
 from fedekd import methods
-from fedekd.engines.view import make_batch
+from fedekd.engines.batch import make_batch
 from fedekd.errors import FedekdError
 from fedekd.tasks import Classification, Regression
 from serially import answer_alike, answers, engine_of, same, states, traffic, trained

@@ -61,7 +61,7 @@ def test_every_method_can_be_listed_and_checked(name):
     assert not line.startswith(type(method).__name__ + "(")  # what a dataclass writes where there is nothing
     assert name == method.name or name.startswith(f"{method.name}-")
     assert set(method.like) | set(method.heads) | {"private", "proxy"} >= set(method.roles)
-    assert set(method.anchors) <= set(method.roles)
+    assert set(method.reads_weights) <= set(method.roles)
     assert all(type(getattr(method, f.name)) in (bool, int, float, str) for f in fields(method))
     assert method.tasks
     for task in method.tasks if "-" not in name else ("classification",):
@@ -201,14 +201,14 @@ def test_the_defaults_are_the_papers(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "draws", "anchors"),
+    ("name", "uniforms", "reads_weights"),
     [
         ("local", 0, ()), ("fedavg", 0, ()), ("fedprox", 0, ("private",)), ("feddyn", 0, ("private",)), ("fml", 0, ()),
         ("fedekd", 1, ()), ("fedtype", 2, ()), ("fedtype-prox", 2, ("proxy",)),
     ],
 )  # fmt: skip
-def test_what_the_losses_read_is_declared(name, draws, anchors):
-    assert (methods.get(name).draws, methods.get(name).anchors) == (draws, anchors)
+def test_what_the_losses_read_is_declared(name, uniforms, reads_weights):
+    assert (methods.get(name).uniforms, methods.get(name).reads_weights) == (uniforms, reads_weights)
 
 
 def test_names_are_unique_in_the_source():
@@ -416,8 +416,8 @@ class Pulled(Method):
 
     pull: float = 0.5
     roles = ("private", "proxy")
-    anchors = ("proxy",)
-    draws = 1
+    reads_weights = ("proxy",)
+    uniforms = 1
 
     def begin(self, client):
         return {"seen": 0.0 * next(iter(client.weights["private"].values())).sum()}
@@ -535,3 +535,17 @@ def test_a_method_without_steps_says_so():
 
     with pytest.raises(NotImplementedError, match="Empty needs steps"):
         Empty().steps(0)
+
+
+def test_a_name_of_an_earlier_version_gets_a_line(tmp_path, monkeypatch):
+    text = "from dataclasses import dataclass\nfrom fedekd.methods import Method\n"
+    text += "class Old(Method):\n    anchors = ('private',)\n"
+    text += "@dataclass(frozen=True)\nclass Own(Method):\n    draws: int = 3\n"
+    (tmp_path / "of_earlier.py").write_text(text)
+    (tmp_path / "of_begin.py").write_text("from fedekd.methods import Beginning\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(FedekdError, match="`anchors` is called `reads_weights` now; rename it"):
+        methods.get("of_earlier:Old").check("classification")
+    methods.get("of_earlier:Own").check("classification")  # a parameter may have any name
+    with pytest.raises(FedekdError, match="`Beginning` is called `ClientInit` now"):
+        methods.get("of_begin:Old")

@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedekd.errors import FedekdError, unknown
-from fedekd.settings import PAPER, Settings
+from fedekd.settings import DEFAULT_PRESET, Settings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,7 +50,7 @@ def command(commands: Any, name: str, act: Act | None, text: str, settings: Iter
             words, default = field.metadata["help"], field.default
             if isinstance(default, tuple):
                 default = ",".join(map(str, default))
-            if default is not None or field.name in PAPER:
+            if default is not None or field.name in DEFAULT_PRESET:
                 words += f" (default: {'as suits the dataset' if default is None else default})"
             add_setting(parser, field.name, KINDS.get(str(field.type).removesuffix(" | None"), str), words)
     return parser

@@ -45,7 +45,15 @@ def diabetes(folder: Path) -> Dataset:
     )
 
 
-register_dataset("digits", digits, title="Digits", samples=1797, shape="1x8x8", note="comes with scikit-learn")
+register_dataset(
+    "digits",
+    digits,
+    title="Digits",
+    samples=1797,
+    shape="1x8x8",
+    note="comes with scikit-learn",
+    preset={"rounds": 10, "epochs": 2, "batch_size": 32, "lr": 1e-3},
+)
 register_dataset(
     "diabetes",
     diabetes,
@@ -54,4 +62,5 @@ register_dataset(
     samples=442,
     shape="10",
     note="comes with scikit-learn; a table",
+    preset={"rounds": 10, "epochs": 4, "batch_size": 16, "lr": 3e-3},
 )

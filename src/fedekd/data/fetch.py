@@ -9,7 +9,6 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING
 
@@ -20,73 +19,18 @@ from fedekd.errors import FedekdError
 if TYPE_CHECKING:
     from fedekd.data.published import Published
 
-FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
-ZENODO = "https://zenodo.org/records/"
-
-
-@dataclass(frozen=True)
-class Remote:
-    """A file to download, with the md5 its publisher states; of an archive, also the members to keep."""
-
-    url: str
-    md5: str | None
-    members: Mapping[str, str | None] = field(default_factory=dict)
-    """Member (a path's end, or a folder's name with /) and its md5."""
-
-    @property
-    def file(self) -> str:
-        return PurePosixPath(self.url.partition("?")[0]).name
-
-
-REMOTES: dict[str, tuple[Remote, ...]] = {
-    "fashionmnist": (
-        Remote(FASHION + "train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-        Remote(FASHION + "train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe"),
-        Remote(FASHION + "t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79"),
-        Remote(FASHION + "t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310"),
-    ),
-    "cifar10": (
-        Remote(
-            "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-            "c32a1d4ab5d03f1284b67883e8d87530",
-            {
-                "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
-                "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
-                "data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421",
-                "data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
-                "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
-                "test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d",
-            },
-        ),
-    ),
-    "octmnist": (Remote(ZENODO + "10519652/files/octmnist.npz?download=1", "c68d92d5b585d8d81f7112f81e2d0842"),),
-    "organamnist": (Remote(ZENODO + "10519652/files/organamnist.npz?download=1", "68e3f8846a6bd62f0c9bf841c0d9eacc"),),
-    "retinamnist": (Remote(ZENODO + "10519652/files/retinamnist.npz?download=1", "bd4c0672f1bba3e3a89f0e4e876791e4"),),
-    # The publisher's record lists this archive's md5, which is not known here. What stands in for it: the archive's
-    # own checksums of its members, and reading the whole train split before the files get their names.
-    "dr_regular": (
-        Remote(
-            ZENODO + "7884735/files/dr_regular.zip?download=1",
-            None,
-            {"images.hdf5": None, "info.yaml": None, "splits/": None, "original_splits/": None, "task_labels/": None},
-        ),
-    ),
-}
-
 
 def fetch(name: str, data_dir: str | Path | None = None, progress: bool = True) -> Path:
     """Download a published dataset unless it is there and whole; the folder or file it lies in."""
-    from fedekd.data.published import PAPER
-
     one = recipe(name)
-    if one.name not in REMOTES:
+    published = one.published
+    if published is None:
         raise FedekdError(f"dataset {one.name!r} is not a download: there is nothing to fetch; use it as it is")
-    published = next(each for each in PAPER if each.name == one.name)
     folder = data_folder(data_dir)
     home = published.find(folder) or folder / published.homes[0]
     try:
         home.mkdir(parents=True, exist_ok=True)
-        for remote in REMOTES[one.name]:
+        for remote in published.remotes:
             if not remote.members:
                 to_file(remote.url, home / remote.file, remote.md5, one.name, progress)
             elif not _whole(published, home, remote.members):

@@ -1,10 +1,11 @@
-"""The paper's six datasets, read from the files their publishers hand out. Only the train split is used."""
+"""Datasets read from the files their publishers hand out. Only the train split is used."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 
@@ -15,8 +16,22 @@ from fedekd.errors import FedekdError
 
 
 @dataclass(frozen=True)
+class Remote:
+    """A file to download, with the md5 its publisher states; of an archive, also the members to keep."""
+
+    url: str
+    md5: str | None
+    members: Mapping[str, str | None] = field(default_factory=dict)
+    """Member (a path's end, or a folder's name with /) and its md5."""
+
+    @property
+    def file(self) -> str:
+        return PurePosixPath(self.url.partition("?")[0]).name
+
+
+@dataclass(frozen=True)
 class Published:
-    """A published dataset: where its files lie under the data folder, how to read them, what they must hold."""
+    """A published dataset: its files, on the web and under the data folder, how to read them, what they must hold."""
 
     name: str
     title: str
@@ -30,6 +45,9 @@ class Published:
     files: tuple[str, ...]
     read: Callable[[Path], formats.Arrays]
     publisher: str
+    remotes: tuple[Remote, ...]
+    preset: Mapping[str, Any]
+    """Rounds, epochs, batch size and learning rate."""
     labels: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     note: str = ""
@@ -99,103 +117,18 @@ def _shape(shape: tuple[int, ...]) -> str:
     return "x".join(str(size) for size in shape)
 
 
-def _medmnist(
-    name: str,
-    title: str,
-    task: str,
-    train: tuple[int, ...],
-    classes: int,
-    channels: int,
-    labels: tuple[str, ...] = (),
-    note: str = "",
-) -> Published:
-    file = f"{name}.npz"
-    return Published(
-        name=name,
-        title=title,
-        task=task,
-        shape=(channels, 28, 28),
-        train=train,
-        classes=classes,
-        homes=("", "medmnist"),
-        files=(file,),
-        read=lambda home: formats.read_medmnist(home / file),
-        publisher="MedMNIST v3 (zenodo.org/records/10519652)",
-        labels=labels,
-        note=note,
-    )
-
-
-FASHION_FILES = ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz")
-CIFAR_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
-CLOTHES = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot"
-THINGS = "airplane,automobile,bird,cat,deer,dog,frog,horse,ship,truck"
-EYES = "choroidal neovascularization,diabetic macular edema,drusen,normal"
-ORGANS = "bladder,left femur,right femur,heart,left kidney,right kidney,liver,left lung,right lung,pancreas,spleen"
-
-PAPER = (
-    Published(
-        name="fashionmnist",
-        title="FashionMNIST",
-        task="classification",
-        shape=(1, 28, 28),
-        train=(60000,),
-        classes=10,
-        homes=("fashion_mnist", "FashionMNIST/raw"),
-        files=FASHION_FILES,
-        read=lambda home: formats.read_idx_pair(home / FASHION_FILES[0], home / FASHION_FILES[1]),
-        publisher="Zalando Research (github.com/zalandoresearch/fashion-mnist)",
-        labels=tuple(CLOTHES.split(",")),
-    ),
-    Published(
-        name="cifar10",
-        title="CIFAR-10",
-        task="classification",
-        shape=(3, 32, 32),
-        train=(50000,),
-        classes=10,
-        homes=("cifar10", "cifar-10-batches-bin"),
-        files=CIFAR_FILES,
-        read=lambda home: formats.read_cifar(home / file for file in CIFAR_FILES),
-        publisher="A. Krizhevsky, University of Toronto (cs.toronto.edu/~kriz/cifar.html)",
-        labels=tuple(THINGS.split(",")),
-    ),
-    _medmnist("octmnist", "OCTMNIST", "classification", (97477,), 4, 1, tuple(EYES.split(","))),
-    _medmnist("organamnist", "OrganAMNIST", "classification", (34561, 34581), 11, 1, tuple(ORGANS.split(","))),
-    _medmnist(
-        "retinamnist",
-        "RetinaMNIST",
-        "regression",
-        (1080,),
-        5,
-        3,
-        note="grades 0 to 4; photographs that are also in dr_regular",
-    ),
-    Published(
-        name="dr_regular",
-        title="Diabetic Retinopathy",
-        task="regression",
-        shape=(3, 224, 224),
-        train=(1200, 1400),
-        classes=5,
-        homes=("dr_regular", "medimeta/dr_regular"),
-        files=("images.hdf5", "splits/train.txt", "task_labels/DR level.npy"),
-        read=lambda home: formats.read_medimeta(home, "DR level"),
-        publisher="MedIMeta, regular fundus (zenodo.org/records/7884735)",
-        aliases=("dr", "diabetic retinopathy (regular fundus)"),
-        note="grades 0 to 4; photographs that are also in RetinaMNIST",
-    ),
-)
-
-for _one in PAPER:
+def register_published(one: Published) -> None:
+    """Make a published dataset known by its name: all that fedekd says of it, or does with it, comes from here."""
     register_dataset(
-        _one.name,
-        _one.load,
-        title=_one.title,
-        task=_one.task,
-        samples=_one.train[0],
-        shape=_shape(_one.shape),
-        aliases=_one.aliases,
-        note=_one.note,
-        find=_one.located,
+        one.name,
+        one.load,
+        title=one.title,
+        task=one.task,
+        samples=one.train[0],
+        shape=_shape(one.shape),
+        aliases=one.aliases,
+        note=one.note,
+        preset=one.preset,
+        find=one.located,
+        published=one,
     )

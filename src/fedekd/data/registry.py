@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedekd.dataset import TASKS, Dataset
 from fedekd.errors import FedekdError, unknown
+from fedekd.objects import import_object
 
 if TYPE_CHECKING:
     from fedekd.data.own import Whole
+    from fedekd.data.published import Published
 
 Loader = Callable[[Path], Dataset]
+PRESET = ("rounds", "epochs", "batch_size", "lr")  # what a preset may set
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Recipe:
     load: Loader
     find: Callable[[Path], Path | None] | None
     note: str
+    preset: Mapping[str, Any]
+    published: Published | None
 
 
 @dataclass(frozen=True)
@@ -60,13 +64,16 @@ def register_dataset(
     shape: str = "",
     aliases: Iterable[str] = (),
     note: str = "",
+    preset: Mapping[str, Any] | None = None,
     find: Callable[[Path], Path | None] | None = None,
+    published: Published | None = None,
     replace: bool = False,
 ) -> None:
     """Make a dataset known by ``name``.
 
-    ``loader`` is given the data folder and returns a ``Dataset``. The rest is for ``fedekd data list``; ``find``
-    is given the data folder and returns where the files lie, or None when they are not there.
+    ``loader`` is given the data folder and returns a ``Dataset``. ``preset`` holds the rounds, epochs, batch size and
+    lr of a run that is told none. The rest is for ``fedekd data list``; ``find`` is given the data folder and returns
+    where the files lie, or None when they are not there. ``published`` is what ``fedekd data fetch`` downloads.
     """
     keys = (name, title or name, *aliases)
     for key in keys:
@@ -74,7 +81,10 @@ def register_dataset(
         if not _plain(key) or (owner and not (replace and owner == name)):
             taken = f"already names {owner!r}; choose another" if owner else "has no letter or digit in it"
             raise FedekdError(f"cannot register dataset {name!r}: the name {key!r} {taken}")
-    _RECIPES[name] = Recipe(name, title or name, task, samples, shape, loader, find, note)
+    for key in preset or {}:
+        if key not in PRESET:
+            raise unknown(f"setting in the preset of dataset {name!r}", key, PRESET)
+    _RECIPES[name] = Recipe(name, title or name, task, samples, shape, loader, find, note, preset or {}, published)
     _NAMES.update({_plain(key): name for key in keys})
 
 
@@ -83,6 +93,17 @@ def recipe(name: str) -> Recipe:
     if _plain(name) not in _NAMES:
         raise unknown("dataset", name, _RECIPES)
     return _RECIPES[_NAMES[_plain(name)]]
+
+
+def canonical(name: str) -> str:
+    """A name in the registry's spelling; of one that is not registered, its letters and digits."""
+    return _NAMES.get(_plain(name), _plain(name))
+
+
+def preset(name: str) -> Mapping[str, Any]:
+    """The preset that a dataset was registered with; nothing for one that has none, or for a user's own file."""
+    found = _RECIPES.get(canonical(name))
+    return found.preset if found else {}
 
 
 def catalogue(data_dir: str | Path | None = None) -> list[Entry]:
@@ -147,11 +168,7 @@ def _entry(one: Recipe, folder: Path) -> Entry:
 
 
 def _imported(path: str) -> Loader:
-    module, _, attribute = path.partition(":")
-    try:
-        loader: Loader = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise FedekdError(f"cannot import dataset {path!r}: {error}") from None
+    loader: Loader = import_object(path, "dataset")
     if not callable(loader):
         raise FedekdError(f"{path!r} is not a function that takes the data folder and returns a Dataset")
     return loader

@@ -11,21 +11,20 @@ import torch
 from torch import Tensor, nn
 
 from fedekd import models, parts, rng
-from fedekd.engines import rules
-from fedekd.engines.job import Job, Rows, TrustLog, make_optimizer, pick_device, precision
+from fedekd.engines import return_checks
+from fedekd.engines.batch import label_counts, make_batch
+from fedekd.engines.client_models import EVALUATION_BATCH, ClientModels
+from fedekd.engines.job import Job, Rows, TrustLog, make_optimizer, precision
 from fedekd.engines.schedule import schedule
-from fedekd.engines.view import label_counts, make_batch
 from fedekd.errors import FedekdError
 from fedekd.exchange import Message, exchanges
 from fedekd.federation import Split
-from fedekd.methods.base import Batch, Beginning, Copy, Exchange, Remember, Train
-
-EVALUATION_BATCH = 256
-SERVER = 2**32 - 1
-"""The server's number in the random streams, where it trains a model itself."""
+from fedekd.methods.base import Batch, ClientInit, Copy, Exchange, Remember, Train
+from fedekd.models import trainable
+from fedekd.trees import map_tree, moved
 
 
-class Client:
+class Client(ClientModels):
     """What one client does in a round. ``state`` and ``restore`` carry it over an interruption to the bit.
 
     ``position`` says which of the federation's clients it is, ``number`` what it is called in the random streams:
@@ -33,19 +32,13 @@ class Client:
     """
 
     def __init__(self, job: Job, position: int, number: int | None = None, rows: Rows | None = None) -> None:
-        self.job, self.method, self.task = job, job.method, job.task
-        self.name, self.number = job.federation.names[position], position if number is None else number
-        self.device = pick_device(job.training.device)
-        self.data = rows or Rows.of(job)
+        super().__init__(job, position if number is None else number, rows)
+        self.name = job.federation.names[position]
         self.rows = self._rows(job.federation.clients[position])
         self.counts = label_counts(self.task.name, self.data.y[self.rows["train"]], job.federation.dataset.outputs)
-        self.models: dict[str, nn.Module] = {}
-        for role in sorted(self.method.roles, key=lambda role: role in self.method.heads):
-            self.models[role] = self._build(role)
-        self.models = {role: self.models[role] for role in self.method.roles}
         self.received: dict[str, dict[str, Tensor]] = {}
         for name, step in exchanges(self.method, job.training.rounds).items():
-            if step.target in self.method.anchors:
+            if step.target in self.method.reads_weights:
                 self.received[name] = self.weights(step.target, step.part)
         self.memory = self._begin()
         self.gradients: dict[str, dict[str, Tensor]] = {}
@@ -62,24 +55,18 @@ class Client:
         every["public"] = self.job.federation.public
         return {name: torch.from_numpy(rows).to(self.device) for name, rows in every.items()}
 
-    def _build(self, role: str) -> nn.Module:
-        dataset, root = self.job.federation.dataset, self.method.root(role)
-        if role in self.method.heads:
-            return models.zero_head(self.models[self.method.heads[role]], dataset.outputs).to(self.device)
-        make, shape = self.job.factory(root), dataset.x.shape[1:]
-        module = models.build(root, make, shape, dataset.outputs, self.job.seed, self.number % SERVER)
-        if self.data.x.dim() == 4:
-            return module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return module.to(self.device)
-
     def _begin(self) -> dict[str, Any]:
         features: dict[str, int] = {}
         if self.method.needs_features:
             bodies = {role: self.models[role] for role in self.method.roles if role not in self.method.heads}
             features = {role: models.last_linear(module).in_features for role, module in bodies.items()}
         weights = {role: self.weights(role) for role in self.models}
-        start = Beginning(weights, features, self.job.seed, self.data.y[self.rows["train"]])
-        return {key: as_tensors(value, self.device) for key, value in self.method.begin(start).items()}
+        start = ClientInit(weights, features, self.job.seed, self.data.y[self.rows["train"]])
+        return {key: map_tree(self._as_tensor, value) for key, value in self.method.begin(start).items()}
+
+    def _as_tensor(self, value: Any) -> Tensor:
+        """A client's memory: numbers count as tensors in every engine."""
+        return torch.as_tensor(value).detach().clone().to(self.device)
 
     # --- the steps of a round ----------------------------------------------------------------------------
 
@@ -97,14 +84,22 @@ class Client:
         training, rows = self.job.training.of(step), self.rows[step.split]
         root = self.method.root(step.roles[0])
         plan = schedule(
-            self.job.seed, self.number, root, round, split=step.split, again=again,
-            n=len(rows), epochs=training.epochs, batch_size=training.batch_size, draws=self.method.draws,
-        )  # fmt: skip
+            self.job.seed,
+            self.number,
+            root,
+            round,
+            split=step.split,
+            again=again,
+            n=len(rows),
+            epochs=training.epochs,
+            batch_size=training.batch_size,
+            draws=self.method.uniforms,
+        )
         self.steps = plan.steps
         taught = {role: self.outputs(role, rows) for role in self._still(step)}
-        weights = self._anchored()
+        weights = self._readable_weights()
         trained = {role: self._part(role, step) for role in step.roles}
-        rules.to_train(self.method, step, trained)
+        return_checks.to_train(self.method, step, trained)
         every = [w for tree in trained.values() for w in tree.values()]
         sums = {role: {n: torch.zeros_like(w) for n, w in tree.items()} for role, tree in trained.items()}
         with self._training(step, trained), self._seeded("dropout", root, round, *((again,) if again else ())):
@@ -117,7 +112,7 @@ class Client:
                     out = {role: (o[here], f[here]) for role, (o, f) in taught.items()}
                     out = self._named(step, self._through(step.roles, x, out))
                     batch = self._batch(rows[here], here, out, weights, draws, training.lr, x)
-                    loss, extra = rules.loss_of(self.method, step, batch)
+                    loss, extra = return_checks.loss_of(self.method, step, batch)
                     optimizer.zero_grad()
                     loss.backward()
                     if step.gradients:
@@ -173,7 +168,10 @@ class Client:
 
     @torch.no_grad()
     def remember(self, step: Remember, round: int) -> None:
-        self.memory = {**self.memory, **rules.remembered(self.method, step, self._whole(step.split, step.roles, round))}
+        self.memory = {
+            **self.memory,
+            **return_checks.remembered(self.method, step, self._whole(step.split, step.roles, round)),
+        }
 
     @torch.no_grad()
     def copy(self, step: Copy, round: int) -> None:
@@ -183,7 +181,7 @@ class Client:
             found = step.source(self._whole(None, (), round))
         target = self.models[step.target]
         state, names = target.state_dict(), parts.names(step.part, target)
-        self._load(step.target, rules.copied(self.method, step, found, {n: state[n].shape for n in names}))
+        self._load(step.target, return_checks.copied(self.method, step, found, {n: state[n].shape for n in names}))
 
     @torch.no_grad()
     def upload(self, step: Exchange, round: int) -> dict[str, Tensor]:
@@ -192,45 +190,47 @@ class Client:
             state = self.models[step.name].state_dict()
             return {name: state[name].clone() for name in parts.names(step.part, self.models[step.name])}
         with precision(self.job.training.precision, self.device):
-            return rules.made(self.method, step.name, step.send(self._whole(step.split, step.roles, round)))
+            return return_checks.made(self.method, step.name, step.send(self._whole(step.split, step.roles, round)))
 
     def receive(self, step: Exchange, answer: Message) -> None:
         role = step.target
         if role is not None:
             self._load(role, answer)
-        if role is None or role in self.method.anchors:
+        if role is None or role in self.method.reads_weights:
             weights = answer if role is None else {n: answer[n] for n in trainable(self.models[role]) if n in answer}
             self.received[step.name] = {n: t.detach().clone() for n, t in weights.items()}
-
-    @torch.no_grad()
-    def _load(self, role: str, found: Message) -> None:
-        state = self.models[role].state_dict()
-        rules.fits(self.method, role, found, {name: t.shape for name, t in state.items()})
-        for name, tensor in found.items():
-            state[name].copy_(tensor)
 
     # --- what the method sees -----------------------------------------------------------------------------
 
     def batch(self, at: Tensor, out: dict[str, tuple[Tensor, Tensor]]) -> Batch:
         """These rows and what the models make of them, outside of training."""
-        uniform = torch.from_numpy(rng.stream(self.job.seed, "aside", self.number).random((len(at), self.method.draws)))
+        uniform = torch.from_numpy(
+            rng.stream(self.job.seed, "aside", self.number).random((len(at), self.method.uniforms))
+        )
         here = torch.arange(len(at), device=self.device)
         draws = uniform.float().to(self.device)
-        return self._batch(at, here, out, self._anchored(), draws, self.job.training.lr)
+        return self._batch(at, here, out, self._readable_weights(), draws, self.job.training.lr)
 
     def _whole(self, split: str | None, roles: Iterable[str], round: int) -> Batch:
         """A whole split, or no rows at all."""
         rows = self.rows[split] if split else self.rows["train"][:0]
         out = {role: self.outputs(role, rows) for role in roles}
-        draws = rng.stream(self.job.seed, "remember", self.number, round).random((len(rows), self.method.draws))
+        draws = rng.stream(self.job.seed, "remember", self.number, round).random((len(rows), self.method.uniforms))
         uniform = torch.from_numpy(draws).float().to(self.device)
         here = torch.arange(len(rows), device=self.device)
-        return self._batch(rows, here, out, self._anchored(), uniform, self.job.training.lr)
+        return self._batch(rows, here, out, self._readable_weights(), uniform, self.job.training.lr)
 
     def _batch(
-        self, at: Tensor, here: Tensor, out: Mapping[str, tuple[Tensor, Tensor]], weights: Mapping[str, Any],
-        uniform: Tensor, lr: float, x: Tensor | None = None, blind: bool = False,
-    ) -> Batch:  # fmt: skip
+        self,
+        at: Tensor,
+        here: Tensor,
+        out: Mapping[str, tuple[Tensor, Tensor]],
+        weights: Mapping[str, Any],
+        uniform: Tensor,
+        lr: float,
+        x: Tensor | None = None,
+        blind: bool = False,
+    ) -> Batch:
         """``at`` are rows of the dataset, ``here`` their places in the split; ``blind``: whose targets nobody knows."""
         y = self.data.y[at]
         seen = {
@@ -255,65 +255,12 @@ class Client:
         forward = None if x is None else lambda role, tree: self._applied(role, tree, x)
         return make_batch(self.method, self.task, lr, seen, forward)
 
-    def _anchored(self) -> dict[str, dict[str, nn.Parameter]]:
-        return {role: trainable(self.models[role]) for role in self.method.anchors}
-
-    def _applied(self, role: str, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """A batch norm counts rows once: its running statistics are a copy's, thrown away."""
-        module = self.models[role]
-        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        tree = {n: _laid_out(t, module.get_parameter(n)) for n, t in weights.items()}
-        with self._autocast():
-            return self.task.read(models.call(module, {**buffers, **tree}, x))
-
-    # --- outputs -----------------------------------------------------------------------------------------
-
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.job.training.precision == "bf16")
-
-    def _forward(self, module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs, and the features if the method asked for them (else the outputs again)."""
-        with self._autocast():
-            if not self.method.needs_features:
-                output = self.task.read(module(x))
-                return output, output
-            raw, features = models.with_features(module, x)
-            return self.task.read(raw), features
-
-    def _through(
-        self, roles: Iterable[str], x: Tensor, known: Mapping[str, tuple[Tensor, Tensor]]
-    ) -> dict[str, tuple[Tensor, Tensor]]:
-        """The outputs of these roles beside those that are known; a head's from the features of the model below it."""
-        out, heads = dict(known), self.method.heads
-        for role in roles:
-            if role not in heads:
-                out[role] = self._forward(self.models[role], x)
-        for role in roles:
-            if role in heads:
-                below = out[heads[role]][1] if heads[role] in out else self._forward(self.models[heads[role]], x)[1]
-                out[role] = self._head(role, below)
-        return out
-
-    def _head(self, role: str, features: Tensor) -> tuple[Tensor, Tensor]:
-        features = features.detach()
-        with self._autocast():
-            return self.task.read(self.models[role](features)), features
-
-    @torch.no_grad()
-    def outputs(self, role: str, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """A frozen model's outputs and features on whole splits."""
-        if role in self.method.heads:
-            return self._head(role, self.outputs(self.method.heads[role], rows)[1])
-        module, scale = self.models[role].eval(), self.data.scale
-        pieces = [self._forward(module, scale.inputs(self.data.x[part])) for part in rows.split(EVALUATION_BATCH)]
-        return torch.cat([o for o, _ in pieces]), torch.cat([f for _, f in pieces])
-
     # --- answers -----------------------------------------------------------------------------------------
 
     @contextmanager
     def personalised(self) -> Iterator[None]:
         """The client as it answers: after the method's ``personalise``, which is undone in the end."""
-        steps = [] if self.personal else rules.personal(self.method)
+        steps = [] if self.personal else return_checks.personal(self.method)
         if not steps:
             yield
             return
@@ -334,11 +281,11 @@ class Client:
         found, scale = [], self.data.scale
         for module in self.models.values():
             module.eval()
-        weights = self._anchored()
+        weights = self._readable_weights()
         for here in torch.arange(len(rows), device=self.device).split(EVALUATION_BATCH):
             x = scale.inputs(self.data.x[rows[here]])
             out = self._through([role for role in self.method.answers if role in self.models], x, {})
-            uniform = torch.zeros(len(here), self.method.draws, device=self.device)
+            uniform = torch.zeros(len(here), self.method.uniforms, device=self.device)
             lr = self.job.training.lr
             found.append(self.method.predict(self._batch(rows[here], here, out, weights, uniform, lr, x, blind=True)))
         return torch.cat(found)
@@ -358,15 +305,6 @@ class Client:
 
     # --- interruption ------------------------------------------------------------------------------------
 
-    def message(self, role: str) -> Message:
-        """A role's full state, weights and buffers."""
-        return self.models[role].state_dict()
-
-    def weights(self, role: str, part: Any = None) -> dict[str, Tensor]:
-        """A copy of a role's trainable weights, or of a part of them."""
-        wanted = set(parts.names(part, self.models[role]))
-        return {name: w.detach().clone() for name, w in trainable(self.models[role]).items() if name in wanted}
-
     def state(self) -> dict[str, Any]:
         return {
             "models": {role: module.state_dict() for role, module in self.models.items()},
@@ -384,32 +322,3 @@ class Client:
             moved(state[key], self.device) for key in ("memory", "received", "gradients")
         )
         self.steps, self.round = state["steps"], state["round"]
-
-
-def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: w for name, w in module.named_parameters() if w.requires_grad}
-
-
-def _laid_out(tensor: Tensor, like: Tensor) -> Tensor:
-    """The same numbers in the memory order of another tensor, on which the last bits of a convolution depend."""
-    if tensor.stride() == like.stride():
-        return tensor
-    return tensor.new_empty_strided(like.shape, like.stride()).copy_(tensor)
-
-
-def moved(value: Any, device: torch.device) -> Any:
-    """What was saved, on a device."""
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, dict):
-        return {key: moved(v, device) for key, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(moved(v, device) for v in value)
-    return value
-
-
-def as_tensors(value: Any, device: torch.device) -> Any:
-    """A client's memory: numbers count as tensors in every engine."""
-    if isinstance(value, Mapping):
-        return {key: as_tensors(v, device) for key, v in value.items()}
-    return torch.as_tensor(value).detach().clone().to(device)

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from fedekd import models
-from fedekd.engines.client import EVALUATION_BATCH
-from fedekd.engines.groups import Group, mapped
+from fedekd.engines.client_models import EVALUATION_BATCH
+from fedekd.engines.groups import MethodGroup, mapped
 from fedekd.engines.stackable import NotStackable, make_template
-from fedekd.engines.stacking import padded, pick
 from fedekd.methods.base import Method
+from fedekd.trees import pick
 
 if TYPE_CHECKING:
     from fedekd.engines.stack import Stack
@@ -47,10 +47,10 @@ class Forward:
 
     def _lowered(self, module: nn.Module) -> nn.Module:
         if self.engine.device.type == "cuda" and self.fused:
-            from fedekd.engines import kernels
+            from fedekd.engines import fused_conv
 
-            if kernels.available(self.engine.device):
-                return kernels.lower(module, self.engine.training.precision)
+            if fused_conv.available(self.engine.device):
+                return fused_conv.lower(module, self.engine.training.precision)
         return module
 
     def initial(self) -> dict[str, dict[str, Tensor]]:
@@ -120,9 +120,13 @@ class Forward:
             return vmap(one, randomness="different")(dict(weights), x)
 
     def through(
-        self, roles: Iterable[str], weights: Mapping[str, Mapping[str, Tensor]], x: Tensor, known: Mapping[str, Both],
+        self,
+        roles: Iterable[str],
+        weights: Mapping[str, Mapping[str, Tensor]],
+        x: Tensor,
+        known: Mapping[str, Both],
         features: bool,
-    ) -> dict[str, Both]:  # fmt: skip
+    ) -> dict[str, Both]:
         """The outputs of these roles beside those that are known; a head's from the features of the model below it."""
         out, heads, roles = dict(known), self.method.heads, list(roles)
         for role in roles:
@@ -139,9 +143,13 @@ class Forward:
 
     @torch.no_grad()
     def outputs(
-        self, role: str, indices: Sequence[int], rows: Sequence[np.ndarray], features: bool = False,
+        self,
+        role: str,
+        indices: Sequence[int],
+        rows: Sequence[np.ndarray],
+        features: bool = False,
         longest: int | None = None,
-    ) -> Both:  # fmt: skip
+    ) -> Both:
         """Frozen models' outputs on whole splits, padded to the longest, or further: [models, n, ...]."""
         engine = self.engine
         at = torch.tensor(list(indices), device=engine.device)
@@ -173,7 +181,7 @@ class Forward:
         return max(1, min(EVALUATION_BATCH, EVALUATION_VALUES // (models * self.engine.x[0].numel())))
 
     @torch.no_grad()
-    def predictions(self, group: Group, indices: Sequence[int], rows: Sequence[np.ndarray]) -> Tensor:
+    def predictions(self, group: MethodGroup, indices: Sequence[int], rows: Sequence[np.ndarray]) -> Tensor:
         """What the method answers for these rows, padded to the longest: [models, n, ...]."""
         engine, method = self.engine, group.method
         if type(method).predict is Method.predict and "private" in method.answers:
@@ -184,7 +192,7 @@ class Forward:
         scale, features = engine.scale_of(at), method.needs_features
         answers = [role for role in method.answers if role in method.roles]
         roles = (*answers, *(below for role, below in method.heads.items() if role in answers))
-        weights: dict[str, Any] = {role: pick(engine.weights[role], at) for role in {*roles, *method.anchors}}
+        weights: dict[str, Any] = {role: pick(engine.weights[role], at) for role in {*roles, *method.reads_weights}}
         found, size = [], self._at_once(len(rows))
         for start in range(0, table.shape[1], size):
             part = table[:, start : start + size]
@@ -196,10 +204,19 @@ class Forward:
                 "y": torch.zeros_like(scale.targets(engine.y[part])),
                 "outputs": {role: out[role][0] for role in answers},
                 "features": {role: out[role][1] for role in answers} if features else {},
-                "weights": {role: weights[role] for role in method.anchors},
-                "uniform": torch.zeros(*part.shape, method.draws, device=engine.device),
+                "weights": {role: weights[role] for role in method.reads_weights},
+                "uniform": torch.zeros(*part.shape, method.uniforms, device=engine.device),
                 "rows": torch.arange(start, start + part.shape[1], device=engine.device).expand(part.shape),
                 "mask": mask[:, start : start + size],
             }
             found.append(mapped(engine, group, indices, lambda method, batch: method.predict(batch), seen))
         return torch.cat(found, dim=1)
+
+
+def padded(rows: Sequence[np.ndarray], device: torch.device, longest: int | None = None) -> tuple[Tensor, Tensor]:
+    """Ragged row lists as a table [models, longest] and the mask of its real entries."""
+    table = np.zeros((len(rows), max(1, *map(len, rows)) if longest is None else longest), np.int64)
+    mask = np.zeros(table.shape, bool)
+    for i, r in enumerate(rows):
+        table[i, : len(r)], mask[i, : len(r)] = r, True
+    return torch.from_numpy(table).to(device), torch.from_numpy(mask).to(device)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.utils import _pytree as pytree
 
 from fedekd import models
-from fedekd.engines.client import SERVER
-from fedekd.engines.kept import Kept
-from fedekd.engines.stacking import pick, stack_trees
-from fedekd.engines.view import make_batch
-from fedekd.methods.base import Batch, Beginning, Method
-from fedekd.trees import with_values
+from fedekd.engines.batch import make_batch
+from fedekd.engines.job import SERVER
+from fedekd.errors import FedekdError
+from fedekd.methods.base import Batch, ClientInit, Method
+from fedekd.trees import pick, stack_trees, with_values
 
 if TYPE_CHECKING:
     from fedekd.engines.stack import Stack
@@ -24,15 +24,70 @@ if TYPE_CHECKING:
 Find = Callable[[Method], Any]  # a step of a method
 
 
+class MemberState:
+    """What members know by name: trees of [members, ...], and who has which.
+
+    Not everyone takes part in every round, so that some may lack what others have.
+    """
+
+    def __init__(self, rows: int, trees: Mapping[str, Any] | None = None) -> None:
+        self.rows, self.trees = rows, dict(trees or {})
+        self.owners = {name: frozenset(range(rows)) for name in self.trees}
+
+    def names(self, place: int) -> frozenset[str]:
+        return frozenset(name for name, owners in self.owners.items() if place in owners)
+
+    def of(self, places: Sequence[int]) -> dict[str, Any]:
+        """Copies of what these have, who all have the same."""
+        at = torch.tensor(places)
+        return {name: pick(self.trees[name], at) for name in self.trees if name in self.names(places[0])}
+
+    def one(self, place: int) -> dict[str, Any]:
+        return {name: pick(self.trees[name], place) for name in self.trees if name in self.names(place)}
+
+    def put(self, found: Mapping[str, Any], places: Sequence[int], what: str) -> None:
+        """Give these rows something new in place of what they had by that name."""
+        for name, tree in found.items():
+            others = self.owners.get(name, frozenset()) - set(places)
+            alike = name in self.trees and _structure(self.trees[name]) == _structure(tree)
+            if others and not alike:
+                raise FedekdError(
+                    f"{what}[{name!r}] changes its shape while some clients are absent: keep its shape, or let the "
+                    "method say `stacks = False`"
+                )
+            if not alike:
+                self.trees[name] = pytree.tree_map(lambda t: t.new_zeros(self.rows, *t.shape[1:]), tree)
+            for whole, new in zip(pytree.tree_leaves(self.trees[name]), pytree.tree_leaves(tree), strict=True):
+                whole[torch.tensor(places, device=whole.device)] = new
+            self.owners[name] = others | frozenset(places)
+
+    def part(self, places: Sequence[int]) -> MemberState:
+        """The rows of some of them."""
+        part = MemberState(len(places))
+        part.trees = pick(self.trees, torch.tensor(places))
+        part.owners = {n: frozenset(k for k, p in enumerate(places) if p in own) for n, own in self.owners.items()}
+        return part
+
+    def copy(self) -> MemberState:
+        return self.part(range(self.rows))
+
+    def state(self) -> dict[str, Any]:
+        return {"trees": self.trees, "owners": {name: sorted(owners) for name, owners in self.owners.items()}}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.trees = dict(state["trees"])
+        self.owners = {name: frozenset(owners) for name, owners in state["owners"].items()}
+
+
 @dataclass(eq=False)
-class Group:
+class MethodGroup:
     method: Method
     indices: list[int]  # into the engine's members
     varying: dict[str, Tensor]  # float parameters that differ: [members of the group]
     values: Sequence[Mapping[str, float]]  # the same parameters as numbers, by member
-    received: Kept
-    memory: Kept
-    gradients: Kept
+    received: MemberState
+    memory: MemberState
+    gradients: MemberState
 
     def __post_init__(self) -> None:
         self._place = {i: k for k, i in enumerate(self.indices)}
@@ -57,7 +112,7 @@ class Group:
             getattr(self, name).restore(saved)
 
 
-def make_groups(engine: Stack) -> list[Group]:
+def make_groups(engine: Stack) -> list[MethodGroup]:
     found: dict[tuple[Any, ...], list[int]] = {}
     for i, member in enumerate(engine.members):
         method = engine.jobs[member.job].method
@@ -72,10 +127,13 @@ def make_groups(engine: Stack) -> list[Group]:
         varying = {name: torch.tensor(column, device=engine.device) for name, column in differ.items()}
         at, own = torch.tensor(indices, device=engine.device), {}
         for name, step in engine.exchanges.items():
-            if step.target in engine.method.anchors:
+            if step.target in engine.method.reads_weights:
                 own[name] = pick(engine.part(step.target, step.part), at)
-        received, memory = Kept(len(indices), own), Kept(len(indices), _begin(engine, methods[0], indices))
-        groups.append(Group(methods[0], indices, varying, values, received, memory, Kept(len(indices))))
+        received, memory = (
+            MemberState(len(indices), own),
+            MemberState(len(indices), _begin(engine, methods[0], indices)),
+        )
+        groups.append(MethodGroup(methods[0], indices, varying, values, received, memory, MemberState(len(indices))))
     return groups
 
 
@@ -93,11 +151,11 @@ def _begin(engine: Stack, method: Method, indices: list[int]) -> dict[str, Any]:
         rows = torch.from_numpy(member.train).to(engine.device)
         targets = engine.scale_of(torch.tensor([i], device=engine.device)).targets(engine.y[rows][None])[0]
         job = engine.jobs[member.job]
-        memories.append(job.method.begin(Beginning(weights, widths, job.seed, targets)))
+        memories.append(job.method.begin(ClientInit(weights, widths, job.seed, targets)))
     return stack_trees(memories, engine.device)
 
 
-def split(groups: list[Group], group: Group) -> list[Group]:
+def split(groups: list[MethodGroup], group: MethodGroup) -> list[MethodGroup]:
     """Put in a group's place one for each value of its parameters, so that they are plain numbers again."""
     alike: dict[tuple[Any, ...], list[int]] = {}
     for k, values in enumerate(group.values):
@@ -106,16 +164,21 @@ def split(groups: list[Group], group: Group) -> list[Group]:
     for values_, places in alike.items():
         method, indices = with_values(group.method, dict(values_)), [group.indices[k] for k in places]
         kept = [one.part(places) for one in (group.received, group.memory, group.gradients)]
-        found.append(Group(method, indices, {}, [{} for _ in places], *kept))
+        found.append(MethodGroup(method, indices, {}, [{} for _ in places], *kept))
     at = groups.index(group)
     groups[at : at + 1] = found
     return found
 
 
 def mapped(
-    engine: Stack, group: Group, indices: Sequence[int], call: Callable[[Method, Batch], Any], seen: dict[str, Any],
-    lr: float | None = None, varying: dict[str, Tensor] | None = None,
-) -> Any:  # fmt: skip
+    engine: Stack,
+    group: MethodGroup,
+    indices: Sequence[int],
+    call: Callable[[Method, Batch], Any],
+    seen: dict[str, Any],
+    lr: float | None = None,
+    varying: dict[str, Tensor] | None = None,
+) -> Any:
     """``call(method, batch)`` for each of these members, as one program."""
     if varying is None:
         varying = pick(group.varying, torch.tensor(group.places(indices))) if group.varying else {}
@@ -127,3 +190,9 @@ def mapped(
         return call(method, make_batch(method, engine.task, rate, seen, forward))
 
     return vmap(one, randomness="different")(varying, seen)
+
+
+def _structure(tree: Any) -> Any:
+    """All but the number of rows."""
+    leaves, spec = pytree.tree_flatten(tree)
+    return [(leaf.shape[1:], leaf.dtype) for leaf in leaves if isinstance(leaf, Tensor)], spec

@@ -21,6 +21,7 @@ from fedekd.tasks import Task, make_task
 
 BINS = 20
 MOMENTUM = {"sgd": 0.0, "momentum": 0.9}
+SERVER = 2**32 - 1  # its number in the random streams, where it trains a model itself
 PRECISIONS = ("fp32", "tf32", "bf16")
 Advance = Callable[[int, str, int], None]  # (round, client, samples trained on)
 
@@ -69,8 +70,10 @@ class Job:
         return round(self.training.participation * sum(self._samples(step) for step in steps))
 
     def _samples(self, step: Train) -> int:
-        rows = [len(self.federation.public if step.split == "public" else getattr(client, step.split))
-                for client in self.federation.clients]  # fmt: skip
+        rows = [
+            len(self.federation.public if step.split == "public" else getattr(client, step.split))
+            for client in self.federation.clients
+        ]
         return self.training.of(step).epochs * sum(rows)
 
 

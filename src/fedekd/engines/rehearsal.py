@@ -17,30 +17,30 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
-from torch.utils import _pytree as pytree
 
 from fedekd import models
-from fedekd.engines import grammar, rules
-from fedekd.engines.client import SERVER, Client
-from fedekd.engines.fitting import buffered, built, check_model, line, takes_one
-from fedekd.engines.job import Job, Rows
+from fedekd.engines import return_checks, step_checks
+from fedekd.engines.client import Client
+from fedekd.engines.job import SERVER, Job, Rows
+from fedekd.engines.model_checks import buffered, built, check_model, line, takes_one
 from fedekd.engines.server import ServerClient, server_facts
 from fedekd.engines.stackable import shape
 from fedekd.errors import FedekdError
 from fedekd.exchange import Aggregator, Message, answer_of, exchanges, same_shapes, size
 from fedekd.federation import Federation, Split
 from fedekd.methods.base import Batch, Copy, Exchange, Method, Remember, Step, Train
+from fedekd.trees import map_tree
 
 CLIENTS, TRAINED, HELD = 2, 2, 2  # blank clients, and their rows for training and for each other split
 
-_KNOWN: dict[Any, list[list[Cost]]] = {}
+_KNOWN: dict[Any, list[list[ExchangeCost]]] = {}
 
 
 Traded = tuple[str, Message, Message]  # an exchange: its name, what a client sent and what it got
 
 
 @dataclass(frozen=True)
-class Cost:
+class ExchangeCost:
     """Bytes that one client sends and receives in an exchange."""
 
     name: str
@@ -48,7 +48,7 @@ class Cost:
     down: int
 
 
-def rehearse(job: Job) -> list[list[Cost]]:
+def rehearse(job: Job) -> list[list[ExchangeCost]]:
     """What each round exchanges. Raises a ``FedekdError`` of one line for a method or a model that breaks the rules.
 
     Runs that differ in data or seed alone are rehearsed once.
@@ -73,17 +73,17 @@ def traffic(job: Job) -> int:
     return round(each * len(job.federation.clients) * job.training.participation)
 
 
-def _rehearse(job: Job) -> list[list[Cost]]:
+def _rehearse(job: Job) -> list[list[ExchangeCost]]:
     method = job.method
     method.check(job.task.name)
-    grammar.check_roles(method)
+    step_checks.check_roles(method)
     rounds = []
     for round in range(job.training.rounds):
         with _explained(method, f"steps({round})"):
-            rounds.append(grammar.steps_of(method, round))
-        grammar.check_steps(job, rounds[-1])
-    grammar.check_exchanges(method, rounds)
-    grammar.check_public(job)
+            rounds.append(step_checks.steps_of(method, round))
+        step_checks.check_steps(job, rounds[-1])
+    step_checks.check_exchanges(method, rounds)
+    step_checks.check_public(job)
     with torch.random.fork_rng(devices=[]):
         return _played(job, rounds)
 
@@ -99,19 +99,19 @@ def _size(few: Message, more: Message, public: int) -> int:
     return total
 
 
-def _played(job: Job, rounds: Sequence[Sequence[Step]]) -> list[list[Cost]]:
+def _played(job: Job, rounds: Sequence[Sequence[Step]]) -> list[list[ExchangeCost]]:
     public = len(job.federation.public)
     few = _Rehearsal(job, min(2, public))
     more = _Rehearsal(job, 3) if public else None
-    seen: dict[Any, list[Cost]] = {}
-    keys = [(min(r, 1), tuple((shape(s), *grammar.codes(s)) for s in steps)) for r, steps in enumerate(rounds)]
+    seen: dict[Any, list[ExchangeCost]] = {}
+    keys = [(min(r, 1), tuple((shape(s), *step_checks.codes(s)) for s in steps)) for r, steps in enumerate(rounds)]
     for round, (key, steps) in enumerate(zip(keys, rounds, strict=True)):
         if key in seen:  # a second round is played in any case: it meets what the first one left
             continue
         traded = few.round(round, steps)
         larger = more.round(round, steps) if more else traded
         seen[key] = [
-            Cost(name, _size(up, more_up, public), _size(down, more_down, public))
+            ExchangeCost(name, _size(up, more_up, public), _size(down, more_down, public))
             for (name, up, down), (_, more_up, more_down) in zip(traded, larger, strict=True)
         ]
     few.answer()
@@ -142,8 +142,8 @@ class _Rehearsal:
                     start[name] = self.clients[0].weights(step.target, step.part)
         self.server = Aggregator(start, **server_facts(self.job, self.data))
 
-    def _client(self, position: int) -> _Blank:
-        client = _Blank(self.job, position, position % len(self.real.federation.clients), self.data)
+    def _client(self, position: int) -> _RehearsalClient:
+        client = _RehearsalClient(self.job, position, position % len(self.real.federation.clients), self.data)
         client.first = position == 0
         return client
 
@@ -192,7 +192,7 @@ class _Rehearsal:
             if step.each:
                 _check_each(answer, len(messages))
             if step.refine:
-                answer = _BlankServer(self.job, self.data).refined(step, messages, answer, round)
+                answer = _RehearsalServer(self.job, self.data).refined(step, messages, answer, round)
             one = answer_of(answer, 0, step.each)
             for place, client in enumerate(self.clients):
                 client.receive(step, answer_of(answer, place, step.each))
@@ -202,8 +202,8 @@ class _Rehearsal:
         """What is done before answering, and the answer; also that of a client that was never there."""
         client, method = self.clients[0], self.method
         with _explained(method, "personalise()"):
-            steps = [step for step, _ in rules.personal(method)]
-        grammar.check_steps(self.real, steps)
+            steps = [step for step, _ in return_checks.personal(method)]
+        step_checks.check_steps(self.real, steps)
         with client.personalised():
             client.check_answer("predict")
         if self.real.training.participation < 1:
@@ -217,7 +217,7 @@ class _Rehearsal:
                 ) from None
 
 
-class _Blank(Client):
+class _RehearsalClient(Client):
     """A client whose training is one small batch that moves nothing."""
 
     first = True
@@ -236,7 +236,7 @@ class _Blank(Client):
         rows, method = self.rows[step.split], self.method
         with _explained(method, f"a Train step of {' and '.join(step.roles)}"):
             trained = {role: self._part(role, step) for role in step.roles}
-            rules.to_train(method, step, trained)
+            return_checks.to_train(method, step, trained)
         if step.gradients:
             zeros = {r: {n: torch.zeros_like(w) for n, w in tree.items()} for r, tree in trained.items()}
             self.gradients = {**self.gradients, **zeros}
@@ -250,11 +250,11 @@ class _Blank(Client):
                 self.models[role].train()
             x, here = self.data.scale.inputs(self.data.x[rows]), torch.arange(len(rows))
             out = self._named(step, self._through(step.roles, x, taught))
-            uniform = torch.rand(len(rows), method.draws, generator=torch.Generator().manual_seed(0))
-            batch = self._batch(rows, here, out, self._anchored(), uniform, self.job.training.of(step).lr, x)
-            loss, _ = rules.loss_of(method, step, batch)
+            uniform = torch.rand(len(rows), method.uniforms, generator=torch.Generator().manual_seed(0))
+            batch = self._batch(rows, here, out, self._readable_weights(), uniform, self.job.training.of(step).lr, x)
+            loss, _ = return_checks.loss_of(method, step, batch)
             self._check_gradient(loss, [w for tree in trained.values() for w in tree.values()])
-            self._map(lambda batch: rules.loss_of(method, step, batch), batch)
+            self._map(lambda batch: return_checks.loss_of(method, step, batch), batch)
 
     def _check_gradient(self, loss: Tensor, weights: Sequence[Tensor]) -> None:
         if not loss.requires_grad:
@@ -269,8 +269,8 @@ class _Blank(Client):
     def remember(self, step: Remember, round: int) -> None:
         with torch.no_grad(), _explained(self.method, "a Remember step"):
             batch = self._whole(step.split, step.roles, round)
-            self.memory = {**self.memory, **rules.remembered(self.method, step, batch)}
-            self._map(lambda batch: rules.remembered(self.method, step, batch), batch)
+            self.memory = {**self.memory, **return_checks.remembered(self.method, step, batch)}
+            self._map(lambda batch: return_checks.remembered(self.method, step, batch), batch)
 
     def copy(self, step: Copy, round: int) -> None:
         with torch.no_grad(), _explained(self.method, f"the copy into {step.target!r}"):
@@ -295,11 +295,13 @@ class _Blank(Client):
         with _explained(self.method, where):
             x, here = self.data.scale.inputs(self.data.x[rows]), torch.arange(len(rows))
             out = self._through([role for role in self.method.answers if role in self.models], x, {})
-            uniform, lr = torch.zeros(len(rows), self.method.draws), self.job.training.lr
-            batch = self._batch(rows, here, out, self._anchored(), uniform, lr, x, blind=True)
+            uniform, lr = torch.zeros(len(rows), self.method.uniforms), self.job.training.lr
+            batch = self._batch(rows, here, out, self._readable_weights(), uniform, lr, x, blind=True)
             found = self.method.predict(batch)
             if not isinstance(found, Tensor) or found.shape != wanted:
-                raise FedekdError(f"it gives {rules.kind(found)} for {len(rows)} rows; its shape must be {wanted}")
+                raise FedekdError(
+                    f"it gives {return_checks.kind(found)} for {len(rows)} rows; its shape must be {wanted}"
+                )
             self._map(self.method.predict, batch)
 
     def _map(self, function: Callable[[Batch], Any], batch: Batch) -> None:
@@ -307,12 +309,12 @@ class _Blank(Client):
         if not self.method.stacks or not self.models or any(buffered(module) for module in self.models.values()):
             return
         skipped = ("task", "lr", "forward")
-        seen = {n: _plain(v) for n, v in vars(batch).items() if v is not None and n not in skipped}
-        stack = pytree.tree_map(lambda t: t.detach()[None] if isinstance(t, Tensor) else t, seen)
+        seen = {n: v for n, v in vars(batch).items() if v is not None and n not in skipped}
+        stack = map_tree(lambda t: t.detach()[None] if isinstance(t, Tensor) else t, seen)
         vmap(lambda seen: function(self._seen({"x": None, **seen}, batch.lr)), randomness="different")(stack)
 
 
-class _BlankServer(ServerClient, _Blank):
+class _RehearsalServer(ServerClient, _RehearsalClient):
     """The server's training on public rows, as a blank client does it."""
 
 
@@ -327,7 +329,7 @@ def _explained(method: Method, where: str) -> Iterator[None]:
     except FedekdError as error:
         if str(error).startswith(("method ", "the private model", "the proxy model")):
             raise
-        raise rules.broken(method, where, line(error)) from None
+        raise return_checks.broken(method, where, line(error)) from None
     except Exception as error:  # a user's function may raise anything
         text = str(error)
         why = line(error)
@@ -336,7 +338,7 @@ def _explained(method: Method, where: str) -> Iterator[None]:
                 "it cannot be mapped over clients: no `if`, .item() or float() on a tensor; use torch.where, or set "
                 "`stacks = False`"
             )
-        raise rules.broken(method, where, why) from None
+        raise return_checks.broken(method, where, why) from None
 
 
 def _check_each(answer: Any, uploads: int) -> None:
@@ -344,11 +346,6 @@ def _check_each(answer: Any, uploads: int) -> None:
     rows = {len(t) for t in trees} if isinstance(answer, Mapping) else {len(trees)}
     if rows != {uploads}:
         raise FedekdError(f"it answers each with {sorted(rows)} rows for {uploads} uploads; give one for each upload")
-
-
-def _plain(value: Any) -> Any:
-    """Dicts of one kind, as torch.func wants them."""
-    return {key: _plain(v) for key, v in value.items()} if isinstance(value, Mapping) else value
 
 
 # --- blank rows -----------------------------------------------------------------------------------------------
@@ -373,7 +370,13 @@ def _blank(job: Job, public: int) -> Federation:
     y = draw.integers(0, dataset.outputs, rows) if dataset.task == "classification" else draw.normal(size=rows)
     blank = replace(dataset, x=x, y=y.astype(dataset.y.dtype), sites=None, site_names=(), part=True)
     return replace(
-        federation, dataset=blank, clients=tuple(splits), names=(*federation.names, "another")[:CLIENTS],
-        public=np.arange(rows - public, rows), shift=np.zeros_like(federation.shift),
-        gain=np.ones_like(federation.gain), target_mean=0.0, target_std=1.0,
-    )  # fmt: skip
+        federation,
+        dataset=blank,
+        clients=tuple(splits),
+        names=(*federation.names, "another")[:CLIENTS],
+        public=np.arange(rows - public, rows),
+        shift=np.zeros_like(federation.shift),
+        gain=np.ones_like(federation.gain),
+        target_mean=0.0,
+        target_std=1.0,
+    )

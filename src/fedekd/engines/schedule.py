@@ -27,9 +27,18 @@ class Schedule:
 
 
 def schedule(
-    seed: int, client: int, role: str, round: int, *,
-    n: int, epochs: int, batch_size: int, draws: int, split: str = "train", again: int = 0,
-) -> Schedule:  # fmt: skip
+    seed: int,
+    client: int,
+    role: str,
+    round: int,
+    *,
+    n: int,
+    epochs: int,
+    batch_size: int,
+    draws: int,
+    split: str = "train",
+    again: int = 0,
+) -> Schedule:
     """Batches are keyed by the first trained role, so that a private model sees what it sees in Local.
 
     A role that is trained again in a round, or on another split, sees other batches.
@@ -37,9 +46,13 @@ def schedule(
     if split != "train":
         role = f"{role} on {split}"
     more = ("again", again) if again else ()
-    order = np.stack(
-        [rng.stream(seed, "batches", role, client, round, epoch, *more).permutation(n) for epoch in range(epochs)]
-    ) if epochs else np.empty((0, n), np.int64)  # fmt: skip
+    order = (
+        np.stack(
+            [rng.stream(seed, "batches", role, client, round, epoch, *more).permutation(n) for epoch in range(epochs)]
+        )
+        if epochs
+        else np.empty((0, n), np.int64)
+    )
     uniform = rng.stream(seed, "uniform", role, client, round, *more).random((epochs, n, draws), dtype=np.float32)
     return Schedule(order, uniform, batch_size)
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
-from fedekd.engines import grammar
-from fedekd.engines.client import Client, moved
+from fedekd.engines import step_checks
+from fedekd.engines.client import Client
 from fedekd.engines.job import Advance, Job, Rows, trust_of_round
 from fedekd.engines.schedule import numbered, participants
 from fedekd.engines.server import ServerClient, server_facts
 from fedekd.exchange import Aggregator, Door, answer_of, averaging_weights, exchanges, same_shapes
 from fedekd.methods.base import Exchange, Train
+from fedekd.trees import moved
 
 
 class Serial:
@@ -27,7 +28,7 @@ class Serial:
         self.job, self.method = job, job.method
         self.advance = advance or (lambda round, client, samples: None)
         self.method.check(job.task.name)
-        grammar.check_public(job)
+        step_checks.check_public(job)
         self.data = Rows.of(job)
         self.clients = [Client(job, k, rows=self.data) for k in range(len(job.federation.clients))]
         self.exchanges = exchanges(self.method, job.training.rounds)

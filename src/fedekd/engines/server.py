@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedekd import models
-from fedekd.engines.client import SERVER, Client
-from fedekd.engines.job import Job, Rows
+from fedekd.engines.client import Client
+from fedekd.engines.job import SERVER, Job, Rows
 from fedekd.exchange import Message
 from fedekd.federation import Split
 from fedekd.methods.base import Exchange

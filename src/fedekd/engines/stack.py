@@ -16,23 +16,24 @@ import torch
 from torch import Tensor
 
 from fedekd import parts, rng
-from fedekd.engines import rules
-from fedekd.engines.forward import Forward
-from fedekd.engines.groups import Find, Group, make_groups, mapped, split
+from fedekd.engines import return_checks
+from fedekd.engines.batch import label_counts
+from fedekd.engines.chunk import Chunk
+from fedekd.engines.cuda_graphs import graph_pool
+from fedekd.engines.forward import Forward, padded
+from fedekd.engines.groups import Find, MethodGroup, make_groups, mapped, split
 from fedekd.engines.job import Advance, Job, Scale, TrustLog, pick_device
-from fedekd.engines.piece import Piece
-from fedekd.engines.stacking import graph_pool, not_finite, padded, pick
-from fedekd.engines.view import label_counts
 from fedekd.errors import FedekdError
 from fedekd.exchange import exchanges
 from fedekd.methods.base import Copy, Exchange, Method, Remember, Step, Train
+from fedekd.trees import pick
 
-BUNCHES = 12  # stack sizes that a piece goes through on a GPU
-PIECE = 96  # models trained at once: more gain little speed, and clients of like size waste less padding
+SHRINK_STAGES = 12  # stack sizes that a chunk goes through on a GPU
+CHUNK = 96  # models trained at once: more gain little speed, and clients of like size waste less padding
 
 
 @dataclass(frozen=True)
-class Member:
+class StackMember:
     """One model of the stack: a client of a job, or a job's server."""
 
     job: int
@@ -48,17 +49,23 @@ class Stack:
     """The members of some jobs, their models and what they know, and the steps that they do by themselves."""
 
     def __init__(
-        self, jobs: Sequence[Job], members: Sequence[Member], advance: Advance | None = None, *,
-        piece: int = PIECE, fused: bool = True, graphs: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        jobs: Sequence[Job],
+        members: Sequence[StackMember],
+        advance: Advance | None = None,
+        *,
+        chunk: int = CHUNK,
+        fused: bool = True,
+        graphs: bool = True,
+    ) -> None:
         """``fused`` and ``graphs`` switch the GPU's own kernels and CUDA graphs off, to measure what they give."""
         self.jobs, self.members, first = list(jobs), list(members), jobs[0]
         self.task, self.training, self.method = first.task, first.training, first.method
         self.device = pick_device(first.training.device)
         self.advance = advance or (lambda round, client, samples: None)
-        self.limit, self.fused = piece, fused
+        self.limit, self.fused = chunk, fused
         self.graphs = graphs and self.device.type == "cuda"
-        self.bunches = BUNCHES if self.graphs else None
+        self.shrink_stages = SHRINK_STAGES if self.graphs else None
         self.pool: Any = None
         if self.graphs:
             self.pool, self.pool_keeper = graph_pool(self.device)
@@ -74,7 +81,7 @@ class Stack:
         self.weights = self.forward.initial()
         self.groups = make_groups(self)
         self.steps = torch.zeros(len(self.members), dtype=torch.long, device=self.device)
-        self.pieces: dict[tuple[Any, ...], tuple[Any, Piece]] = {}
+        self.chunks: dict[tuple[Any, ...], tuple[Any, Chunk]] = {}
         self.trust_log = TrustLog(len(self.members), self.device)
         self.round_number = 0
 
@@ -102,7 +109,7 @@ class Stack:
 
         return found
 
-    def by_group(self, here: Iterable[int], work: Callable[[Group, list[int]], None]) -> None:
+    def by_group(self, here: Iterable[int], work: Callable[[MethodGroup, list[int]], None]) -> None:
         """Call ``work`` for members whose functions are one mapped function: one group, in which all know the same.
 
         A parameter that differs within a group is a tensor there. Where a method cannot do with one, as in an `if`, its
@@ -132,15 +139,15 @@ class Stack:
     # --- training ----------------------------------------------------------------------------------------
 
     def train(self, where: tuple[Any, ...], step: Train, here: Iterable[int], again: int, teachers: Any = None) -> None:
-        """Largest clients first, in pieces of like size; one that does not fit is cut in two."""
-        rules.to_train(self.method, step, {role: self.part(role, step.part) for role in step.roles})
+        """Largest clients first, in chunks of like size; one that does not fit is cut in two."""
+        return_checks.to_train(self.method, step, {role: self.part(role, step.part) for role in step.roles})
 
-        def work(group: Group, indices: list[int]) -> None:
+        def work(group: MethodGroup, indices: list[int]) -> None:
             left = sorted(indices, key=lambda i: -len(getattr(self.members[i], step.split)))
             while left:
                 now, before = left[: self.limit], self.trust_log.copy()
                 try:
-                    self._piece(where, step, group, now, again, teachers).train()
+                    self._chunk(where, step, group, now, again, teachers).train()
                 except torch.OutOfMemoryError:
                     self._shrink(len(now))
                     self.trust_log.restore(before)
@@ -163,7 +170,7 @@ class Stack:
 
     def _check_finite(self, roles: Iterable[str]) -> None:
         """For all models at once: asking one by one makes the host wait for the device as often."""
-        bad = [i for role in roles for w in self.weights[role].values() for i in not_finite(w)]
+        bad = [i for role in roles for w in self.weights[role].values() for i in _not_finite(w)]
         if bad:
             member = self.members[bad[0]]
             raise FedekdError(
@@ -171,16 +178,16 @@ class Stack:
                 f"{self.round_number + 1} (seed {self.jobs[member.job].seed}); lower --lr"
             )
 
-    def _piece(
-        self, where: tuple[Any, ...], step: Train, group: Group, indices: list[int], again: int, teachers: Any
-    ) -> Piece:
-        """The piece of an earlier round, if its step is the same, with its buffers and graphs."""
+    def _chunk(
+        self, where: tuple[Any, ...], step: Train, group: MethodGroup, indices: list[int], again: int, teachers: Any
+    ) -> Chunk:
+        """The chunk of an earlier round, if its step is the same, with its buffers and graphs."""
         key, own = (where, *indices), self.find(where)(group.method)
-        known = self.pieces.get(key)
+        known = self.chunks.get(key)
         if known is None or known[0] != own or known[1].group is not group or not known[1].fits():
             if self.training.participation < 1:
-                self.pieces.clear()  # other members each round: earlier pieces would only take memory
-            known = self.pieces[key] = own, Piece(self, self.find(where), step, group, indices, again)
+                self.chunks.clear()  # other members each round: earlier chunks would only take memory
+            known = self.chunks[key] = own, Chunk(self, self.find(where), step, group, indices, again)
         known[1].teachers = teachers
         return known[1]
 
@@ -188,7 +195,7 @@ class Stack:
         if models == 1:
             raise FedekdError("one model's batch does not fit on the device; lower --batch-size") from None
         self.limit = (models + 1) // 2
-        self.pieces.clear()
+        self.chunks.clear()
         if self.graphs:
             self.pool, self.pool_keeper = graph_pool(self.device)
         torch.cuda.empty_cache()
@@ -198,9 +205,9 @@ class Stack:
     def _remember(self, where: tuple[Any, ...], step: Remember, here: Sequence[int]) -> None:
         find = self.find(where)
 
-        def work(group: Group, indices: list[int]) -> None:
+        def work(group: MethodGroup, indices: list[int]) -> None:
             found = self.over_split(
-                group, indices, step, lambda method, batch: rules.remembered(method, find(method), batch)
+                group, indices, step, lambda method, batch: return_checks.remembered(method, find(method), batch)
             )
             group.memory.put(found, group.places(indices), f"method {group.method.name!r}: memory")
 
@@ -210,16 +217,18 @@ class Stack:
         find, target = self.find(where), self.part(step.target, step.part)
         wanted = {n: w.shape[1:] for n, w in target.items()}
 
-        def work(group: Group, indices: list[int]) -> None:
+        def work(group: MethodGroup, indices: list[int]) -> None:
             at = torch.tensor(indices, device=self.device)
             if isinstance(step.source, str):
-                found = rules.copied(group.method, step, pick(self.weights[step.source], indices[0]), wanted)
+                found = return_checks.copied(group.method, step, pick(self.weights[step.source], indices[0]), wanted)
                 made = {n: self.weights[step.source][n][at] for n in found}
             else:
                 made = self.over_split(
-                    group, indices, None,
-                    lambda method, batch: rules.copied(method, step, find(method).source(batch), wanted),
-                )  # fmt: skip
+                    group,
+                    indices,
+                    None,
+                    lambda method, batch: return_checks.copied(method, step, find(method).source(batch), wanted),
+                )
             for n, w in made.items():
                 target[n][at] = w
 
@@ -227,7 +236,11 @@ class Stack:
 
     @torch.no_grad()
     def over_split(
-        self, group: Group, indices: list[int], step: Remember | Exchange | None, call: Callable[[Method, Any], Any]
+        self,
+        group: MethodGroup,
+        indices: list[int],
+        step: Remember | Exchange | None,
+        call: Callable[[Method, Any], Any],
     ) -> Any:
         """``call(method, batch)`` for what these members see of a whole split, or of no rows at all.
 
@@ -237,10 +250,10 @@ class Stack:
         rows = [getattr(self.members[i], name) if name else np.empty(0, int) for i in indices]
         longest = max(len(getattr(m, name)) for m in self.members) if name else 0
         table, mask = padded(rows, self.device, longest)
-        uniform = torch.zeros((*table.shape, self.method.draws))
+        uniform = torch.zeros((*table.shape, self.method.uniforms))
         for row, (i, r) in enumerate(zip(indices, rows, strict=True)):
             key = (self.jobs[self.members[i].job].seed, "remember", self.members[i].client, self.round_number)
-            uniform[row, : len(r)] = torch.from_numpy(rng.stream(*key).random((len(r), self.method.draws))).float()
+            uniform[row, : len(r)] = torch.from_numpy(rng.stream(*key).random((len(r), self.method.uniforms))).float()
         needs = group.method.needs_features
         out = {role: self.forward.outputs(role, indices, rows, needs, longest) for role in roles}
         at = torch.tensor(indices, device=self.device)
@@ -249,15 +262,21 @@ class Stack:
             "y": self.scale_of(at).targets(self.y[table]),
             "outputs": {role: o for role, (o, _) in out.items()},
             "features": {role: f for role, (_, f) in out.items()} if needs else {},
-            "weights": {role: pick(self.weights[role], at) for role in self.method.anchors},
+            "weights": {role: pick(self.weights[role], at) for role in self.method.reads_weights},
             "uniform": uniform.to(self.device),
             "rows": torch.arange(table.shape[1], device=self.device).expand(table.shape),
             "mask": mask,
         }
         return mapped(self, group, indices, call, seen)
 
-    def known(self, group: Group, indices: Sequence[int]) -> dict[str, Any]:
+    def known(self, group: MethodGroup, indices: Sequence[int]) -> dict[str, Any]:
         """What these members know beside their rows and models."""
         at, places = torch.tensor(indices, device=self.device), group.places(indices)
         kept = {name: getattr(group, name).of(places) for name in ("received", "memory", "gradients")}
         return {**kept, "counts": self.counts[at], "steps": self.steps[at]}
+
+
+def _not_finite(weights: Tensor) -> list[int]:
+    """Which of the models have a weight that is no finite number."""
+    finite = torch.isfinite(weights.flatten(1)).all(1)
+    return (~finite).nonzero().flatten().tolist()

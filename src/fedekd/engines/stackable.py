@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from fedekd import models
-from fedekd.engines import grammar
+from fedekd.engines import step_checks
 from fedekd.engines.job import Job
 from fedekd.methods.base import Copy, Exchange, Remember, Step, Train
 
@@ -24,7 +24,13 @@ def signature(job: Job) -> tuple[Any, ...]:
     method = job.method
     rounds = tuple(tuple(shape(s) for s in method.steps(r)) for r in range(job.training.rounds))
     before = tuple(shape(s) for s in method.personalise())
-    facts = (method.roles, tuple(method.like.items()), tuple(method.heads.items()), method.anchors, method.draws)
+    facts = (
+        method.roles,
+        tuple(method.like.items()),
+        tuple(method.heads.items()),
+        method.reads_weights,
+        method.uniforms,
+    )
     public = len(job.federation.public)
     return (
         id(job.federation.dataset),
@@ -58,7 +64,7 @@ def check(jobs: Sequence[Job]) -> None:
     first = jobs[0]
     for job in jobs:
         job.method.check(first.task.name)
-        grammar.check_public(job)
+        step_checks.check_public(job)
         if not job.method.roles:
             raise NotStackable(f"{job.method.name} has no model")
         if not job.method.stacks:

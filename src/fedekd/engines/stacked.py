@@ -15,19 +15,19 @@ import torch
 from torch import Tensor
 
 from fedekd import parts
-from fedekd.engines import rules
-from fedekd.engines.client import SERVER, Client, moved
-from fedekd.engines.groups import Group, split
-from fedekd.engines.job import Advance, Job, Rows, Scale, precision, trust_of_round
+from fedekd.engines import return_checks
+from fedekd.engines.client import Client
+from fedekd.engines.groups import MethodGroup, split
+from fedekd.engines.job import SERVER, Advance, Job, Rows, Scale, precision, trust_of_round
 from fedekd.engines.schedule import numbered, participants
 from fedekd.engines.server import server_facts
-from fedekd.engines.stack import BUNCHES, PIECE, Member, Stack
+from fedekd.engines.stack import CHUNK, SHRINK_STAGES, Stack, StackMember
 from fedekd.engines.stackable import check
-from fedekd.engines.stacking import pick
 from fedekd.exchange import Aggregator, Door, answer_of, averaging_weights
 from fedekd.methods.base import Exchange
+from fedekd.trees import moved, pick
 
-__all__ = ["BUNCHES", "PIECE", "Member", "Stacked"]
+__all__ = ["CHUNK", "SHRINK_STAGES", "StackMember", "Stacked"]
 
 
 class Stacked(Stack):
@@ -37,7 +37,7 @@ class Stacked(Stack):
         """``options`` are those of ``Stack``."""
         check(jobs)
         members = [
-            Member(j, k, name, one.train, one.val, one.test, job.federation.public)
+            StackMember(j, k, name, one.train, one.val, one.test, job.federation.public)
             for j, job in enumerate(jobs)
             for k, (name, one) in enumerate(zip(job.federation.names, job.federation.clients, strict=True))
         ]
@@ -45,7 +45,7 @@ class Stacked(Stack):
         self.forward.try_mapping()
         self.doors = [Door(frozenset(self.exchanges)) for _ in jobs]
         self.servers = [self._aggregator(j) for j in range(len(jobs))]
-        self.court: Stack | None = None  # the servers, where they train models themselves
+        self.server_stack: Stack | None = None  # the servers, where they train models themselves
         self.latest: dict[str, list[Any]] = {}  # by exchange and job: the last answer to all, for whoever was absent
         self.missed: dict[str, list[int]] = {}  # by exchange: the members that do not have it
         self.personal = False
@@ -127,9 +127,9 @@ class Stacked(Stack):
         else:
             find = self.find(("step", index))
 
-            def work(group: Group, indices: list[int]) -> None:
+            def work(group: MethodGroup, indices: list[int]) -> None:
                 found = self.over_split(
-                    group, indices, step, lambda m, batch: rules.made(m, step.name, find(m).send(batch))
+                    group, indices, step, lambda m, batch: return_checks.made(m, step.name, find(m).send(batch))
                 )
                 made.update({i: pick(found, k) for k, i in enumerate(indices)})
 
@@ -151,7 +151,7 @@ class Stacked(Stack):
             shapes = {n: w.shape[1:] for n, w in self.weights[role].items()}
             shapes |= {n: shapes[own] for n, own in tied.items()}
             for place in range(len(indices)) if step.each else range(1):
-                rules.fits(group.method, role, answer_of(answer, place, step.each), shapes)
+                return_checks.fits(group.method, role, answer_of(answer, place, step.each), shapes)
         if not isinstance(answer, dict):
             answer = {n: torch.stack([one[n] for one in answer]) for n in answer[0]}
         if role is not None:
@@ -160,7 +160,7 @@ class Stacked(Stack):
         if role is not None:
             for n, t in answer.items():
                 self.weights[role][n][at] = t
-            if role not in self.method.anchors:
+            if role not in self.method.reads_weights:
                 return
         wide = {n: t if step.each else t.expand(len(indices), *t.shape) for n, t in answer.items()}
         what = f"method {group.method.name!r}: received"
@@ -170,27 +170,27 @@ class Stacked(Stack):
         """The servers' training on public rows: a stack of its own, whose members know nothing of the clients."""
         assert step.refine is not None
         assert step.target is not None
-        if self.court is None:
+        if self.server_stack is None:
             none = np.empty(0, np.int64)
             servers = [
-                Member(j, SERVER, "server", none, none, none, m.federation.public) for j, m in enumerate(self.jobs)
+                StackMember(j, SERVER, "server", none, none, none, m.federation.public) for j, m in enumerate(self.jobs)
             ]
-            self.court = Stack(self.jobs, servers, fused=self.fused, graphs=self.graphs, piece=self.limit)
-        court, role, tied = self.court, step.target, self.forward.tied(step.target)
-        court.round_number, court.weights = self.round_number, court.forward.initial()
-        court.steps.zero_()
+            self.server_stack = Stack(self.jobs, servers, fused=self.fused, graphs=self.graphs, chunk=self.limit)
+        stack, role, tied = self.server_stack, step.target, self.forward.tied(step.target)
+        stack.round_number, stack.weights = self.round_number, stack.forward.initial()
+        stack.steps.zero_()
         teachers = {}
         for j, own in enumerate(there):
-            rows = [getattr(court.members[j], step.refine.split)] * len(own)
+            rows = [getattr(stack.members[j], step.refine.split)] * len(own)
             teachers[j] = self.forward.outputs(role, own, rows)[0]
             for n, t in answers[j].items():
-                if n in court.weights[role]:
-                    court.weights[role][n][j] = t
+                if n in stack.weights[role]:
+                    stack.weights[role][n][j] = t
         for count in {len(own) for own in there}:
             alike = [j for j, own in enumerate(there) if len(own) == count]
-            court.train(("refine", index), step.refine, alike, 0, teachers)
+            stack.train(("refine", index), step.refine, alike, 0, teachers)
         for j, answer in enumerate(answers):
-            answers[j] = {n: court.weights[role][tied.get(n, n)][j].clone() for n in answer}
+            answers[j] = {n: stack.weights[role][tied.get(n, n)][j].clone() for n in answer}
             self.servers[j].sent[step.name] = {n: answers[j][n] for n in self.servers[j].sent[step.name]}
 
     # --- answers -----------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ class Stacked(Stack):
     @contextmanager
     def personalised(self) -> Iterator[None]:
         """The clients as they answer: after the method's ``personalise``, which is undone in the end."""
-        steps = [] if self.personal else rules.personal(self.method)
+        steps = [] if self.personal else return_checks.personal(self.method)
         if not steps:
             yield
             return
@@ -222,7 +222,7 @@ class Stacked(Stack):
         """The task's metric per job and client."""
         values: dict[int, float] = {}
 
-        def work(group: Group, indices: list[int]) -> None:
+        def work(group: MethodGroup, indices: list[int]) -> None:
             for start in range(0, len(indices), self.limit):
                 here = indices[start : start + self.limit]
                 rows = [getattr(self.members[i], split) for i in here]

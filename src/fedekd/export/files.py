@@ -51,7 +51,7 @@ def write(folder: Path, record: Record, position: int, client: Client) -> None:
 
 def held(client: Client) -> dict[str, Tensor]:
     """All tensors that the client's answers are made from."""
-    from fedekd.engines.view import answers_plainly, held_to_answer
+    from fedekd.engines.batch import answers_plainly, held_to_answer
 
     if answers_plainly(client.method):
         return dict(client.message("private"))
@@ -123,7 +123,7 @@ def card(record: Record, position: int, client: Client, tensors: dict[str, Tenso
 
 def _answers(client: Client, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """How an answer is made of a file's tensors, where it is not the private model's alone."""
-    from fedekd.engines.view import answers_plainly, held_to_answer
+    from fedekd.engines.batch import answers_plainly, held_to_answer
 
     method, job = client.method, client.job
     if answers_plainly(method):

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedekd import methods, models
-from fedekd.engines.client import trainable
-from fedekd.engines.view import held_to_answer, make_batch
+from fedekd.engines.batch import held_to_answer, make_batch
 from fedekd.errors import FedekdError
 from fedekd.export.facts import Code, Facts
 from fedekd.export.files import nested
 from fedekd.methods.base import Method
+from fedekd.models import trainable
 from fedekd.settings import model_name
 from fedekd.tasks import make_task
 
@@ -83,9 +83,9 @@ class Ready(nn.Module):
             "y": torch.zeros(x.shape[0], dtype=kind),
             "outputs": outputs,
             "features": features,
-            "weights": {role: trainable(modules[role]) for role in self.method.anchors if role in modules},
+            "weights": {role: trainable(modules[role]) for role in self.method.reads_weights if role in modules},
             **nested({name: getattr(self, f"known_{place}") for place, name in enumerate(self.known)}),
-            "uniform": torch.zeros(x.shape[0], self.method.draws),
+            "uniform": torch.zeros(x.shape[0], self.method.uniforms),
             "rows": torch.arange(x.shape[0]),
             "counts": self.counts,
             "steps": torch.tensor(self.answers.steps if self.answers else 0),

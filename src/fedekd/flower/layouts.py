@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedekd.engines import grammar, rules
+from fedekd.engines import return_checks, step_checks
 from fedekd.engines.client import Client
 from fedekd.engines.job import Job, Rows
 from fedekd.engines.server import server_facts
@@ -34,8 +34,8 @@ def layouts(job: Job) -> dict[str, Message]:
     Raises for steps that break the rules, such as one that asks for the test rows.
     """
     for round in range(job.training.rounds):
-        grammar.check_steps(job, grammar.steps_of(job.method, round))
-    grammar.check_steps(job, [step for step, _ in rules.personal(job.method)])
+        step_checks.check_steps(job, step_checks.steps_of(job.method, round))
+    step_checks.check_steps(job, [step for step, _ in return_checks.personal(job.method)])
     wanted = {name for name, step in exchanges(job.method, job.training.rounds).items() if step.send}
     if not wanted:
         return {}

@@ -44,10 +44,10 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from fedekd import models, parts
-from fedekd.engines import rules
-from fedekd.engines.client import Client, trainable
+from fedekd.engines import return_checks
+from fedekd.engines.batch import make_batch
+from fedekd.engines.client import Client
 from fedekd.engines.job import Job, Rows, make_optimizer, precision
-from fedekd.engines.view import make_batch
 from fedekd.errors import FedekdError
 from fedekd.exchange import shared_roles
 from fedekd.flower.budget import Budget
@@ -55,7 +55,8 @@ from fedekd.flower.codes import Failed
 from fedekd.flower.keys import write_new
 from fedekd.flower.site_file import GUARANTEES, Privacy
 from fedekd.flower.visits import called
-from fedekd.methods.base import Batch, Beginning, Copy, Exchange, Remember, Step, Train
+from fedekd.methods.base import Batch, ClientInit, Copy, Exchange, Remember, Step, Train
+from fedekd.models import trainable
 
 SECRET = "secret"
 log = logging.getLogger("fedekd.site")
@@ -96,7 +97,7 @@ class PrivateClient(Client):
         blank, found = torch.zeros_like(self.data.y[self.rows["train"]]), []
         for targets in (blank, blank + 1):
             digest = hashlib.sha256()
-            _feed(digest, self.method.begin(Beginning(weights, features, self.job.seed, targets)))
+            _feed(digest, self.method.begin(ClientInit(weights, features, self.job.seed, targets)))
             found.append(digest.digest())
         return found[0] != found[1]
 
@@ -124,10 +125,10 @@ class PrivateClient(Client):
         return isinstance(step, Train) and step.gradients and not self.shared & set(step.roles)
 
     def _made_from(self, source: Any) -> bool:
-        """Whether a copy is made from what is exposed; a function reads anchors and memory."""
+        """Whether a copy is made from what is exposed; a function reads weights and memory."""
         if isinstance(source, str):
             return source in self.exposed
-        return self._remembers_rows or bool(set(self.method.anchors) & self.exposed)
+        return self._remembers_rows or bool(set(self.method.reads_weights) & self.exposed)
 
     def _check(self, steps: Sequence[Step], rows: int) -> None:
         name, instead = self.method.name, "take another method, or leave [dp] out"
@@ -172,7 +173,7 @@ class PrivateClient(Client):
         return (
             step.split not in (None, "public")
             or self._remembers_rows
-            or bool((set(step.roles) | set(self.method.anchors)) & self.exposed)
+            or bool((set(step.roles) | set(self.method.reads_weights)) & self.exposed)
         )
 
     def try_out(self) -> None:
@@ -262,14 +263,14 @@ class PrivateClient(Client):
         )
         for _ in range(batches):
             now = _detached(weights)
-            apart = self.method.anchors and not self._reads_more(step)
+            apart = self.method.reads_weights and not self._reads_more(step)
             blank = {r: (torch.zeros_like(o[0]), torch.zeros_like(f[0])) for r, (o, f) in taught.items()}
             rest = grad(of_one)(now, *self._blank(), blank, real=False) if apart else {}
             here = torch.from_numpy(np.flatnonzero(chance.uniform(len(rows)) < self.budget.rate)).to(self.device)
             gradients = {name: w.new_zeros(0, *w.shape) for name, w in now.items()}
             if len(here):
                 at = rows[here]
-                uniform = torch.from_numpy(chance.uniform(len(here), self.method.draws)).float().to(self.device)
+                uniform = torch.from_numpy(chance.uniform(len(here), self.method.uniforms)).float().to(self.device)
                 x, y = self.data.scale.inputs(self.data.x[at]), self.data.y[at]
                 gradients = of_rows(now, x, y, uniform, here, {r: (o[here], f[here]) for r, (o, f) in taught.items()})
             optimizer.take([g - rest.get(name, 0) for name, g in gradients.items()], list(rest.values()))
@@ -284,7 +285,7 @@ class PrivateClient(Client):
 
     def _reads_more(self, step: Train) -> bool:
         """Whether the method's loss may read more than the row, the sent models and what the server sent."""
-        return self._remembers_rows or bool((set(step.frozen) | set(self.method.anchors)) & self.exposed)
+        return self._remembers_rows or bool((set(step.frozen) | set(self.method.reads_weights)) & self.exposed)
 
     def _loss_of_one(self, role: str, loss: Callable[[Batch], Any], lr: float = 0.0) -> Callable[..., Tensor]:
         """The loss of a batch of one row, as a function of the weights; of a batch of none if it is not ``real``."""
@@ -297,7 +298,7 @@ class PrivateClient(Client):
             out = {r: (o.unsqueeze(0), f.unsqueeze(0)) for r, (o, f) in taught.items()}
             out[role] = self._with(role, weights, x)
             current: dict[str, Any] = {
-                r: weights if r == role else _detached(trainable(self.models[r])) for r in self.method.anchors
+                r: weights if r == role else _detached(trainable(self.models[r])) for r in self.method.reads_weights
             }
             seen = {
                 "x": x,
@@ -315,7 +316,7 @@ class PrivateClient(Client):
                 "mask": None if real else torch.zeros(1, dtype=torch.bool, device=self.device),
             }
             batch = make_batch(self.method, self.task, lr, seen, lambda r, tree: self._applied_here(r, tree, x))
-            return rules.loss_of(self.method, Train((role,), loss), batch)[0]
+            return return_checks.loss_of(self.method, Train((role,), loss), batch)[0]
 
         return of_one
 
@@ -347,7 +348,7 @@ class PrivateClient(Client):
     def _blank(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Zeros in place of all that a loss may read of a row."""
         x, y = torch.zeros_like(self.data.x[0], dtype=torch.float32), torch.zeros_like(self.data.y[0])
-        uniform = torch.zeros(self.method.draws, device=self.device)
+        uniform = torch.zeros(self.method.uniforms, device=self.device)
         return x, y, uniform, torch.zeros((), dtype=torch.long, device=self.device)
 
     def _seed(self, step: Train, round: int, again: int = 0) -> bytes:
@@ -360,7 +361,7 @@ class PrivateClient(Client):
         rows = self.rows["train"]
         read: list[Any] = [trainable(self.models[step.roles[0]]), self.data.x[rows], self.data.y[rows]]
         below = [self.method.heads[role] for role in step.roles if role in self.method.heads]
-        others = [*step.frozen, *self.method.anchors] if self._own_loss(step) else []
+        others = [*step.frozen, *self.method.reads_weights] if self._own_loss(step) else []
         read += [self.models[role].state_dict() for role in [*below, *others]]
         if self._own_loss(step):
             read += [self.received, self.memory, self.gradients]

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from fedekd import methods, models, parts
 from fedekd.dataset import Dataset
-from fedekd.engines.client import Client, moved
-from fedekd.engines.fitting import check_model
+from fedekd.engines.client import Client
 from fedekd.engines.job import Job, Rows
+from fedekd.engines.model_checks import check_model
 from fedekd.errors import FedekdError
 from fedekd.exchange import Door, Message, exchanges
 from fedekd.flower import layouts, uploads, wire
@@ -39,6 +39,7 @@ from fedekd.flower.terms import Terms
 from fedekd.flower.visits import Visit, alone, called, inwards, outwards, visits
 from fedekd.flower.wire import Letter
 from fedekd.methods.base import Exchange, Method
+from fedekd.trees import moved
 
 log = logging.getLogger("fedekd.site")
 

@@ -10,7 +10,8 @@ from functools import cache
 from typing import Any, TypeVar
 
 from fedekd.errors import FedekdError, unknown
-from fedekd.methods.base import Batch, Beginning, Copy, Exchange, Method, Remember, Step, Train, Uploads
+from fedekd.methods.base import Batch, ClientInit, Copy, Exchange, Method, Remember, Step, Train, Uploads
+from fedekd.objects import import_object
 
 FAMILIES = {
     "paper": "FedeKD and what it is compared with in its study",
@@ -121,23 +122,28 @@ def _converted(what: str, default: Any, value: Any) -> Any:
 
 
 def _imported(path: str) -> Method:
-    module, _, attribute = path.partition(":")
+    found = import_object(path, "method", "package.module:Class")
     try:
-        found = getattr(importlib.import_module(module), attribute)
         method = found() if isinstance(found, type) and issubclass(found, Method) else found
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise FedekdError(f"cannot import method {path!r} (package.module:Class): {error}") from None
     if not isinstance(method, Method) or type(method) is Method:
         raise FedekdError(f"{path!r} is not a fedekd Method")
     if not method.name:
-        type(method).name = attribute.lower()
+        type(method).name = path.partition(":")[2].lower()
     return method
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Beginning":
+        raise ImportError("`Beginning` is called `ClientInit` now; rename it")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __all__ = [
     "FAMILIES",
     "Batch",
-    "Beginning",
+    "ClientInit",
     "Copy",
     "Exchange",
     "Method",

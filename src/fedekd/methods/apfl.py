@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fedekd.methods import Batch, Beginning, Copy, Exchange, Method, Remember, Step, Train, register
+from fedekd.methods import Batch, ClientInit, Copy, Exchange, Method, Remember, Step, Train, register
 from fedekd.trees import inner
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ class APFL(Method):
 
     roles = ("private", "personal", "global")  # the private model is the mixture
     like: ClassVar[Mapping[str, str]] = {"personal": "private", "global": "private"}
-    anchors = ("personal", "global")
+    reads_weights = ("personal", "global")
 
-    def begin(self, client: Beginning) -> dict[str, Any]:
+    def begin(self, client: ClientInit) -> dict[str, Any]:
         import torch
 
         return {"alpha": torch.tensor(self.alpha)} if self.adaptive else {}

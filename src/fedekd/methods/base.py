@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     Loss = Tensor | tuple[Tensor, dict[str, Tensor]]
     Part = Callable[[nn.Module], Collection[str]]  # which of a model's weights and buffers, by name; see fedekd.parts
 
+RENAMED = {"anchors": "reads_weights", "draws": "uniforms"}  # by which a user's class may still call them
 SPLITS = ("train", "val", "public")  # the test rows are for nothing but the test
 
 
@@ -37,11 +38,13 @@ class Batch:
     y: Tensor
     outputs: Mapping[str, Tensor]  # by role: logits [B, C] or predictions [B]
     features: Mapping[str, Tensor]  # by role: what enters the last linear layer, if the method `needs_features`
-    weights: Mapping[str, Tree]  # by role in the method's `anchors`: the current weights
-    received: Mapping[str, Tree]  # by exchange: the last answer; of a model only by role in `anchors`, its weights
+    weights: Mapping[str, Tree]  # by role in the method's `reads_weights`: its trainable weights as they are now
+    received: Mapping[str, Tree]
+    """By exchange: the last answer. One that went into a model is here only if the role is in `reads_weights`: its
+    trainable weights, and until the first answer those that the model began with."""
     memory: Mapping[str, Any]
     gradients: Mapping[str, Tree]  # by role: the mean gradient of the last `Train(gradients=True)`
-    uniform: Tensor  # [B, draws] numbers in [0, 1), the same for every method on a seed
+    uniform: Tensor  # [B, uniforms] numbers in [0, 1), the same for every method on a seed
     rows: Tensor  # [B] places in the split, which are the same for every client where the split is public
     counts: Tensor  # [C] training rows of each class; [1] all of them for a regression
     lr: float
@@ -186,7 +189,7 @@ class Uploads:
 
 
 @dataclass(frozen=True)
-class Beginning:
+class ClientInit:
     """What a client knows before the first round."""
 
     weights: Mapping[str, Tree]
@@ -207,9 +210,9 @@ class Method:
     roles: ClassVar[tuple[str, ...]] = ("private",)
     like: ClassVar[Mapping[str, str]] = {}  # roles of another's architecture, start and batches
     heads: ClassVar[Mapping[str, str]] = {}  # roles that are a linear layer, from zero, on another's constant features
-    anchors: ClassVar[tuple[str, ...]] = ()  # roles whose weights, current and received, its functions read
+    reads_weights: ClassVar[tuple[str, ...]] = ()  # roles whose weights, current and received, its functions read
     answers: ClassVar[tuple[str, ...]] = ("private",)  # roles whose outputs `predict` reads
-    draws: ClassVar[int] = 0  # uniform numbers per sample that the losses read
+    uniforms: ClassVar[int] = 0  # random numbers in [0, 1) for each sample, which the losses read
     public: ClassVar[str] = ""  # "rows" or "labels": what it needs of public rows
     stacks: ClassVar[bool] = True  # False: its functions cannot be mapped over clients
     keeps_rows: ClassVar[bool] = False  # True: what it answers from holds training rows
@@ -217,7 +220,7 @@ class Method:
     def steps(self, round: int) -> tuple[Step, ...]:
         raise NotImplementedError(f"{type(self).__name__} needs steps(self, round)")
 
-    def begin(self, client: Beginning) -> dict[str, Any]:
+    def begin(self, client: ClientInit) -> dict[str, Any]:
         """The client's memory before the first round."""
         return {}
 
@@ -245,6 +248,10 @@ class Method:
         """Raise for hyper-parameters or a task that the method does not fit."""
         if task not in self.tasks:
             raise FedekdError(f"method {self.name!r} is defined for {' and '.join(self.tasks)}, not for {task}")
+        own = {field_.name for field_ in fields(self)}
+        for old, new in RENAMED.items():
+            if hasattr(type(self), old) and old not in own:
+                raise FedekdError(f"method {self.name!r}: `{old}` is called `{new}` now; rename it in the class")
         for field_ in fields(self):
             value = getattr(self, field_.name)
             if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedekd.methods import Batch, Beginning, Method, Step, register
+from fedekd.methods import Batch, ClientInit, Method, Step, register
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +22,7 @@ class Constant(Method):
     def steps(self, round: int) -> tuple[Step, ...]:
         return ()
 
-    def begin(self, client: Beginning) -> dict[str, Any]:
+    def begin(self, client: ClientInit) -> dict[str, Any]:
         return {"mean": client.targets.mean()}
 
     def predict(self, batch: Batch) -> Tensor:

@@ -23,7 +23,7 @@ class Ditto(Method):
 
     lam: float = 1.0
 
-    roles = anchors = ("private", "global")
+    roles = reads_weights = ("private", "global")
     like: ClassVar[Mapping[str, str]] = {"global": "private"}
 
     def steps(self, round: int) -> tuple[Step, ...]:

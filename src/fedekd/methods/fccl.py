@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fedekd.methods import Batch, Beginning, Copy, Exchange, Method, Remember, Step, Train, register
+from fedekd.methods import Batch, ClientInit, Copy, Exchange, Method, Remember, Step, Train, register
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +34,7 @@ class FCCL(Method):
     like = {"pretrained": "private", "previous": "private"}  # noqa: RUF012
     public = "rows"
 
-    def begin(self, client: Beginning) -> dict[str, Any]:
+    def begin(self, client: ClientInit) -> dict[str, Any]:
         """Whether the older models teach: those of a client that was absent at first are not trained yet."""
         return {name: client.targets.new_zeros(()) for name in ("pretrained", "previous")}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fedekd.methods import Batch, Beginning, Exchange, Method, Remember, Step, Train, register
+from fedekd.methods import Batch, ClientInit, Exchange, Method, Remember, Step, Train, register
 from fedekd.trees import inner, squared_distance
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ class FedDyn(Method):
     """Dynamic regularisation: f_k - <g_k, theta> + (a/2)||theta - received||^2"""
 
     a: float = field(default=0.01, metadata={"open": True})
-    anchors = ("private",)
+    reads_weights = ("private",)
 
-    def begin(self, client: Beginning) -> dict[str, Any]:
+    def begin(self, client: ClientInit) -> dict[str, Any]:
         return {"gradient": {name: 0 * w for name, w in client.weights["private"].items()}}
 
     def steps(self, round: int) -> tuple[Step, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedekd import gate
 from fedekd.errors import FedekdError, unknown
-from fedekd.methods import Batch, Beginning, Exchange, Method, Step, Train, register
+from fedekd.methods import Batch, ClientInit, Exchange, Method, Step, Train, register
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +35,7 @@ class FedeKD(Method):
     warmup: int = 0  # rounds in which the private model first trains alone, then teaches the proxy
 
     roles = ("private", "proxy")
-    draws = 1
+    uniforms = 1
 
     def steps(self, round: int) -> tuple[Step, ...]:
         distil_proxy = Train(("proxy",), self.forward, frozen=("private",))
@@ -87,7 +87,7 @@ class FedeKD(Method):
     def needs_features(self) -> bool:
         return self.energy == "feature"
 
-    def begin(self, client: Beginning) -> dict[str, Any]:
+    def begin(self, client: ClientInit) -> dict[str, Any]:
         if not self.needs_features:
             return {}
         widths = client.features["private"], client.features["proxy"]

@@ -38,9 +38,14 @@ class FedGH(Method):
         if round == 0:
             return (train,)
         header = Exchange(
-            "prototypes", self.header, send=self.means, split="train", roles=("private",),
-            into="private", part=Head(),
-        )  # fmt: skip
+            "prototypes",
+            self.header,
+            send=self.means,
+            split="train",
+            roles=("private",),
+            into="private",
+            part=Head(),
+        )
         return header, train
 
     def loss(self, batch: Batch) -> Tensor:

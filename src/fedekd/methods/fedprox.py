@@ -19,7 +19,7 @@ class FedProx(FedAvg):
     """FedAvg with the proximal term (mu/2)||theta - received||^2"""
 
     mu: float = 0.01
-    anchors = ("private",)
+    reads_weights = ("private",)
 
     def loss(self, batch: Batch) -> Tensor:
         distance = squared_distance(batch.weights["private"], batch.received["private"])

@@ -26,7 +26,7 @@ class FedType(Method):
 
     tasks = ("classification",)
     roles = ("private", "proxy")
-    draws = 2
+    uniforms = 2
 
     def steps(self, round: int) -> tuple[Step, ...]:
         return (
@@ -70,7 +70,7 @@ class FedTypeProx(FedType):
     """FedType on FedProx: the proximal term on the proxy's loss"""
 
     mu: float = 0.01
-    anchors = ("proxy",)
+    reads_weights = ("proxy",)
 
     def proxy_loss(self, batch: Batch) -> Tensor:
         distance = squared_distance(batch.weights["proxy"], batch.received["proxy"])

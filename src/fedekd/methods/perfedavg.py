@@ -27,7 +27,7 @@ class PerFedAvg(Method):
 
     alpha: float = 0.01
     beta: float = field(default=0.001, metadata={"open": True})
-    anchors = ("private",)
+    reads_weights = ("private",)
 
     def steps(self, round: int) -> tuple[Step, ...]:
         return Train(("private",), self.loss, optimizer="sgd", lr=self.beta), Exchange("private")

@@ -35,7 +35,7 @@ class PFedHR(Method):
     probe: int = field(default=256, metadata={"low": 2})  # public rows by which layers are compared, at most
 
     tasks = ("classification",)
-    anchors = ("private",)
+    reads_weights = ("private",)
     public = "labels"
     stacks = False
 

@@ -31,7 +31,7 @@ class PFedMe(Method):
     inner_lr: float = field(default=0.01, metadata={"open": True})  # of theta
     inner_steps: int = field(default=5, metadata={"low": 1})
     beta: float = field(default=1.0, metadata={"open": True})  # how far the server goes to the mean
-    anchors = ("private",)
+    reads_weights = ("private",)
 
     def steps(self, round: int) -> tuple[Step, ...]:
         return Train(("private",), self.loss, optimizer="sgd", lr=self.lr), Exchange("private", self.server)

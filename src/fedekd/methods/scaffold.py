@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fedekd.methods import Batch, Beginning, Exchange, Method, Remember, Step, Train, register
+from fedekd.methods import Batch, ClientInit, Exchange, Method, Remember, Step, Train, register
 from fedekd.trees import inner, mean_change
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ class Scaffold(Method):
     """Local gradients corrected by control variates: f_k + <c - c_k, theta>"""
 
     server_lr: float = field(default=1.0, metadata={"open": True})
-    anchors = ("private",)
+    reads_weights = ("private",)
 
-    def begin(self, client: Beginning) -> dict[str, Any]:
+    def begin(self, client: ClientInit) -> dict[str, Any]:
         return {"control": {name: 0 * w for name, w in client.weights["private"].items()}}
 
     def steps(self, round: int) -> tuple[Step, ...]:

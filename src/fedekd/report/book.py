@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from fedekd import metrics
+from fedekd.data.paper import PAPER
 from fedekd.metrics import shared_settings
 from fedekd.report.table_formats import Cell
 from fedekd.units import count
@@ -14,14 +15,7 @@ from fedekd.units import count
 Record = dict[str, Any]
 Column = tuple[str, float | None]  # dataset and alpha
 
-TITLES = {
-    "fashionmnist": "FashionMNIST",
-    "cifar10": "CIFAR-10",
-    "octmnist": "OCTMNIST",
-    "organamnist": "OrganAMNIST",
-    "retinamnist": "RetinaMNIST",
-    "dr_regular": "Diabetic Retinopathy",
-}
+TITLES = {one.name: one.title for one in PAPER}
 
 
 class Book:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from fedekd import methods
 from fedekd.data import federate, find_public
-from fedekd.engines.rehearsal import Cost, rehearse
+from fedekd.engines.rehearsal import ExchangeCost, rehearse
 from fedekd.errors import FedekdError
 from fedekd.runs import plan
 from fedekd.settings import Settings
@@ -19,7 +19,7 @@ class Costs:
     """By method that fits the task: what one client exchanges in a later round."""
 
     dataset: str
-    later: dict[str, list[Cost]] = field(default_factory=dict)
+    later: dict[str, list[ExchangeCost]] = field(default_factory=dict)
     sooner: list[str] = field(default_factory=list)
     """Methods that exchange less in their first round."""
     refused: dict[str, str] = field(default_factory=dict)

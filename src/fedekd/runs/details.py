@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from fedekd import rng
+from fedekd.engines.batch import answers_plainly
 from fedekd.engines.client import Client
 from fedekd.engines.rehearsal import rehearse
-from fedekd.engines.view import answers_plainly
 from fedekd.errors import FedekdError
 from fedekd.exchange import size
 from fedekd.federation import Federation

@@ -14,8 +14,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from fedekd.data.registry import canonical
 from fedekd.errors import FedekdError, unknown
-from fedekd.settings import SHORTCUTS, Settings, canonical, make_settings, parse_seeds, read_toml
+from fedekd.settings import SHORTCUTS, Settings, make_settings, parse_seeds, read_toml
 
 OWN = ("name", "vary")  # what a block may say besides settings
 FILTERS = ("dataset", "alpha", "seed", "method")

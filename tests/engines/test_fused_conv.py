@@ -14,7 +14,7 @@ from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional
 
 from fedekd import models
-from fedekd.engines import kernels
+from fedekd.engines import fused_conv
 from fedekd.errors import FedekdError
 
 INTERPRETED = importlib.util.find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
@@ -22,7 +22,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED el
 # The interpreter multiplies tf32 as float32; tf32's tiles are larger, so it has fewer programs to go through.
 EXACT = "tf32" if INTERPRETED else "fp32"
 runs = pytest.mark.skipif(
-    not (INTERPRETED or kernels.available(DEVICE)), reason="needs a GPU with Triton, or TRITON_INTERPRET=1"
+    not (INTERPRETED or fused_conv.available(DEVICE)), reason="needs a GPU with Triton, or TRITON_INTERPRET=1"
 )
 
 
@@ -72,7 +72,7 @@ SHAPES = [
 def test_values_and_gradients_match_float64(shape: tuple) -> None:
     x, w, b, dy = draw(*shape)
     expected = gradients(reference, dy, x.double(), w.double(), b.double())
-    found = gradients(lambda x, w, b: kernels.conv_relu_pool(x, w, b, EXACT), dy, x, w, b)
+    found = gradients(lambda x, w, b: fused_conv.conv_relu_pool(x, w, b, EXACT), dy, x, w, b)
     for a, e in zip(found, expected, strict=True):
         assert a.dtype == torch.float32
         assert distance(a, e) < 1e-5
@@ -102,12 +102,12 @@ def bf16_products(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_precisions(shape: tuple, precision: str) -> None:
     """Windows with two nearly equal values may route the gradient elsewhere, so gradients follow the kernel's code."""
     x, w, b, dy = draw(*shape)
-    kind, far = kernels.PRECISIONS[precision][0], {"fp32": 1e-5, "tf32": 1e-3, "bf16": 1e-2}[precision]
+    kind, far = fused_conv.PRECISIONS[precision][0], {"fp32": 1e-5, "tf32": 1e-3, "bf16": 1e-2}[precision]
     x = x.to(kind).float()
-    y, code = kernels._Layer.apply(x.to(kind), w, b, precision)
+    y, code = fused_conv._Layer.apply(x.to(kind), w, b, precision)
     assert y.dtype == kind
     assert distance(y, reference(x.double(), w.double(), b.double())) < far
-    found = gradients(lambda x, w, b: kernels.conv_relu_pool(x, w, b, precision), dy, x, w, b)
+    found = gradients(lambda x, w, b: fused_conv.conv_relu_pool(x, w, b, precision), dy, x, w, b)
     spread = torch.zeros(*dy.shape[:2], *x.shape[2:4], dy.shape[-1], dtype=torch.float64, device=DEVICE)
     high, wide = 2 * dy.shape[2], 2 * dy.shape[3]
     for q in range(4):
@@ -128,14 +128,14 @@ def test_precisions(shape: tuple, precision: str) -> None:
 @runs
 def test_windows_of_zeros_and_ties() -> None:
     x, w, b, dy = draw(2, 3, (4, 4), 32, 32)
-    y, code = kernels._Layer.apply(x, w, b - 1e3, EXACT)
+    y, code = fused_conv._Layer.apply(x, w, b - 1e3, EXACT)
     assert (y == 0).all()
     assert (code == 4).all()
-    for gradient in gradients(lambda x, w, b: kernels.conv_relu_pool(x, w, b - 1e3, EXACT), dy, x, w, b)[1:]:
+    for gradient in gradients(lambda x, w, b: fused_conv.conv_relu_pool(x, w, b - 1e3, EXACT), dy, x, w, b)[1:]:
         assert (gradient == 0).all()
     for inputs in (1, 32):  # equal values: the first wins, as in PyTorch
         x, w, b, dy = draw(1, 2, (4, 4), inputs, 16)
-        y, code = kernels._Layer.apply(x, torch.zeros_like(w), b, EXACT)
+        y, code = fused_conv._Layer.apply(x, torch.zeros_like(w), b, EXACT)
         assert torch.equal(code, torch.where(b > 0, 0, 4).to(torch.uint8).expand_as(code))
         assert torch.equal(y, b.relu().expand_as(y))
 
@@ -145,7 +145,7 @@ def test_windows_of_zeros_and_ties() -> None:
 def test_nan_is_not_hidden(inputs: int) -> None:
     x, w, b, _ = draw(1, 2, (4, 4), inputs, 16)
     x[0, 1, 3, 3, 0] = torch.nan
-    y = kernels.conv_relu_pool(x, w, b, EXACT)
+    y = fused_conv.conv_relu_pool(x, w, b, EXACT)
     assert y[0, 0].isfinite().all()
     assert y[0, 1, 1, 1].isnan().all()
 
@@ -155,7 +155,7 @@ def test_any_strides() -> None:
     for inputs in (3, 16):
         x, w, b, dy = draw(2, 3, (6, 6), inputs, 16)
         planar = x.permute(0, 1, 4, 2, 3).contiguous().permute(0, 1, 3, 4, 2)
-        layer = lambda x, w, b: kernels.conv_relu_pool(x, w, b, EXACT)  # noqa: E731
+        layer = lambda x, w, b: fused_conv.conv_relu_pool(x, w, b, EXACT)  # noqa: E731
         for a, e in zip(gradients(layer, dy, planar, w, b), gradients(layer, dy, x, w, b), strict=True):
             assert torch.equal(a, e)
 
@@ -163,9 +163,9 @@ def test_any_strides() -> None:
 @runs
 def test_gradient_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w, b, dy = draw(3, 2, (6, 6), 16, 16)
-    layer = lambda x, w, b: kernels.conv_relu_pool(x, w, b, EXACT)  # noqa: E731
+    layer = lambda x, w, b: fused_conv.conv_relu_pool(x, w, b, EXACT)  # noqa: E731
     whole = gradients(layer, dy, x, w, b)
-    monkeypatch.setattr(kernels, "WORKSPACE", 2 * 4 * dy[0].numel() * 4)
+    monkeypatch.setattr(fused_conv, "WORKSPACE", 2 * 4 * dy[0].numel() * 4)
     for a, e in zip(gradients(layer, dy, x, w, b), whole, strict=True):
         assert torch.equal(a, e)
 
@@ -178,7 +178,7 @@ def test_mapped_module_trains_like_the_plain_one(shared: bool) -> None:
     stack = [models.CNN((1, 12, 12), 3, (16, 32), 8).to(DEVICE) for _ in range(3)]
     x = torch.randn((4, 1, 12, 12) if shared else (3, 4, 1, 12, 12), device=DEVICE)
     weights, _ = stack_module_state(stack)
-    fused = kernels.lower(stack[0], EXACT)
+    fused = fused_conv.lower(stack[0], EXACT)
     y = vmap(lambda w, x: functional_call(fused, w, (x,)), in_dims=(0, None if shared else 0))(weights, x)
     y.square().sum().backward()
     for i, model in enumerate(stack):
@@ -194,13 +194,13 @@ def test_mapped_module_trains_like_the_plain_one(shared: bool) -> None:
 def test_module_alone() -> None:
     torch.manual_seed(0)
     plain = models.CNN((3, 8, 8), 3, (8, 16), 8).to(DEVICE)
-    fused, x = kernels.lower(plain, EXACT), torch.randn(4, 3, 8, 8, device=DEVICE, requires_grad=True)
+    fused, x = fused_conv.lower(plain, EXACT), torch.randn(4, 3, 8, 8, device=DEVICE, requires_grad=True)
     assert torch.allclose(fused(x), plain(x), atol=1e-5)
     found, expected = (torch.autograd.grad(f(x).square().sum(), x)[0] for f in (fused, plain))
     assert torch.allclose(found, expected, atol=1e-4)
     y = fused.body[0](x)
     assert y.is_contiguous(memory_format=torch.channels_last)
-    half = kernels.lower(plain, "bf16")
+    half = fused_conv.lower(plain, "bf16")
     assert half.body[0](x).dtype == torch.float32
     with torch.autocast(DEVICE.type, torch.bfloat16):
         assert half.body[0](x).dtype == torch.bfloat16
@@ -212,7 +212,7 @@ def test_module_alone() -> None:
 
 def test_lower_keeps_names_and_function() -> None:
     plain = models.private((1, 28, 28), 10)
-    lowered = kernels.lower(plain, "tf32")
+    lowered = fused_conv.lower(plain, "tf32")
     assert list(lowered.state_dict()) == list(plain.state_dict())
     kinds = [type(layer).__name__ for layer in lowered.body]
     assert kinds == ["ConvReluPool", "Identity", "Identity"] * 3
@@ -225,7 +225,7 @@ def test_lower_keeps_names_and_function() -> None:
 
 def test_lower_does_not_share_weights_with_the_original() -> None:
     plain = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
-    lowered = kernels.lower(plain, "bf16")
+    lowered = fused_conv.lower(plain, "bf16")
     with torch.no_grad():
         lowered[0].weight.zero_()
     assert plain[0].weight.abs().sum() > 0
@@ -251,38 +251,38 @@ def test_lower_does_not_share_weights_with_the_original() -> None:
     ids=lambda layers: " ".join(map(str, layers)),
 )
 def test_lower_leaves_other_layers_alone(layers: tuple[nn.Module, ...]) -> None:
-    lowered = kernels.lower(nn.Sequential(*layers), "tf32")
+    lowered = fused_conv.lower(nn.Sequential(*layers), "tf32")
     assert [type(layer) for layer in lowered] == [type(layer) for layer in layers]
 
 
 def test_lower_inside_nested_modules() -> None:
     block = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d((2, 2), (2, 2)))
-    lowered = kernels.lower(nn.Sequential(nn.Sequential(block), nn.Flatten()), "tf32")
-    assert type(lowered[0][0][0]) is kernels.ConvReluPool
+    lowered = fused_conv.lower(nn.Sequential(nn.Sequential(block), nn.Flatten()), "tf32")
+    assert type(lowered[0][0][0]) is fused_conv.ConvReluPool
     assert list(lowered.state_dict()) == ["0.0.0.weight", "0.0.0.bias"]
 
 
 def test_not_available_on_the_cpu() -> None:
-    assert not kernels.available("cpu")
-    assert not kernels.available(torch.device("cpu"))
+    assert not fused_conv.available("cpu")
+    assert not fused_conv.available(torch.device("cpu"))
 
 
 def test_errors_say_what_to_do() -> None:
     with pytest.raises(FedekdError, match="bf16"):
-        kernels.lower(nn.Sequential(), "bf61")
+        fused_conv.lower(nn.Sequential(), "bf61")
     x, w, b, _ = (t.cpu() for t in draw(1, 1, (4, 4), 1, 1))
     with pytest.raises(FedekdError, match="fp32"):
-        kernels.conv_relu_pool(x, w, b, "fp23")
+        fused_conv.conv_relu_pool(x, w, b, "fp23")
     if not INTERPRETED:
         with pytest.raises(FedekdError, match="Triton"):
-            kernels.conv_relu_pool(x, w, b, "fp32")
+            fused_conv.conv_relu_pool(x, w, b, "fp32")
 
 
 def test_sums_are_split_to_fill_the_chip() -> None:
     cpu = torch.device("cpu")
     for rows, block, programs in ((980, 32, 3), (12544, 64, 60), (100, 64, 1), (12544, 64, 10_000), (5, 16, 1)):
-        parts, each = kernels._split(rows, block, programs, cpu)
+        parts, each = fused_conv._split(rows, block, programs, cpu)
         assert each % block == 0
         assert (parts - 1) * each < rows <= parts * each
-    assert kernels._split(12544, 64, 10_000, cpu)[0] == 1
-    assert kernels._split(12544, 64, 60, cpu)[0] > 1
+    assert fused_conv._split(12544, 64, 10_000, cpu)[0] == 1
+    assert fused_conv._split(12544, 64, 60, cpu)[0] > 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fedekd.engines import rules
+from fedekd.engines import return_checks
 from fedekd.engines.job import MOMENTUM, Job
 from fedekd.errors import FedekdError
 from fedekd.methods.base import SPLITS, Copy, Exchange, Method, Remember, Step, Train
@@ -18,17 +18,17 @@ def steps_of(method: Method, round: int) -> Sequence[Step]:
     if not isinstance(steps, (tuple, list)) or not all(isinstance(step, KINDS) for step in steps):
         if isinstance(steps, (tuple, list)):
             steps = next(step for step in steps if not isinstance(step, KINDS))
-        raise rules.broken(
+        raise return_checks.broken(
             method,
             f"steps({round})",
-            f"it gives {rules.kind(steps)}; return a tuple of Train, Remember, Copy and Exchange",
+            f"it gives {return_checks.kind(steps)}; return a tuple of Train, Remember, Copy and Exchange",
         )
     return steps
 
 
 def check_roles(method: Method) -> None:
     """The roles that a method names outside of its steps."""
-    for what in ("roles", "anchors", "answers"):
+    for what in ("roles", "reads_weights", "answers"):
         if isinstance(getattr(method, what), str):
             raise FedekdError(f"method {method.name!r}: write `{what}` as a tuple: ({getattr(method, what)!r},)")
     known = set(method.roles)
@@ -38,9 +38,9 @@ def check_roles(method: Method) -> None:
                 raise FedekdError(
                     f"method {method.name!r}: `{what}` names {role!r} and {other!r}; put both into `roles`"
                 )
-    for role in method.anchors:
+    for role in method.reads_weights:
         if role not in known:
-            raise FedekdError(f"method {method.name!r}: `anchors` names {role!r}, which is not among its roles")
+            raise FedekdError(f"method {method.name!r}: `reads_weights` names {role!r}, which is not among its roles")
 
 
 def check_steps(job: Job, steps: Sequence[Step]) -> None:
@@ -75,7 +75,9 @@ def _check_step(method: Method, step: Step) -> None:
         )
     for function in _functions(step):
         if not callable(function):
-            raise FedekdError(f"method {method.name!r}: {kind} has {rules.kind(function)} where a function belongs")
+            raise FedekdError(
+                f"method {method.name!r}: {kind} has {return_checks.kind(function)} where a function belongs"
+            )
 
 
 def _named(method: Method, step: Step) -> list[str | None]:

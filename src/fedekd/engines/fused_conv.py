@@ -1,7 +1,7 @@
 """3x3 convolution + ReLU + 2x2 max-pooling of many models at once, each layer one GPU kernel.
 
 A stack holds m models, each with its own weights and its own batch; maps are [m, batch, height, width, channels] with
-the channels innermost. The kernels themselves are in `programs`; here they are launched and become a layer.
+the channels innermost. The kernels themselves are in `triton_kernels`; here they are launched and become a layer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from fedekd.engines import programs
+from fedekd.engines import triton_kernels
 from fedekd.errors import FedekdError, unknown
 
 # What a product reads, and how Triton multiplies float32. Sums, biases and weight gradients are float32 in all three.
@@ -36,12 +36,12 @@ DEFAULTS: dict[str, dict[str, Tile]] = {
 
 def available(device: torch.device | str) -> bool:
     """Whether the kernels can run there: Triton, and an NVIDIA GPU with bf16 and tf32 (Ampere or later)."""
-    usable = programs.INSTALLED and torch.device(device).type == "cuda" and torch.version.cuda is not None
+    usable = triton_kernels.INSTALLED and torch.device(device).type == "cuda" and torch.version.cuda is not None
     return usable and torch.cuda.is_available() and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _runs(device: torch.device) -> bool:
-    return available(device) or (programs.INSTALLED and os.environ.get("TRITON_INTERPRET") == "1")
+    return available(device) or (triton_kernels.INSTALLED and os.environ.get("TRITON_INTERPRET") == "1")
 
 
 # --- launching -----------------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ def convolve(x: Tensor, w: Tensor, b: Tensor, y: Tensor, code: Tensor | None, pr
     (m, batch, height, width, n), (h, w_, c), (rows, columns, depth, warps, stages) = y.shape, x.shape[2:], tile
     pool, first, positions = code is not None, code is not None and c <= FEW, batch * height * width
     columns, depth = min(columns, _power(n)), _power(9 * c) if first else min(depth, _power(c))
-    programs.conv[(m * -(-positions // (rows // 4 if pool else rows)) * -(-n // columns),)](
+    triton_kernels.conv[(m * -(-positions // (rows // 4 if pool else rows)) * -(-n // columns),)](
         x, w, b, y, code if pool else y, *x.stride(), positions, h, w_, height, width, c, n, first, pool,
         PRECISIONS[precision][1], rows, columns, depth, num_warps=warps, num_stages=stages,
     )  # fmt: skip
@@ -85,7 +85,7 @@ def spread(dy: Tensor, code: Tensor, precision: str) -> tuple[Tensor, Tensor]:
     d = dy.new_empty((m, batch, 2 * height, 2 * width, n), dtype=PRECISIONS[precision][0])
     sums = dy.new_empty((m, -(-batch * height * width // block), n), dtype=torch.float32)
     grid = (m * sums.shape[1], -(-n // columns))
-    programs.unpool[grid](dy, code, d, sums, batch * height * width, width, n, block, columns, num_warps=8)
+    triton_kernels.unpool[grid](dy, code, d, sums, batch * height * width, width, n, block, columns, num_warps=8)
     return d, sums
 
 
@@ -93,7 +93,7 @@ def halved(x: Tensor) -> Tensor:
     """x [..., c] in float32 as [..., 2, c] in bf16, whose two parts sum up to it within 2^-17."""
     x, c = x.contiguous(), x.shape[-1]
     y = x.new_empty((*x.shape[:-1], 2, c), dtype=torch.bfloat16)
-    programs.halve[(-(-x.numel() // 2048),)](x, y, x.numel() // c, c, 2048, num_warps=8)
+    triton_kernels.halve[(-(-x.numel() // 2048),)](x, y, x.numel() // c, c, 2048, num_warps=8)
     return y
 
 
@@ -108,7 +108,7 @@ def weight_gradient(x: Tensor, d: Tensor, dw: Tensor, precision: str, tile: Tile
     halves = 2 if precision == "tf32" and x.is_cuda else 1  # Triton's interpreter cannot multiply bf16
     if halves == 2:
         x, d = halved(x), halved(d)
-    programs.wgrad[(m * splits * tiles,)](
+    triton_kernels.wgrad[(m * splits * tiles,)](
         x, d, parts, *x.stride()[:4], x.stride(-1), positions, per, splits, h, w, height, width, c, n, halves,
         PRECISIONS[precision][1], rows, columns, depth, num_warps=warps, num_stages=stages,
     )  # fmt: skip
@@ -121,7 +121,7 @@ def first_gradient(x: Tensor, dy: Tensor, code: Tensor, precision: str, tile: Ti
     rows, positions, (dtype, multiply) = min(rows, _power(n)), batch * height * width, PRECISIONS[precision]
     splits, per = _split(positions, depth, m * -(-n // rows), x.device)
     parts, sums = (dy.new_empty((m, splits, n, *k), dtype=torch.float32) for k in ((c, 3, 3), ()))
-    programs.first_wgrad[(m * splits * -(-n // rows),)](
+    triton_kernels.first_wgrad[(m * splits * -(-n // rows),)](
         x, dy, code, parts, sums, *x.stride(), positions, per, splits, h, w, height, width, c, n,
         dtype == torch.bfloat16, multiply, rows, _power(9 * c), depth, num_warps=warps, num_stages=stages,
     )  # fmt: skip

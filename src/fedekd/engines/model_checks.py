@@ -9,15 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from fedekd import models
-from fedekd.engines import rules
-from fedekd.engines.client import trainable
+from fedekd.engines import return_checks
 from fedekd.engines.job import Job
 from fedekd.errors import FedekdError
 
 
 def check_model(role: str, module: nn.Module, wanted: Sequence[int], outputs: int) -> None:
     """Two blank rows through a model: whether it takes them must not depend on anyone's rows."""
-    if not trainable(module):
+    if not models.trainable(module):
         raise FedekdError(f"the {role} model has no weights to train")
     shape, device = tuple(wanted), next(module.parameters()).device
     training = module.training
@@ -29,7 +28,9 @@ def check_model(role: str, module: nn.Module, wanted: Sequence[int], outputs: in
     finally:
         module.train(training)
     if not isinstance(given, Tensor):
-        raise FedekdError(f"the {role} model gives {rules.kind(given)}; it must give a tensor of shape (2, {outputs})")
+        raise FedekdError(
+            f"the {role} model gives {return_checks.kind(given)}; it must give a tensor of shape (2, {outputs})"
+        )
     if given.shape != (2, outputs) and not (outputs == 1 and given.shape == (2,)):
         raise FedekdError(f"the {role} model gives {tuple(given.shape)} for two rows; it must give (2, {outputs})")
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedekd.engines.schedule import numbered
 from fedekd.errors import FedekdError
 from fedekd.methods.base import Batch, Copy, Method, Remember, Train
+from fedekd.trees import map_tree
 
 
 def broken(method: Method, where: str, why: str) -> FedekdError:
@@ -48,14 +49,14 @@ def remembered(method: Method, step: Remember, batch: Batch) -> dict[str, Any]:
     found = step.compute(batch)
     if not isinstance(found, Mapping) or not _of_tensors(found):
         raise broken(method, "a Remember step", f"it gives {kind(found)}; return a dict of tensors")
-    return {key: owned(value) for key, value in found.items()}
+    return map_tree(_own, found)
 
 
 def made(method: Method, name: str, found: Any) -> dict[str, Tensor]:
     """What ``send`` has made: the server may keep it while the client's weights move on."""
     if not isinstance(found, Mapping) or not all(isinstance(t, Tensor) for t in found.values()):
         raise broken(method, f"what it sends as {name!r}", f"it is {kind(found)}; return a dict of tensors")
-    return {n: owned(t) for n, t in found.items()}
+    return map_tree(_own, found)
 
 
 def fits(method: Method, role: str, found: Any, shapes: Mapping[str, torch.Size]) -> None:
@@ -85,17 +86,17 @@ def personal(method: Method) -> list[tuple[Train | Remember | Copy, int]]:
     steps = method.personalise()
     allowed = isinstance(steps, (tuple, list)) and all(isinstance(step, (Train, Remember, Copy)) for step in steps)
     if not allowed:
-        wrong = next((s for s in steps if not isinstance(s, (Train, Remember, Copy))), steps) if isinstance(
-            steps, (tuple, list)
-        ) else steps  # fmt: skip
+        wrong = (
+            next((s for s in steps if not isinstance(s, (Train, Remember, Copy))), steps)
+            if isinstance(steps, (tuple, list))
+            else steps
+        )
         raise broken(method, "personalise()", f"it gives {kind(wrong)}; return a tuple of Train, Remember and Copy")
     return numbered(steps)  # type: ignore[return-value]
 
 
-def owned(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: owned(v) for key, v in value.items()}
-    return value.detach().clone()
+def _own(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
 
 
 def _of_tensors(tree: Mapping[str, Any]) -> bool:

@@ -1,7 +1,7 @@
 """What a method's functions see: the one place where a ``Batch`` is made, for every engine and kind of step.
 
 A method may read the outputs of the roles that its step names, their features if it asked for them, the weights of its
-``anchors``, and what the client has received and remembers. For anything else all engines raise the same line.
+``reads_weights``, and what the client has received and remembers. For anything else all engines raise the same line.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 WHY = {
     "outputs": "the step does not name that role: add it to its roles or to `frozen`",
     "features": "no step names that role, or the method does not say `needs_features`",
-    "weights": "the role is not among the method's `anchors`",
-    "received": "nothing of that name has come yet, or it is a model that is not among the method's `anchors`",
+    "weights": "the role is not among the method's `reads_weights`",
+    "received": "nothing of that name has come yet, or it is a model that is not among the method's `reads_weights`",
     "memory": "neither `begin` nor a Remember step has given it",
     "gradients": "no Train step with gradients=True came before in this round",
 }
 
 
-class Given(dict[str, Any]):
+class ExplainingDict(dict[str, Any]):
     """Explains in one line why something is not there."""
 
     def __init__(self, found: Mapping[str, Any], what: str, method: str) -> None:
@@ -44,7 +44,7 @@ def make_batch(
     method: Method, task: Task, lr: float, seen: Mapping[str, Any], forward: Callable[[str, Tree], Tensor] | None = None
 ) -> Batch:
     """``seen`` has everything that differs between clients, so that an engine may map this over a stack of them."""
-    explained = {what: Given(seen.get(what, {}), what, method.name) for what in WHY}
+    explained = {what: ExplainingDict(seen.get(what, {}), what, method.name) for what in WHY}
     return Batch(task=task, lr=lr, forward=forward, **{"mask": None, "x": None, **seen, **explained})
 
 
@@ -55,7 +55,7 @@ def answers_plainly(method: Method) -> bool:
 
 def held_to_answer(method: Method) -> tuple[str, ...]:
     """The roles that ``predict`` may read or apply, those below heads among them."""
-    read = ("private",) if answers_plainly(method) else (*method.answers, *method.anchors)
+    read = ("private",) if answers_plainly(method) else (*method.answers, *method.reads_weights)
     below = [method.heads[role] for role in read if role in method.heads]
     return tuple(role for role in dict.fromkeys((*below, *read)) if role in method.roles)
 

@@ -1,4 +1,4 @@
-"""What runs on the GPU: the programs of the stacked convolution (Triton), which `kernels` launches.
+"""What runs on the GPU: the programs of the stacked convolution (Triton), which `fused_conv` launches.
 
 The forward program is a matrix product whose left rows are gathered from the image on the way (implicit GEMM); bias,
 ReLU and pooling happen in registers, so the full-resolution maps never reach memory. Beside the pooled map it writes a

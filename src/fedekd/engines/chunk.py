@@ -1,4 +1,4 @@
-"""A piece of the stack: the models that train together, sorted by size so that the small ones drop out early.
+"""A chunk of the stack: the models that train together, sorted by size so that the small ones drop out early.
 
 Its buffers stay in place from round to round, so that on a GPU a training step is captured once as a CUDA graph for
 each size of the shrinking stack, and afterwards replayed without any work of the host.
@@ -16,12 +16,13 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fedekd import parts
-from fedekd.engines import rules
-from fedekd.engines.groups import Find, Group, mapped
+from fedekd.engines import return_checks
+from fedekd.engines.cuda_graphs import capturing
+from fedekd.engines.groups import Find, MethodGroup, mapped
 from fedekd.engines.job import MOMENTUM
 from fedekd.engines.schedule import Schedule, schedule
-from fedekd.engines.stacking import capturing, pick
 from fedekd.methods.base import Batch, Method, Train
+from fedekd.trees import pick
 
 if TYPE_CHECKING:
     from fedekd.engines.stack import Stack
@@ -41,10 +42,12 @@ class Segment:
     graph: torch.cuda.CUDAGraph | None = None
 
 
-class Piece:
+class Chunk:
     """Trains one step's roles for some members of a group, which are sorted by falling size."""
 
-    def __init__(self, engine: Stack, find: Find, step: Train, group: Group, indices: list[int], again: int) -> None:
+    def __init__(
+        self, engine: Stack, find: Find, step: Train, group: MethodGroup, indices: list[int], again: int
+    ) -> None:
         self.engine, self.find, self.step, self.group, self.indices = engine, find, step, group, indices
         self.again, self.training, self.method = again, engine.training.of(step), group.method
         self.features = group.method.needs_features
@@ -55,7 +58,7 @@ class Piece:
         shape = (int(self.steps.max()), len(indices), size)
         self.positions, self.rows = (torch.zeros(shape, dtype=torch.int32, device=device) for _ in range(2))
         self.real = torch.zeros(shape, dtype=torch.bool, device=device)
-        self.uniform = torch.zeros((*shape, engine.method.draws), device=device)
+        self.uniform = torch.zeros((*shape, engine.method.uniforms), device=device)
         self.clock = torch.zeros(1, dtype=torch.long, device=device)  # the step, on the device
         self.at = torch.tensor(indices, device=device)
         self.scale = engine.scale_of(self.at)
@@ -64,22 +67,29 @@ class Piece:
         trees = {role: {n: w for n, w in engine.weights[role].items() if n in names[role]} for role in step.roles}
         self.weights, self.final, self.moment, self.square, self.total, self.totals = (
             {role: {n: torch.empty_like(w[self.at]) for n, w in tree.items()} for role, tree in trees.items()}
-            if wanted else {}
-            for wanted in (True, True, self.training.optimizer != "sgd", self.training.optimizer == "adam",
-                           step.gradients, step.gradients)
-        )  # fmt: skip
+            if wanted
+            else {}
+            for wanted in (
+                True,
+                True,
+                self.training.optimizer != "sgd",
+                self.training.optimizer == "adam",
+                step.gradients,
+                step.gradients,
+            )
+        )
         self.inputs: dict[str, Any] = {}  # what else a step reads: frozen outputs, fixed weights, what clients know
         self.segments = self._segments()
 
     def _segments(self) -> list[Segment]:
         """Models leave from the end of the stack when they are done, on a GPU several at a time.
 
-        Leaving in bunches keeps the number of distinct sizes small. A model that waits for its bunch goes on with
+        Leaving together keeps the number of distinct sizes small. A model that waits for others goes on with
         empty batches, but its weights were taken when it was done.
         """
-        whole, bunches = len(self.indices), self.engine.bunches
-        bunch = max(1, whole // bunches) if bunches else 1
-        sizes = [min(whole, -(-int((self.steps > t).sum()) // bunch) * bunch) for t in range(len(self.rows))]
+        whole, stages = len(self.indices), self.engine.shrink_stages
+        together = max(1, whole // stages) if stages else 1
+        sizes = [min(whole, -(-int((self.steps > t).sum()) // together) * together) for t in range(len(self.rows))]
         if not sizes:
             return []
         edges = [0, *(t for t in range(1, len(sizes)) if sizes[t] != sizes[t - 1]), len(sizes)]
@@ -113,11 +123,17 @@ class Piece:
     def _schedule(self, i: int) -> Schedule:
         member, engine = self.engine.members[i], self.engine
         return schedule(
-            engine.jobs[member.job].seed, member.client,
-            self.method.root(self.step.roles[0]), engine.round_number, split=self.step.split, again=self.again,
-            n=len(getattr(member, self.step.split)), epochs=self.training.epochs, batch_size=self.training.batch_size,
-            draws=self.method.draws,
-        )  # fmt: skip
+            engine.jobs[member.job].seed,
+            member.client,
+            self.method.root(self.step.roles[0]),
+            engine.round_number,
+            split=self.step.split,
+            again=self.again,
+            n=len(getattr(member, self.step.split)),
+            epochs=self.training.epochs,
+            batch_size=self.training.batch_size,
+            draws=self.method.uniforms,
+        )
 
     def _read(self) -> dict[str, Any]:
         """All that a round may change, as it is now."""
@@ -127,7 +143,7 @@ class Piece:
         frozen = dict.fromkeys([*step.frozen, *(role for role in below if role not in step.roles)])
         fixed = {
             role: {n: w[self.at] for n, w in engine.weights[role].items() if n not in self.weights.get(role, {})}
-            for role in {*step.roles, *self.method.anchors}
+            for role in {*step.roles, *self.method.reads_weights}
         }
         steps = torch.from_numpy(self.steps).to(engine.device)
         inputs = {
@@ -146,7 +162,7 @@ class Piece:
         return _shapes(known) == _shapes({name: self.inputs[name] for name in known}) if self.inputs else True
 
     def load(self) -> None:
-        """Bring everything that a round changes into the piece's buffers."""
+        """Bring everything that a round changes into the chunk's buffers."""
         engine, size = self.engine, self.training.batch_size
         positions, rows = (np.zeros(self.rows.shape, np.int32) for _ in range(2))
         real, uniform = np.zeros(self.rows.shape, bool), np.zeros(self.uniform.shape, np.float32)
@@ -155,8 +171,11 @@ class Piece:
             epochs, n = plan.order.shape
             full = -(-n // size) * size
             for whole, part in (
-                (positions, plan.order), (rows, mine[plan.order]), (real, np.True_), (uniform, plan.uniform)
-            ):  # fmt: skip
+                (positions, plan.order),
+                (rows, mine[plan.order]),
+                (real, np.True_),
+                (uniform, plan.uniform),
+            ):
                 padded = np.zeros((epochs, full, *whole.shape[3:]), whole.dtype)
                 padded[:, :n] = part
                 whole[: self.steps[at], at] = padded.reshape(self.steps[at], *whole.shape[2:])
@@ -166,7 +185,7 @@ class Piece:
         self.uniform.copy_(torch.from_numpy(uniform))
         inputs = self._read()
         if self.inputs:
-            _copy_into(self.inputs, inputs)
+            pytree.tree_map_(Tensor.copy_, self.inputs, inputs)  # in place, where a CUDA graph reads them
         else:
             self.inputs = inputs
         for role, tree in self.weights.items():
@@ -262,7 +281,7 @@ class Piece:
             "y": y,
             "outputs": {role: out[role][0] for role in named},
             "features": {role: out[role][1] for role in named} if self.features else {},
-            "weights": {role: weights[role] for role in self.method.anchors},
+            "weights": {role: weights[role] for role in self.method.reads_weights},
             "uniform": uniform,
             "rows": positions.long(),
             "mask": real,
@@ -270,29 +289,21 @@ class Piece:
         if "teachers" in known:
             each = known["teachers"][:active]
             seen["teachers"] = torch.stack([_taken(each[:, k], positions) for k in range(each.shape[1])], dim=1)
-        losses, extra = mapped(engine, self.group, self.indices[:active], self._one, seen, self.training.lr,
-                               pick(self.varying, mine))  # fmt: skip
+        losses, extra = mapped(
+            engine, self.group, self.indices[:active], self._one, seen, self.training.lr, pick(self.varying, mine)
+        )
         if "trust" in extra:
             engine.trust_log.add(extra["trust"], self.at[:active], real)
         return losses.sum()
 
     def _one(self, method: Method, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """One model's loss; mapped over the stack."""
-        return rules.loss_of(method, self.find(method), batch)
+        return return_checks.loss_of(method, self.find(method), batch)
 
 
 def _shapes(tree: Any) -> Any:
     leaves, spec = pytree.tree_flatten(tree)
     return [leaf.shape for leaf in leaves], spec
-
-
-def _copy_into(old: Any, new: Any) -> None:
-    """Fill the tensors of one tree with those of another, in place."""
-    if isinstance(old, Tensor):
-        old.copy_(new)
-    else:
-        for key in old if isinstance(old, dict) else range(len(old)):
-            _copy_into(old[key], new[key])
 
 
 def _taken(whole: Tensor, positions: Tensor) -> Tensor:

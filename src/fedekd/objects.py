@@ -1,0 +1,17 @@
+"""Python objects by name: a user's own method, model, dataset or other class, as ``package.module:name``."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from fedekd.errors import FedekdError
+
+
+def import_object(path: str, what: str, form: str = "") -> Any:
+    """What ``path`` names. The error says ``what`` that should have been and, where given, the ``form`` of the path."""
+    module, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise FedekdError(f"cannot import {what} {path!r}{f' ({form})' if form else ''}: {error}") from None
