@@ -8,21 +8,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedekd.methods import Batch, Beginning, register
+from fedekd.methods import Batch, ClientInit, register
 from fedekd.methods.local import Local
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-@register("local-smooth", cite="Szegedy et al., CVPR 2016", also="controls", tenth={"weight": 0.1}, quarter={"weight": 0.25})
+@register(
+    "local-smooth", cite="Szegedy et al., CVPR 2016", also="controls", tenth={"weight": 0.1}, quarter={"weight": 0.25}
+)
 @dataclass(frozen=True)
 class LocalSmooth(Local):
     """Each client alone, its outputs drawn towards uniform, or towards its training mean"""
 
     weight: float = 0.5  # of the distance from the uniform distribution, or from the mean
 
-    def begin(self, client: Beginning) -> dict[str, Any]:
+    def begin(self, client: ClientInit) -> dict[str, Any]:
         return {"mean": client.targets.float().mean()}
 
     def loss(self, batch: Batch) -> Tensor:
