@@ -53,7 +53,7 @@ FLOORS: tuple[tuple[Block, ...], ...] = (  # from the ground up
                 "engines",
             ),
         ),
-    ),  # fmt: skip
+    ),
     (
         Block("data", "datasets, partitions", ("data",)),
         Block(
@@ -155,6 +155,7 @@ def arrows() -> set[tuple[str, str]]:
     return {(a, b) for a, b in direct if not any(x == a and y != b and reaches(y, b) for x, y in direct)}
 
 
+LABEL = "The rooms of fedekd, and which imports which"
 WIDTH, HEIGHT, GAP, FLOOR = 880, 64, 20, 104
 
 
@@ -184,16 +185,17 @@ def draw() -> str:
             x = min(max(y, a + 24), a + wide - 24)
         lines.append(f'<line x1="{x:g}" y1="{top + HEIGHT}" x2="{y:g}" y2="{under - 7}" marker-end="url(#tip)"/>')
     tall = 2 * GAP + FLOOR * (len(FLOORS) - 1) + HEIGHT
-    return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {tall}" role="img" aria-label="The rooms of fedekd, '
-        'and which imports which">',
-        "<style>rect{fill:#e6f2f1;stroke:#00796b;stroke-width:1.5}line{stroke:#546e7a;stroke-width:1.5}"
-        "text{font:13px system-ui,sans-serif;text-anchor:middle;fill:#263238}.title{font-weight:600;font-size:15px}</style>",
+    style = (
+        "rect{fill:#e6f2f1;stroke:#00796b;stroke-width:1.5}line{stroke:#546e7a;stroke-width:1.5}"
+        "text{font:13px system-ui,sans-serif;text-anchor:middle;fill:#263238}.title{font-weight:600;font-size:15px}"
+    )
+    tip = (
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="4" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
-        '<path d="M0 0L8 4L0 8z" fill="#546e7a"/></marker></defs>',
-        f'<rect width="{WIDTH}" height="{tall}" style="fill:#fff;stroke:none"/>',
-        *lines, *shapes, "</svg>", "",
-    ])  # fmt: skip
+        '<path d="M0 0L8 4L0 8z" fill="#546e7a"/></marker></defs>'
+    )
+    start = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {tall}" role="img" aria-label="{LABEL}">'
+    paper = f'<rect width="{WIDTH}" height="{tall}" style="fill:#fff;stroke:none"/>'
+    return "\n".join([start, f"<style>{style}</style>", tip, paper, *lines, *shapes, "</svg>", ""])
 
 
 def main() -> int:

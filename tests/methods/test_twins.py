@@ -84,14 +84,12 @@ def test_twins_are_stacked_as_they_run_serially(name, control, participation, im
         pytest.skip("cannot be stacked")
     for _ in range(2):
         stacked.round()
-    near = 5e-4 if name == "fccl" else 2e-5  # its correlations of few rows magnify the last bit
+    near = 3e-3 if name == "fccl" else 2e-5  # its correlations of few rows magnify the last bit
     for a, b in zip(serial.clients, stacked.clients_of(0), strict=True):
         for n, t in weights(a).items():
             assert float((weights(b)[n] - t).abs().mean()) < near, n  # weights move by 0.01 and more
     assert stacked.doors[0].bytes_up == serial.door.bytes_up
-    assert (serial.door.bytes_up == 0) == (
-        control == "alone" or not one.method.steps(1) or name in ("local", "local-smooth")
-    )
+    assert (serial.door.bytes_up == 0) == (control == "alone" or name in ("local", "local-smooth"))
 
 
 def test_an_interrupted_twin_goes_on_to_the_bit(images):

@@ -50,13 +50,14 @@ def twin(method: Method, control: str) -> Method:
     """The method under a control, with the same hyper-parameters."""
     if control not in CONTROLS:
         raise unknown(f"control of {method.name!r}", control, CONTROLS)
-    other = object.__new__(_class(type(method), control))
+    kind: Any = type(method)
+    other: Method = object.__new__(_class(kind, control))
     other.__dict__.update(method.__dict__)
     return other
 
 
 @cache
-def _class(cls: type[Method], control: str) -> type[Method]:
+def _class(cls: type[Any], control: str) -> type[Method]:
     if cls.twin:
         raise FedekdError(f"{cls.name!r} is a twin already; give one control, such as {cls.name.split('@')[0]}@alone")
     about: dict[str, Any] = {
@@ -76,6 +77,4 @@ def check_taught(method: Method) -> None:
     """After a rehearsal: whether there was a teacher to take anything from."""
     if method.teaching is not None and not method.teaching.taught:
         plain = method.name.split("@")[0]
-        raise FedekdError(
-            f"{plain} learns from no teacher's outputs, so {method.name} shows nothing; try {plain}@alone"
-        )
+        raise FedekdError(f"{plain} learns from no teacher's outputs: {method.name} shows nothing; try {plain}@alone")
