@@ -87,8 +87,11 @@ def ours(count: int, rounds: int, pixels: int) -> dict[str, Any]:
             marks = watch(folder / "server" / "state" / "log", children[0], doors)
         report = json.loads((folder / "server" / "state" / "report.json").read_text())
         assert report["complete"], report
-    return {**between(marks, count, rounds), "message_bytes_up": report["bytes_up"] / count / rounds,
-            "message_bytes_down": report["bytes_down"] / count / rounds}  # fmt: skip
+    return {
+        **between(marks, count, rounds),
+        "message_bytes_up": report["bytes_up"] / count / rounds,
+        "message_bytes_down": report["bytes_down"] / count / rounds,
+    }
 
 
 def watch(log: Path, server: Child, doors: list[Counter]) -> list[tuple[float, int, int]]:
@@ -249,9 +252,13 @@ def compression(seeds: int, rounds: int) -> dict[str, Any]:
             up, down = up + report["bytes_up"], down + report["bytes_down"]
         messages = 3 * rounds * seeds
         found[how] = {
-            "mean_delta": float(np.mean(deltas)), "worst_delta": float(np.min(deltas)), "deltas": deltas,
-            "mean_accuracy": float(np.mean(values)), "bytes_up": up / messages, "bytes_down": down / messages,
-        }  # fmt: skip
+            "mean_delta": float(np.mean(deltas)),
+            "worst_delta": float(np.min(deltas)),
+            "deltas": deltas,
+            "mean_accuracy": float(np.mean(values)),
+            "bytes_up": up / messages,
+            "bytes_down": down / messages,
+        }
         print(f"{how}: mean delta {found[how]['mean_delta']:+.4f}, {up / messages:,.0f} bytes up a message", flush=True)
     return found
 
@@ -283,9 +290,14 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     result: dict[str, Any] = {
         "command": " ".join(["python", "benchmarks/deployment.py", *sys.argv[1:]]),
-        "date": datetime.now().strftime("%Y-%m-%d"), "fedekd": __version__, "cores": os.cpu_count(),
-        "load_at_start": os.getloadavg()[0], "rounds": given.rounds, **TRAINING, "federations": [],
-    }  # fmt: skip
+        "date": datetime.now().strftime("%Y-%m-%d"),
+        "fedekd": __version__,
+        "cores": os.cpu_count(),
+        "load_at_start": os.getloadavg()[0],
+        "rounds": given.rounds,
+        **TRAINING,
+        "federations": [],
+    }
     for pixels in given.pixels:
         sizes = {"fedekd": serialised("proxy", pixels), "plain Flower FedAvg": serialised("private", pixels)}
         for count in given.sites:

@@ -176,9 +176,12 @@ def grouped(data: dict[str, Tensor], precision: str) -> tuple[float, float]:
     x, w, b = data["x"], data["w"], data["b"]
     m, c = x.shape[0], x.shape[4]
     kind = fused_conv.PRECISIONS[precision][0]
-    planes = x.permute(1, 0, 4, 2, 3).flatten(1, 2).to(kind).contiguous(
-        memory_format=torch.channels_last if precision == "bf16" else torch.contiguous_format
-    )  # fmt: skip
+    planes = (
+        x.permute(1, 0, 4, 2, 3)
+        .flatten(1, 2)
+        .to(kind)
+        .contiguous(memory_format=torch.channels_last if precision == "bf16" else torch.contiguous_format)
+    )
     planes.requires_grad_(c > fused_conv.FEW)
     weights = w.flatten(0, 1).to(kind).requires_grad_()
     bias = b.flatten().to(kind).requires_grad_()
@@ -317,8 +320,10 @@ def table(report: dict[str, Any]) -> None:
         )
     for row in [row for row in rows if not row["ok"]][:12]:
         errors = " ".join(f"{k} {v:.1e}" for k, v in row.get("errors", {}).items())
-        print(f"FAIL {row['precision']} {row['layer']} m={row['models']} {errors} {row.get('failure', '')[:160]}"
-              f"{'' if row.get('repeats', True) else ' DOES NOT REPEAT'}")  # fmt: skip
+        print(
+            f"FAIL {row['precision']} {row['layer']} m={row['models']} {errors} {row.get('failure', '')[:160]}"
+            f"{'' if row.get('repeats', True) else ' DOES NOT REPEAT'}"
+        )
     for line in (report.get("compile") or [])[:8]:
         print("not compiled:", line[:160])
     print(

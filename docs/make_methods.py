@@ -116,10 +116,16 @@ def one_cell(cell: dict[str, Runs]) -> str:
     for label in sorted(cell, key=lambda x: -avg(cell[x])):
         runs = cell[label]
         worst = points(avg(runs, "worst_delta")) if label != "local" else ""
-        rows.append([
-            f"`{label}`", f"{100 * avg(runs, 'mean'):.1f}", points(avg(runs)) if label != "local" else "", worst,
-            harmed(runs) if label != "local" else "", f"{np.mean([r['seconds'] for r in runs.values()]):.1f}",
-        ])  # fmt: skip
+        rows.append(
+            [
+                f"`{label}`",
+                f"{100 * avg(runs, 'mean'):.1f}",
+                points(avg(runs)) if label != "local" else "",
+                worst,
+                harmed(runs) if label != "local" else "",
+                f"{np.mean([r['seconds'] for r in runs.values()]):.1f}",
+            ]
+        )
     return table(["", "accuracy %", "Avg Δ", "Worst Δ", "client-runs with Δ < 0", "seconds a run"], rows)
 
 
@@ -147,15 +153,17 @@ def advice(cells: dict[Cell, dict[str, Runs]]) -> str:
                 clear[label].append(1 if low > 0 else -1 if high < 0 else 0)
     always = sorted(x for x, seen in clear.items() if min(seen) > 0)
     never = sorted(x for x, seen in clear.items() if max(seen) < 0)
-    return "\n".join([
-        table(["what you need", *(name_of(c) for c in cells)], rows),
-        "",
-        "Few bytes: no more than 1.1 times what FedeKD's proxy takes. One model for all: every site ends with the same "
-        "weights. An interval that lies above zero is clearly better than training alone.",
-        "",
-        f"- Clearly better than alone in all {len(cells)} cells: {named(always)}.",
-        f"- Clearly worse than alone in all {len(cells)} cells: {named(never)}.",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            table(["what you need", *(name_of(c) for c in cells)], rows),
+            "",
+            "Few bytes: no more than 1.1 times what FedeKD's proxy takes. One model for all: every site ends with the "
+            "same weights. An interval that lies above zero is clearly better than training alone.",
+            "",
+            f"- Clearly better than alone in all {len(cells)} cells: {named(always)}.",
+            f"- Clearly worse than alone in all {len(cells)} cells: {named(never)}.",
+        ]
+    )
 
 
 def named(labels: list[str]) -> str:

@@ -167,10 +167,14 @@ def _agreement(lab: Lab, paper: dict[Any, dict[str, str]], classification: list[
 
 def _steps(records: Records, regression: list[str]) -> str:
     """How little the regression models train, which bears on what their cells can show."""
-    sizes = {d: [c["n_train"] for r in records if (r["dataset"], r["label"]) == (d, "local") for c in r["clients"]]
-             for d in regression}  # fmt: skip
-    parts = [f"{int(np.median(n))} training images and {10 * -(-int(np.median(n)) // 64)} steps on {TITLES[d]}"
-             for d, n in sizes.items()]  # fmt: skip
+    sizes = {
+        d: [c["n_train"] for r in records if (r["dataset"], r["label"]) == (d, "local") for c in r["clients"]]
+        for d in regression
+    }
+    parts = [
+        f"{int(np.median(n))} training images and {10 * -(-int(np.median(n)) // 64)} steps on {TITLES[d]}"
+        for d, n in sizes.items()
+    ]
     return (
         f"\nA median client of the regression datasets has {' and '.join(parts)} (ten epochs, batch 64, Adam at 1e-4):"
         " these cells may show little beyond how fast outputs come near the targets' mean.\n"

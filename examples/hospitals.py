@@ -44,9 +44,14 @@ def write_tables(folder: Path) -> None:
 def main(folder: Path) -> None:
     write_tables(folder / "sites")
     result = fedekd.run(
-        f"{folder / 'sites'}/", target="diagnosis", methods=["fedekd", "fedavg"], seeds=range(3), rounds=5,
-        out=str(folder / "results"), progress=False,
-    )  # fmt: skip
+        f"{folder / 'sites'}/",
+        target="diagnosis",
+        methods=["fedekd", "fedavg"],
+        seeds=range(3),
+        rounds=5,
+        out=str(folder / "results"),
+        progress=False,
+    )
     frame = result.to_frame()
     print("accuracy alone, and what joining adds to it, in points, mean of three seeds")
     deltas = frame.pivot_table("delta", "id", "method", sort=False)[["fedekd", "fedavg"]] * 100

@@ -39,9 +39,17 @@ def proxy(shape: Sequence[int], outputs: int) -> nn.Module:
 
 def main(folder: Path) -> None:
     result = fedekd.run(
-        "digits", clients=4, alpha=0.3, methods=["fedekd", "fml"], private=private, proxy=proxy, seeds=range(2),
-        rounds=4, out=str(folder), progress=False,
-    )  # fmt: skip
+        "digits",
+        clients=4,
+        alpha=0.3,
+        methods=["fedekd", "fml"],
+        private=private,
+        proxy=proxy,
+        seeds=range(2),
+        rounds=4,
+        out=str(folder),
+        progress=False,
+    )
     frame = result.to_frame()
     frame["model"] = [KINDS[int(client)] for client in frame["id"]]
     print("accuracy in %, mean of two seeds")

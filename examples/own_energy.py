@@ -32,9 +32,16 @@ class LabelEnergy(FedeKD):
 
 def main(folder: Path) -> None:
     result = fedekd.run(
-        "diabetes", clients=4, alpha=0.5, methods=["fedekd", LabelEnergy(), "fedekd-permuted"], seeds=range(3),
-        rounds=6, epochs=2, out=str(folder), progress=False,
-    )  # fmt: skip
+        "diabetes",
+        clients=4,
+        alpha=0.5,
+        methods=["fedekd", LabelEnergy(), "fedekd-permuted"],
+        seeds=range(3),
+        rounds=6,
+        epochs=2,
+        out=str(folder),
+        progress=False,
+    )
     print("change of the RMSE against training alone (negative is better), three seeds")
     for row in result.summary[1:]:
         low, high = row["avg_delta"]["interval"]

@@ -147,10 +147,17 @@ def view(method, task: str, module: nn.Module, weights, x, y, mask=None, **more)
         return known.read(functional_call(module, dict(tree), (x,)))
 
     seen = {
-        "x": x, "y": y, "mask": mask, "outputs": {"private": forward("private", weights)},
-        "weights": {"private": weights}, "rows": torch.arange(len(y)), "uniform": torch.empty(len(y), 0),
-        "counts": torch.tensor([len(y)]), "steps": torch.tensor(1), **more,
-    }  # fmt: skip
+        "x": x,
+        "y": y,
+        "mask": mask,
+        "outputs": {"private": forward("private", weights)},
+        "weights": {"private": weights},
+        "rows": torch.arange(len(y)),
+        "uniform": torch.empty(len(y), 0),
+        "counts": torch.tensor([len(y)]),
+        "steps": torch.tensor(1),
+        **more,
+    }
     return make_batch(method, known, 0.1, seen, forward)
 
 

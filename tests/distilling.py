@@ -66,8 +66,20 @@ def batch_of(y, outputs=None, features=None, received=None, memory=None, rows=No
     ]
     none = torch.zeros(0)
     facts = {
-        "task": Classification(), "x": None, "y": y, "outputs": by_role[0], "features": by_role[1], "weights": {},
-        "received": received or {}, "memory": memory or {}, "gradients": {}, "uniform": none, "counts": none,
-        "rows": torch.arange(len(y)) if rows is None else rows, "lr": 0.1, "steps": none, "mask": mask,
-    }  # fmt: skip
+        "task": Classification(),
+        "x": None,
+        "y": y,
+        "outputs": by_role[0],
+        "features": by_role[1],
+        "weights": {},
+        "received": received or {},
+        "memory": memory or {},
+        "gradients": {},
+        "uniform": none,
+        "counts": none,
+        "rows": torch.arange(len(y)) if rows is None else rows,
+        "lr": 0.1,
+        "steps": none,
+        "mask": mask,
+    }
     return Batch(**{**facts, **other})

@@ -14,10 +14,18 @@ from fedekd.tasks import Task
 def hand_batch(task: Task, y: Tensor, outputs: dict[str, Tensor], **more: Any) -> Batch:
     """What is not given is empty; the one place that knows all the fields of a Batch."""
     given: dict[str, Any] = {
-        "x": None, "features": {}, "weights": {}, "received": {}, "memory": {}, "gradients": {},
-        "uniform": torch.zeros(len(y), 0), "rows": torch.arange(len(y)), "counts": torch.zeros(1), "lr": 0.1,
+        "x": None,
+        "features": {},
+        "weights": {},
+        "received": {},
+        "memory": {},
+        "gradients": {},
+        "uniform": torch.zeros(len(y), 0),
+        "rows": torch.arange(len(y)),
+        "counts": torch.zeros(1),
+        "lr": 0.1,
         "steps": torch.tensor(1),
-    }  # fmt: skip
+    }
     return Batch(task=task, y=y, outputs=outputs, **{**given, **more})
 
 

@@ -55,16 +55,24 @@ READS: dict[str, Callable[[Batch], Tensor]] = {
     "y": lambda b: b.mean(b.y.float() / 3),
     "apply": lambda b: b.mean(per_row(b.apply("private", b.received["private"]))),
     "apply to another": lambda b: b.mean(per_row(b.apply("home", b.weights["home"]))),
-    "gradient": lambda b: 10 * tree_mean(
-        b.gradient("private", b.received["private"], lambda o: b.mean(b.task.loss(o, b.y)))
+    "gradient": lambda b: (
+        10 * tree_mean(b.gradient("private", b.received["private"], lambda o: b.mean(b.task.loss(o, b.y))))
     ),
     "teachers": lambda b: b.steps * 0.0 + 0.25 if b.teachers is None else b.mean(per_row(b.teachers.mean(0))),
-}  # fmt: skip
+}
 
 PLACES = (
-    "train", "remember", "remember a split", "copy", "send", "send a split", "refine", "personal train",
-    "personal remember", "predict",
-)  # fmt: skip
+    "train",
+    "remember",
+    "remember a split",
+    "copy",
+    "send",
+    "send a split",
+    "refine",
+    "personal train",
+    "personal remember",
+    "predict",
+)
 
 
 @dataclass(frozen=True)

@@ -85,9 +85,7 @@ def halves(clients: int = 1) -> Federation:
 
 def one_step(method, lr=0.1, **start: float) -> Serial:
     """One round of one step of SGD on w^2 / 2, each role from its own number; what came before is the global's."""
-    engine = engine_of(
-        halves(), method, private=Number, rounds=1, epochs=1, batch_size=2, lr=lr, optimizer="sgd"
-    )  # fmt: skip
+    engine = engine_of(halves(), method, private=Number, rounds=1, epochs=1, batch_size=2, lr=lr, optimizer="sgd")
     client = engine.clients[0]
     for role, value in start.items():
         torch.nn.init.constant_(client.models[role].w.weight, value)

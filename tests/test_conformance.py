@@ -95,9 +95,12 @@ def _facts(engine, j):
     door = engine.doors[j]
     values = engine.evaluate()[j]
     return {
-        "clients": known, "bytes": [door.bytes_up, door.bytes_down], "trust": engine.trust[j], "values": values,
+        "clients": known,
+        "bytes": [door.bytes_up, door.bytes_down],
+        "trust": engine.trust[j],
+        "values": values,
         "log": sorted(door.log),
-    }  # fmt: skip
+    }
 
 
 def outcome(engine, jobs):
@@ -214,11 +217,26 @@ def test_what_is_read_moves_the_numbers():
 # --- what is done --------------------------------------------------------------------------------------------
 
 DONE = [
-    hostile.Toy(), hostile.Settings(), hostile.Settings("public", "adam"), hostile.Settings("val", "sgd"),
-    hostile.Gradients(), hostile.Heads(), hostile.Heads(True), hostile.Copies(), hostile.Into(), hostile.Each(),
-    hostile.Each(True), hostile.Each(False, True), hostile.Each(True, True), hostile.Aliases(), hostile.Told(),
-    hostile.Seldom(), hostile.Changing(), hostile.Trusting(), hostile.Refined(),
-]  # fmt: skip
+    hostile.Toy(),
+    hostile.Settings(),
+    hostile.Settings("public", "adam"),
+    hostile.Settings("val", "sgd"),
+    hostile.Gradients(),
+    hostile.Heads(),
+    hostile.Heads(True),
+    hostile.Copies(),
+    hostile.Into(),
+    hostile.Each(),
+    hostile.Each(True),
+    hostile.Each(False, True),
+    hostile.Each(True, True),
+    hostile.Aliases(),
+    hostile.Told(),
+    hostile.Seldom(),
+    hostile.Changing(),
+    hostile.Trusting(),
+    hostile.Refined(),
+]
 
 
 @pytest.mark.parametrize("federation", [CLASSES, NUMBERS], ids=["classification", "regression"])
@@ -301,10 +319,21 @@ def test_chance_is_the_engines_own(engine):
 
 MANY = made("classification", clients=4, rows=160)
 SELDOM = [
-    hostile.Toy(), hostile.Gradients(), hostile.Heads(), hostile.Into(), hostile.Each(), hostile.Each(True, True),
-    hostile.Aliases(), hostile.Told(), hostile.Seldom(), hostile.Trusting(), hostile.Refined(),
-    Probe("received by name", "train"), Probe("memory with a default", "predict"), Branch(0.3, "predict"),
-]  # fmt: skip
+    hostile.Toy(),
+    hostile.Gradients(),
+    hostile.Heads(),
+    hostile.Into(),
+    hostile.Each(),
+    hostile.Each(True, True),
+    hostile.Aliases(),
+    hostile.Told(),
+    hostile.Seldom(),
+    hostile.Trusting(),
+    hostile.Refined(),
+    Probe("received by name", "train"),
+    Probe("memory with a default", "predict"),
+    Branch(0.3, "predict"),
+]
 
 
 @pytest.mark.parametrize("method", SELDOM, ids=str)
@@ -336,8 +365,19 @@ def test_memory_that_changes_its_shape_while_some_are_absent():
 
 # --- several jobs in a stack ---------------------------------------------------------------------------------
 
-BENT = ("train", "remember", "remember a split", "copy", "send", "send a split", "combine", "refine", "personal train",
-        "personal remember", "predict")  # fmt: skip
+BENT = (
+    "train",
+    "remember",
+    "remember a split",
+    "copy",
+    "send",
+    "send a split",
+    "combine",
+    "refine",
+    "personal train",
+    "personal remember",
+    "predict",
+)
 
 
 def bent(where, **training):
@@ -479,15 +519,32 @@ def kept_at_sites(pair, refused=None):
 AT_SITES = [
     Probe(what, where, summed="gradients" in what, wide="features" in what)
     for what, where in [
-        ("outputs", "remember a split"), ("features", "train"), ("weights of a role at home", "train"),
-        ("received", "copy"), ("received by name", "predict"), ("memory", "send"), ("gradients", "send a split"),
-        ("uniform", "remember a split"), ("rows", "train"), ("counts", "send"), ("steps", "personal train"),
-        ("gradient", "train"), ("apply", "predict"), ("lr", "copy"), ("y", "refine"), ("teachers", "refine"),
-        ("outputs of another", "train"), ("weights of another", "predict"), ("received of a role at home", "remember"),
-        ("memory that is not there", "send"), ("apply", "send a split"), ("features of another", "train"),
-        ("memory", "refine"), ("gradients of another", "copy"),
+        ("outputs", "remember a split"),
+        ("features", "train"),
+        ("weights of a role at home", "train"),
+        ("received", "copy"),
+        ("received by name", "predict"),
+        ("memory", "send"),
+        ("gradients", "send a split"),
+        ("uniform", "remember a split"),
+        ("rows", "train"),
+        ("counts", "send"),
+        ("steps", "personal train"),
+        ("gradient", "train"),
+        ("apply", "predict"),
+        ("lr", "copy"),
+        ("y", "refine"),
+        ("teachers", "refine"),
+        ("outputs of another", "train"),
+        ("weights of another", "predict"),
+        ("received of a role at home", "remember"),
+        ("memory that is not there", "send"),
+        ("apply", "send a split"),
+        ("features of another", "train"),
+        ("memory", "refine"),
+        ("gradients of another", "copy"),
     ]
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("probe", AT_SITES, ids=called)
@@ -564,11 +621,14 @@ def test_without_noise_and_clip_dp_is_plain_training(tmp_path, method):
 
 
 DP_REFUSES = [
-    (hostile.Settings(), "reads the gradients"), (hostile.Seldom(), "reads the gradients"),
-    (hostile.Each(False, True), "sends what the method calls 'table'"), (hostile.Into(), "leave [dp] out"),
+    (hostile.Settings(), "reads the gradients"),
+    (hostile.Seldom(), "reads the gradients"),
+    (hostile.Each(False, True), "sends what the method calls 'table'"),
+    (hostile.Into(), "leave [dp] out"),
     (hostile.VectorLoss(), "take its mean"),
-    (Probe("outputs of another", "train"), "leave [dp] out"), (Probe("memory that is not there", "train"), "[dp]"),
-]  # fmt: skip
+    (Probe("outputs of another", "train"), "leave [dp] out"),
+    (Probe("memory that is not there", "train"), "[dp]"),
+]
 
 
 @pytest.mark.parametrize(("method", "words"), DP_REFUSES, ids=lambda v: type(v).__name__)

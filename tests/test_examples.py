@@ -25,9 +25,13 @@ def test_every_example_is_run() -> None:
 @pytest.mark.parametrize("name", ENDS_IN)
 def test_an_example_runs(name: str, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), "results"], cwd=tmp_path, capture_output=True, text=True, timeout=300,
+        [sys.executable, str(EXAMPLES / name), "results"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert re.search(ENDS_IN[name], done.stdout), done.stdout
     assert "Warning" not in done.stderr

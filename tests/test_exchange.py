@@ -32,14 +32,36 @@ from fedekd.methods.base import Exchange, Method
 TRAINING = Training(rounds=2, epochs=1, batch_size=32, lr=1e-2)
 KNOWN = methods.known()
 SENDS = {
-    "local": set(), "constant": set(), "fedavg": {"private"}, "fedprox": {"private"}, "feddyn": {"private"},
-    "fedekd": {"proxy"}, "fml": {"proxy"}, "fedtype": {"proxy"}, "fedtype-prox": {"proxy"},
-    "fedavg-tuned": {"private"}, "fedper": {"private"}, "fedrep": {"private"}, "fedbn": {"private"},
-    "fedrod": {"private"}, "knnper": {"private"}, "ditto": {"global"}, "apfl": {"global"}, "pfedme": {"private"},
-    "perfedavg": {"private"}, "scaffold": {"private", "control"}, "moon": {"private"}, "fedavgm": {"private"},
-    "fedadam": {"private"}, "fedmd": {"logits"}, "fedproto": {"prototypes"}, "fedgh": {"prototypes"},
-    "feddf": {"private"}, "fccl": {"logits"}, "pfedhr": {"private"},
-}  # fmt: skip
+    "local": set(),
+    "constant": set(),
+    "fedavg": {"private"},
+    "fedprox": {"private"},
+    "feddyn": {"private"},
+    "fedekd": {"proxy"},
+    "fml": {"proxy"},
+    "fedtype": {"proxy"},
+    "fedtype-prox": {"proxy"},
+    "fedavg-tuned": {"private"},
+    "fedper": {"private"},
+    "fedrep": {"private"},
+    "fedbn": {"private"},
+    "fedrod": {"private"},
+    "knnper": {"private"},
+    "ditto": {"global"},
+    "apfl": {"global"},
+    "pfedme": {"private"},
+    "perfedavg": {"private"},
+    "scaffold": {"private", "control"},
+    "moon": {"private"},
+    "fedavgm": {"private"},
+    "fedadam": {"private"},
+    "fedmd": {"logits"},
+    "fedproto": {"prototypes"},
+    "fedgh": {"prototypes"},
+    "feddf": {"private"},
+    "fccl": {"logits"},
+    "pfedhr": {"private"},
+}
 PROXIED = [name for name, method in KNOWN.items() if "proxy" in method.roles]
 
 
@@ -134,10 +156,15 @@ def test_what_is_personal_never_passes(images, name):
     engine = engine_of(images, methods.get(name), normed, batch_size=8)
     passed = watched(engine)
     kept = {
-        "fedper": ("private", parts.Head()), "fedrep": ("private", parts.Head()), "fedbn": ("private", parts.Norms()),
-        "fedrod": ("personal", None), "ditto": ("private", None), "apfl": ("personal", None),
-        "fedproto": ("private", None), "fedgh": ("private", None),
-    }[name]  # fmt: skip
+        "fedper": ("private", parts.Head()),
+        "fedrep": ("private", parts.Head()),
+        "fedbn": ("private", parts.Norms()),
+        "fedrod": ("personal", None),
+        "ditto": ("private", None),
+        "apfl": ("personal", None),
+        "fedproto": ("private", None),
+        "fedgh": ("private", None),
+    }[name]
     states = []
     for _ in range(TRAINING.rounds):
         for client in engine.clients:
@@ -384,9 +411,13 @@ def test_every_client_gets_the_average(images, weighting):
 
 def test_bytes_are_elements_times_their_size():
     message = {
-        "w": torch.zeros(3, 5), "half": torch.zeros(7, dtype=torch.float16), "n": torch.tensor(1),
-        "double": torch.zeros(2, dtype=torch.float64), "none": torch.zeros(0, 4), "on": torch.tensor([True]),
-    }  # fmt: skip
+        "w": torch.zeros(3, 5),
+        "half": torch.zeros(7, dtype=torch.float16),
+        "n": torch.tensor(1),
+        "double": torch.zeros(2, dtype=torch.float64),
+        "none": torch.zeros(0, 4),
+        "on": torch.tensor([True]),
+    }
     assert size(message) == 15 * 4 + 7 * 2 + 8 + 2 * 8 + 0 + 1
     assert size({"view": torch.zeros(100)[:10], "expanded": torch.zeros(1).expand(6)}) == 64
     door = Door(frozenset({"proxy"}))

@@ -69,10 +69,24 @@ def run(code: str) -> None:
 
 def test_the_core_trains_with_torch_and_numpy_alone():
     modules = (
-        "gate", "conformal", "tasks", "models", "trees", "rng", "exchange", "federation", "settings", "metrics",
-        "runs.store", "runs.results",
-        "methods", "data", "engines", "engines.fused_conv", "engines.schedule",
-    )  # fmt: skip
+        "gate",
+        "conformal",
+        "tasks",
+        "models",
+        "trees",
+        "rng",
+        "exchange",
+        "federation",
+        "settings",
+        "metrics",
+        "runs.store",
+        "runs.results",
+        "methods",
+        "data",
+        "engines",
+        "engines.fused_conv",
+        "engines.schedule",
+    )
     run("\n".join([FORBID, *(f"import fedekd.{name}" for name in modules), TRAIN]))
 
 

@@ -92,9 +92,11 @@ def test_a_mutant_says_where_it_is_and_differs_from_the_file_in_that_place_only(
     source = "def f(a, b):\n    c = a * 2\n    return c - b\n"
     found = mutants.mutants_of("file.py", source)
     assert [str(m) for m in found] == [
-        "file.py:2: c = a * 2 -> c = a / 2", "file.py:2: c = a * 2 -> c = a * 3", "file.py:2: c = a * 2 -> c = a * 1",
+        "file.py:2: c = a * 2 -> c = a / 2",
+        "file.py:2: c = a * 2 -> c = a * 3",
+        "file.py:2: c = a * 2 -> c = a * 1",
         "file.py:3: return c - b -> return c + b",
-    ]  # fmt: skip
+    ]
     assert found[3].source == "def f(a, b):\n    c = a * 2\n    return c + b"
     assert len({m.source for m in found}) == 4
 

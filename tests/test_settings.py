@@ -12,9 +12,10 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from fedekd.data.paper import PAPER
+from fedekd.data.public import as_share
 from fedekd.data.registry import preset
 from fedekd.errors import FedekdError
-from fedekd.settings import DEFAULT_PRESET, Settings, as_share, make_settings, parse_names, parse_seeds, read_toml
+from fedekd.settings import DEFAULT_PRESET, Settings, make_settings, parse_names, parse_seeds, read_toml
 
 
 def one_line(error) -> str:
@@ -37,16 +38,26 @@ def test_presets(dataset):
 
 def test_the_papers_preset():
     assert trained(make_settings({"dataset": "fashionmnist"})) == {
-        "rounds": 5, "epochs": 2, "batch_size": 64, "lr": 1e-4,
-    }  # fmt: skip
+        "rounds": 5,
+        "epochs": 2,
+        "batch_size": 64,
+        "lr": 1e-4,
+    }
 
 
 @pytest.mark.parametrize(
     "dataset",
     [
-        "FashionMNIST", "Fashion-MNIST", "fashion mnist", "CIFAR-10", "CIFAR_10", "cifar10", "DR-Regular", "dr_regular",
+        "FashionMNIST",
+        "Fashion-MNIST",
+        "fashion mnist",
+        "CIFAR-10",
+        "CIFAR_10",
+        "cifar10",
+        "DR-Regular",
+        "dr_regular",
     ],
-)  # fmt: skip
+)
 def test_every_spelling_of_a_dataset_has_its_preset(dataset):
     assert trained(make_settings({"dataset": dataset})) == preset(dataset) == PAPER[0].preset
 
@@ -107,10 +118,32 @@ def test_seeds_in_any_form_are_the_same(seeds):
 @pytest.mark.parametrize(
     "given",
     [
-        "", "a", "1.5", "-1", "1-", "-", "1--2", "1-2-3", "9-0", ",", "0,,1", "0;1", "nan", "0..9", [], [1.5], [-1],
-        True, [None], {}, "٣-", 1.5, "0-999999999999", "0-9,5-99999",
+        "",
+        "a",
+        "1.5",
+        "-1",
+        "1-",
+        "-",
+        "1--2",
+        "1-2-3",
+        "9-0",
+        ",",
+        "0,,1",
+        "0;1",
+        "nan",
+        "0..9",
+        [],
+        [1.5],
+        [-1],
+        True,
+        [None],
+        {},
+        "٣-",
+        1.5,
+        "0-999999999999",
+        "0-9,5-99999",
     ],
-)  # fmt: skip
+)
 def test_garbage_in_place_of_seeds(given):
     with pytest.raises(FedekdError, match="seeds") as error:
         make_settings({"seeds": given})
@@ -217,11 +250,21 @@ def test_unknown_names_are_answered_with_the_nearest(given, hint):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("methods", 5), ("dataset", 5), ("dataset", Path("patients.csv")), ("out", 5), ("out", ""), ("device", 5),
-        ("private", 5), ("proxy", [1]), ("target", ["a"]), ("data", 3.0), ("public", True), ("public", [0.1]),
+        ("methods", 5),
+        ("dataset", 5),
+        ("dataset", Path("patients.csv")),
+        ("out", 5),
+        ("out", ""),
+        ("device", 5),
+        ("private", 5),
+        ("proxy", [1]),
+        ("target", ["a"]),
+        ("data", 3.0),
+        ("public", True),
+        ("public", [0.1]),
         ("parameters", 5),
     ],
-)  # fmt: skip
+)
 def test_values_of_the_wrong_type_cost_one_line(name, value):
     with pytest.raises(FedekdError, match=f"^{name} must") as error:
         make_settings({name: value})

@@ -55,9 +55,18 @@ OF_EVERY_METHOD = ("methods/test_registry.py",)
 
 # Imported once, before any child: what the package and its tests need, but nothing of the package.
 WARM = (
-    "torch", "torch.func", "torch.testing", "torch._dynamo", "numpy", "scipy.stats", "sklearn.datasets",
-    "sklearn.linear_model", "sklearn.cluster", "pandas", "threadpoolctl",
-)  # fmt: skip
+    "torch",
+    "torch.func",
+    "torch.testing",
+    "torch._dynamo",
+    "numpy",
+    "scipy.stats",
+    "sklearn.datasets",
+    "sklearn.linear_model",
+    "sklearn.cluster",
+    "pandas",
+    "threadpoolctl",
+)
 PATIENCE = 5.0  # a child may take this many times what the tests take unchanged, or --patience where that is more
 
 OPERATORS: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
@@ -337,9 +346,12 @@ def _run_tests(root: Path, tests: Sequence[str], mutant: Mutant | None, scratch:
 
     # The same examples for every mutant, and none made smaller: that one fails is enough.
     settings.register_profile(
-        "mutants", derandomize=True, database=None, phases=(Phase.explicit, Phase.generate),
+        "mutants",
+        derandomize=True,
+        database=None,
+        phases=(Phase.explicit, Phase.generate),
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
     settings.load_profile("mutants")
     if mutant is not None:
         planted = _Planted(module_name(mutant.file), str(root / mutant.file), mutant.source)

@@ -138,14 +138,6 @@ def parse_names(given: str | Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(n.strip() if isinstance(n, str) else n for n in names if n))
 
 
-def as_share(public: str) -> float | None:
-    """The share of public rows, where the text is a number and not the name of a file."""
-    try:
-        return float(public)
-    except ValueError:
-        return None
-
-
 def _check(settings: Settings) -> None:
     for name in ("alpha", "lr"):
         value = getattr(settings, name)
@@ -176,6 +168,8 @@ def _check(settings: Settings) -> None:
 
 
 def _check_public(public: str) -> None:
+    from fedekd.data.public import as_share
+
     share = as_share(public)
     if share is None and not (public and Path(public).expanduser().exists()):
         raise FedekdError(f"public must be a share such as 0.1 or a file that is there, got {public!r}")

@@ -400,9 +400,10 @@ def test_every_method_passes_and_costs_what_it_says(digits, diabetes, name, task
 
 def test_what_is_sent_of_public_rows_grows_with_them(digits):
     method = with_steps(
-        train, sends(lambda b: {"o": b.outputs["private"], "n": b.counts}, split="public", roles=("private",)),
+        train,
+        sends(lambda b: {"o": b.outputs["private"], "n": b.counts}, split="public", roles=("private",)),
         public="rows",
-    )  # fmt: skip
+    )
     for share in (0.05, 0.2):
         one = job(federate(digits, clients=3, seed=1, public=share), method)
         engine = Serial(one)

@@ -42,10 +42,18 @@ class Bounded(Method):
 @pytest.mark.parametrize(
     "given",
     [
-        {}, {"free": 0}, {"free": 0.5}, {"above": 1e-300}, {"between": 0.25}, {"between": 0.75}, {"whole": 0},
-        {"free": 1e300}, {"text": ""}, {"on": True},
+        {},
+        {"free": 0},
+        {"free": 0.5},
+        {"above": 1e-300},
+        {"between": 0.25},
+        {"between": 0.75},
+        {"whole": 0},
+        {"free": 1e300},
+        {"text": ""},
+        {"on": True},
     ],
-)  # fmt: skip
+)
 def test_values_within_their_bounds_pass(given):
     Bounded(**given).check("classification")
     Bounded(**given).check("regression")
@@ -54,10 +62,17 @@ def test_values_within_their_bounds_pass(given):
 @pytest.mark.parametrize(
     "given",
     [
-        {"free": -1e-300}, {"free": math.inf}, {"free": math.nan}, {"above": 0}, {"above": -1}, {"between": 0.2499},
-        {"between": 0.7501}, {"between": math.nan}, {"whole": -1},
+        {"free": -1e-300},
+        {"free": math.inf},
+        {"free": math.nan},
+        {"above": 0},
+        {"above": -1},
+        {"between": 0.2499},
+        {"between": 0.7501},
+        {"between": math.nan},
+        {"whole": -1},
     ],
-)  # fmt: skip
+)
 def test_values_past_their_bounds_do_not(given):
     with pytest.raises(FedekdError, match=next(iter(given))):
         Bounded(**given).check("classification")

@@ -24,10 +24,13 @@ def test_the_loss_by_hand():
     """(1 + 9) / 2 - <(3, -1), (1, 2)> + (a / 2) |(1, 2) - (4, 1)|^2 with a = .5"""
     weights = {"u": torch.tensor([1.0], requires_grad=True), "v": torch.tensor([2.0], requires_grad=True)}
     batch = hand_batch(
-        Regression(), torch.zeros(2), {"private": torch.tensor([1.0, 3.0])},
-        weights={"private": weights}, received={"private": {"u": torch.tensor([4.0]), "v": torch.tensor([1.0])}},
+        Regression(),
+        torch.zeros(2),
+        {"private": torch.tensor([1.0, 3.0])},
+        weights={"private": weights},
+        received={"private": {"u": torch.tensor([4.0]), "v": torch.tensor([1.0])}},
         memory={"gradient": {"u": torch.tensor([3.0]), "v": torch.tensor([-1.0])}},
-    )  # fmt: skip
+    )
     method = methods.get("feddyn", a=0.5)
     loss = method.loss(batch)
     assert loss.item() == pytest.approx(5 - (3 - 2) + 0.25 * (9 + 1))

@@ -21,9 +21,14 @@ UNIFORM = torch.tensor([0.9, 0.1, 0.5, 0.3, 0.2, 0.7])
 
 def batch_of(outputs, mask=None):
     return hand_batch(
-        Classification(), Y, outputs, features=FEATURES, memory={"projection": PROJECTION},
-        uniform=UNIFORM[:, None], mask=mask,
-    )  # fmt: skip
+        Classification(),
+        Y,
+        outputs,
+        features=FEATURES,
+        memory={"projection": PROJECTION},
+        uniform=UNIFORM[:, None],
+        mask=mask,
+    )
 
 
 def softmax(z):

@@ -106,9 +106,12 @@ def test_padding_changes_neither_means_nor_losses_under_vmap():
 def test_the_nearest_prototype_among_own_classes_answers():
     prototypes = {"means": torch.tensor([[0.0], [1.0], [2.0], [3.0]]), "exist": torch.tensor([True, True, True, False])}
     batch = batch_of(
-        torch.zeros(3, dtype=torch.long), torch.eye(4)[[3, 3, 3]], torch.tensor([[0.9], [1.9], [3.0]]),
-        {"prototypes": prototypes}, counts=torch.tensor([4, 0, 2, 1]),
-    )  # fmt: skip
+        torch.zeros(3, dtype=torch.long),
+        torch.eye(4)[[3, 3, 3]],
+        torch.tensor([[0.9], [1.9], [3.0]]),
+        {"prototypes": prototypes},
+        counts=torch.tensor([4, 0, 2, 1]),
+    )
     assert METHOD.predict(batch).argmax(-1).tolist() == [3, 3, 3]
     nearest = methods.get("fedproto-nearest")
     assert nearest.predict(batch).argmax(-1).tolist() == [0, 2, 2]

@@ -19,9 +19,12 @@ def test_the_loss_and_its_gradient_by_hand():
     weights = {"w": torch.tensor([1.0, 3.0], requires_grad=True), "b": torch.tensor([2.0], requires_grad=True)}
     received = {"w": torch.tensor([0.0, 1.0]), "b": torch.tensor([-1.0])}
     batch = hand_batch(
-        Regression(), torch.zeros(2), {"private": torch.tensor([1.0, 3.0])},
-        weights={"private": weights}, received={"private": received},
-    )  # fmt: skip
+        Regression(),
+        torch.zeros(2),
+        {"private": torch.tensor([1.0, 3.0])},
+        weights={"private": weights},
+        received={"private": received},
+    )
     loss = methods.get("fedprox", mu=0.5).loss(batch)
     assert loss.item() == pytest.approx(5 + 0.25 * 14)
     w, b = torch.autograd.grad(loss, list(weights.values()))

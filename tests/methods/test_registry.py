@@ -131,11 +131,16 @@ DEFAULTS = {
     "scaffold": {"server_lr": 1.0},
 }
 VARIANTS = {
-    "fedekd-ungated": {"gate": "constant", "weight": 1.0}, "fedekd-half": {"gate": "constant", "weight": 0.5},
-    "fedekd-permuted": {"gate": "permuted"}, "fedtype-nograd": {"gradient": False}, "fedgh-reset": {"rate": 0.0},
-    "fedadam-yogi": {"second": "yogi"}, "apfl-adaptive": {"adaptive": True}, "fedproto-nearest": {"nearest": True},
+    "fedekd-ungated": {"gate": "constant", "weight": 1.0},
+    "fedekd-half": {"gate": "constant", "weight": 0.5},
+    "fedekd-permuted": {"gate": "permuted"},
+    "fedtype-nograd": {"gradient": False},
+    "fedgh-reset": {"rate": 0.0},
+    "fedadam-yogi": {"second": "yogi"},
+    "apfl-adaptive": {"adaptive": True},
+    "fedproto-nearest": {"nearest": True},
     **{f"fedekd-{energy}": {"energy": energy} for energy in ("entropy", "margin", "lse", "feature")},
-}  # fmt: skip
+}
 
 
 def test_every_method_has_its_defaults_pinned():
@@ -182,8 +187,11 @@ def test_what_runs_serially_keeps_rows_or_needs_public_ones():
     assert {name for name, method in KNOWN.items() if not method.stacks} == {"pfedhr"}
     assert {name for name, method in KNOWN.items() if method.keeps_rows} == {"knnper"}
     assert {name: method.public for name, method in KNOWN.items() if method.public} == {
-        "fedmd": "labels", "feddf": "rows", "fccl": "rows", "pfedhr": "labels",
-    }  # fmt: skip
+        "fedmd": "labels",
+        "feddf": "rows",
+        "fccl": "rows",
+        "pfedhr": "labels",
+    }
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -203,10 +211,16 @@ def test_the_defaults_are_the_papers(name):
 @pytest.mark.parametrize(
     ("name", "uniforms", "reads_weights"),
     [
-        ("local", 0, ()), ("fedavg", 0, ()), ("fedprox", 0, ("private",)), ("feddyn", 0, ("private",)), ("fml", 0, ()),
-        ("fedekd", 1, ()), ("fedtype", 2, ()), ("fedtype-prox", 2, ("proxy",)),
+        ("local", 0, ()),
+        ("fedavg", 0, ()),
+        ("fedprox", 0, ("private",)),
+        ("feddyn", 0, ("private",)),
+        ("fml", 0, ()),
+        ("fedekd", 1, ()),
+        ("fedtype", 2, ()),
+        ("fedtype-prox", 2, ("proxy",)),
     ],
-)  # fmt: skip
+)
 def test_what_the_losses_read_is_declared(name, uniforms, reads_weights):
     assert (methods.get(name).uniforms, methods.get(name).reads_weights) == (uniforms, reads_weights)
 
@@ -243,12 +257,18 @@ def test_a_name_that_is_taken_is_refused():
 def test_the_groups_of_the_paper_hold_what_they_always_held():
     groups = {group: set(names) for group, names in methods.groups().items()}
     assert groups["paper"] == {
-        "fedekd", "fedavg", "fedprox", "feddyn", "fedtype", "fedtype-prox", "fml", "local", "constant"
-    }  # fmt: skip
+        "fedekd",
+        "fedavg",
+        "fedprox",
+        "feddyn",
+        "fedtype",
+        "fedtype-prox",
+        "fml",
+        "local",
+        "constant",
+    }
     assert groups["energies"] == {"fedekd", *(f"fedekd-{energy}" for energy in ("entropy", "margin", "lse", "feature"))}
-    assert groups["controls"] == {
-        "fedekd-ungated", "fedekd-half", "fedekd-permuted", "fedtype-nograd", "constant"
-    }  # fmt: skip
+    assert groups["controls"] == {"fedekd-ungated", "fedekd-half", "fedekd-permuted", "fedtype-nograd", "constant"}
 
 
 def test_a_family_is_of_methods_and_all_are_all_of_them():
@@ -519,10 +539,20 @@ def test_a_method_by_its_path_needs_no_registration(own, images):
 @pytest.mark.parametrize(
     "path",
     [
-        "clinic:Nothing", "clinic:", "clinic.more:Plain", "nowhere:Plain", "clinic:number", "collections:OrderedDict",
-        "clinic/own.py:Plain", "os:path", ":Plain", ".clinic:Plain", "clinic:NeedsMore", "torch.nn:Linear",
+        "clinic:Nothing",
+        "clinic:",
+        "clinic.more:Plain",
+        "nowhere:Plain",
+        "clinic:number",
+        "collections:OrderedDict",
+        "clinic/own.py:Plain",
+        "os:path",
+        ":Plain",
+        ".clinic:Plain",
+        "clinic:NeedsMore",
+        "torch.nn:Linear",
     ],
-)  # fmt: skip
+)
 def test_a_path_to_something_else_costs_one_line(path):
     with pytest.raises(FedekdError, match=r"cannot import method|is not a fedekd Method") as error:
         methods.get(path)

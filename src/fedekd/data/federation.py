@@ -1,4 +1,4 @@
-"""A federation: a dataset, its clients' rows, and the input statistics they share."""
+"""Dealing a dataset out to clients: their rows, and the input statistics they share."""
 
 from __future__ import annotations
 

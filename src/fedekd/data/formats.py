@@ -7,6 +7,7 @@ import pickle
 import zipfile
 import zlib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,18 @@ from fedekd.errors import FedekdError
 
 CIFAR_RECORD = 1 + 3 * 32 * 32
 Arrays = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Rows as they stand in a file: any labels, any image layout, sites by name."""
+
+    x: np.ndarray
+    y: np.ndarray
+    site: np.ndarray | None = None
+    task: str = ""
+    """What the file suggests, when its kind says more than the type of ``y``."""
+    columns: tuple[str, ...] = ()
 
 
 class BadFile(FedekdError):

@@ -16,21 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedekd.data import formats
+from fedekd.data import formats, pictures, tables
+from fedekd.data.formats import Raw
 from fedekd.dataset import Dataset, as_float32
 from fedekd.errors import FedekdError, unknown
-
-
-@dataclass(frozen=True)
-class Raw:
-    """Rows as they stand in a file: any labels, any image layout, sites by name."""
-
-    x: np.ndarray
-    y: np.ndarray
-    site: np.ndarray | None = None
-    task: str = ""
-    """What the file suggests, when its kind says more than the type of ``y``."""
-    columns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,8 +46,6 @@ def load_own(
     part_of: Whole | None = None,
 ) -> Dataset:
     """The dataset in the user's file or folder; ``task`` overrides what the targets suggest."""
-    from fedekd.data import pictures, tables
-
     if not path.exists():
         raise FedekdError(f"there is no file or folder {str(path)!r}; check the path, or give a dataset's name")
     files = [path] if path.is_file() else _client_files(path)

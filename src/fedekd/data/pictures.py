@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedekd.data.own import Raw
+from fedekd.data.formats import Raw
 from fedekd.errors import FedekdError
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")

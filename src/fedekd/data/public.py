@@ -15,7 +15,6 @@ from fedekd import rng
 from fedekd.data import formats, own, pictures, tables
 from fedekd.dataset import Dataset
 from fedekd.errors import FedekdError
-from fedekd.settings import as_share
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +28,14 @@ class PublicRows:
     labelled: bool
     """Without labels ``y`` is 0 in these rows."""
     fingerprint: str
+
+
+def as_share(public: str) -> float | None:
+    """The share of public rows, where the text is a number and not the name of a file."""
+    try:
+        return float(public)
+    except ValueError:
+        return None
 
 
 def find_public(

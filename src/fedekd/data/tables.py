@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedekd.data.own import Raw
+from fedekd.data.formats import Raw
 from fedekd.errors import FedekdError, unknown
 
 if TYPE_CHECKING:
