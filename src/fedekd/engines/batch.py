@@ -45,7 +45,9 @@ def make_batch(
 ) -> Batch:
     """``seen`` has everything that differs between clients, so that an engine may map this over a stack of them."""
     explained = {what: ExplainingDict(seen.get(what, {}), what, method.name) for what in WHY}
-    return Batch(task=task, lr=lr, forward=forward, **{"mask": None, "x": None, **seen, **explained})
+    return Batch(
+        task=task, lr=lr, forward=forward, teaching=method.teaching, **{"mask": None, "x": None, **seen, **explained}
+    )
 
 
 def answers_plainly(method: Method) -> bool:

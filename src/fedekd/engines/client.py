@@ -14,7 +14,7 @@ from fedekd import models, parts, rng
 from fedekd.engines import return_checks
 from fedekd.engines.batch import label_counts, make_batch
 from fedekd.engines.client_models import EVALUATION_BATCH, ClientModels
-from fedekd.engines.job import Job, Rows, TrustLog, make_optimizer, precision
+from fedekd.engines.job import Job, Measured, Rows, TrustLog, make_optimizer, precision
 from fedekd.engines.schedule import schedule
 from fedekd.errors import FedekdError
 from fedekd.exchange import Message, exchanges
@@ -297,6 +297,10 @@ class Client(ClientModels):
     def errors(self, split: str = "test") -> Tensor:
         """What it gets wrong, sample by sample of one split."""
         return self.task.errors(*self._answers(split))
+
+    def measure(self) -> Measured:
+        with self.personalised():
+            return Measured.of(self.task, self._answers("test"), self._answers("val"))
 
     def _answers(self, split: str) -> tuple[Tensor, Tensor]:
         rows = self.rows[split]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -75,6 +76,30 @@ class Job:
             for client in self.federation.clients
         ]
         return self.training.of(step).epochs * sum(rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """What one client's answers are worth after a round."""
+
+    value: float  # the task's metric on the test rows
+    val_value: float  # and on the validation rows, NaN where there are none
+    val_loss: float  # the task's mean loss there
+    errors: np.ndarray  # of each test row: see Task.errors
+    val_losses: np.ndarray  # of each validation row
+
+    @classmethod
+    def of(cls, task: Task, test: tuple[Tensor, Tensor], val: tuple[Tensor, Tensor]) -> Measured:
+        """``test`` and ``val``: a model's outputs and the targets."""
+        losses = task.loss(*val).double().cpu().numpy()
+        known = len(losses) > 0
+        return cls(
+            task.score(*test),
+            task.score(*val) if known else math.nan,
+            float(losses.mean()) if known else math.nan,
+            task.errors(*test).cpu().numpy(),
+            losses,
+        )
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ import torch
 
 from fedekd.engines import step_checks
 from fedekd.engines.client import Client
-from fedekd.engines.job import Advance, Job, Rows, trust_of_round
+from fedekd.engines.job import Advance, Job, Measured, Rows, trust_of_round
 from fedekd.engines.schedule import numbered, participants
 from fedekd.engines.server import ServerClient, server_facts
-from fedekd.exchange import Aggregator, Door, answer_of, averaging_weights, exchanges, same_shapes
+from fedekd.exchange import Aggregator, Door, Message, answer_of, averaging_weights, exchanges, same_shapes
 from fedekd.methods.base import Exchange, Train
 from fedekd.trees import moved
 
@@ -40,7 +40,11 @@ class Serial:
                 same_shapes([client.message(name) for client in self.clients], name, job.federation.names)
             if step.target is not None:
                 start[name] = self.clients[0].weights(step.target, step.part)
-        self.server = Aggregator(start, **server_facts(job, self.data))
+        facts = server_facts(job, self.data)
+        self.alone = self.method.twin == "alone"
+        """Whether every client is a federation of its own, with the server of its number."""
+        self.servers = [Aggregator(start, **facts | {"clients": 1}) for _ in self.clients] if self.alone else []
+        self.server = Aggregator(start, **facts)
         self.latest: dict[str, Any] = {}  # by exchange: its last answer to all, for clients that were absent
         self.missed: dict[str, set[int]] = {}  # by exchange: who does not have it
         self.round_number = 0
@@ -75,18 +79,18 @@ class Serial:
             behind -= set(here)
 
     def _exchange(self, step: Exchange, here: Sequence[int]) -> None:
+        if self.alone:
+            for k in here:
+                upload = self.clients[k].upload(step, self.round_number)
+                answer = self._answer(self.servers[k], step, [upload], [k])
+                self.clients[k].receive(step, answer_of(answer, 0, step.each))
+            return
         clients = [self.clients[k] for k in here]
-        sizes = [len(client.rows["train"]) for client in clients]
         messages = []
         for client in clients:
             upload = {n: t.unsqueeze(0) for n, t in client.upload(step, self.round_number).items()}
             messages.append({n: t[0] for n, t in self.door.up(step.name, [client.name], upload).items()})
-        weights = averaging_weights(self.job.training.weighting, sizes)
-        answer = self.server.combine(step, messages, weights, here, self.round_number)
-        if step.refine:
-            server = ServerClient(self.job, self.data)
-            answer = server.refined(step, messages, answer, self.round_number)
-            self.server.sent[step.name] = {n: answer[n] for n in self.server.sent[step.name]}
+        answer = self._answer(self.server, step, messages, here)
         for place, client in enumerate(clients):
             one = answer_of(answer, place, step.each)
             self.door.down(one, 1)
@@ -94,6 +98,15 @@ class Serial:
         if not step.each:
             self.latest[step.name] = answer
             self.missed[step.name] = set(range(len(self.clients))) - set(here)
+
+    def _answer(self, server: Aggregator, step: Exchange, messages: Sequence[Message], here: Sequence[int]) -> Any:
+        sizes = [len(self.clients[k].rows["train"]) for k in here]
+        weights = averaging_weights(self.job.training.weighting, sizes)
+        answer = server.combine(step, messages, weights, here, self.round_number)
+        if step.refine:
+            answer = ServerClient(self.job, self.data).refined(step, messages, answer, self.round_number)
+            server.sent[step.name] = {n: answer[n] for n in server.sent[step.name]}
+        return answer
 
     @contextmanager
     def personalised(self) -> Iterator[None]:
@@ -107,6 +120,10 @@ class Serial:
         """The task's metric per job and client."""
         return [[client.score(split) for client in self.clients]]
 
+    def measure(self) -> list[list[Measured]]:
+        """The same on test and validation rows, with what it is made of."""
+        return [[client.measure() for client in self.clients]]
+
     def clients_of(self, job: int) -> list[Client]:
         return self.clients
 
@@ -115,6 +132,7 @@ class Serial:
             "round": self.round_number,
             "clients": [client.state() for client in self.clients],
             "server": self.server.state(),
+            "servers": [server.state() for server in self.servers],
             "latest": self.latest if any(self.missed.values()) else {},
             "missed": {name: sorted(behind) for name, behind in self.missed.items()},
             "bytes": [self.door.bytes_up, self.door.bytes_down],
@@ -126,6 +144,8 @@ class Serial:
         for client, saved in zip(self.clients, state["clients"], strict=True):
             client.restore(saved)
         self.server.restore(moved(state["server"], device))
+        for server, saved in zip(self.servers, state.get("servers", []), strict=True):
+            server.restore(moved(saved, device))
         self.latest = moved(state["latest"], device)
         self.missed = {name: set(behind) for name, behind in state["missed"].items()}
         self.round_number, self.trust = state["round"], state["trust"]

@@ -11,6 +11,7 @@ from torch import nn
 from fedekd import models
 from fedekd.engines import step_checks
 from fedekd.engines.job import Job
+from fedekd.exchange import exchanges
 from fedekd.methods.base import Copy, Exchange, Remember, Step, Train
 
 
@@ -30,6 +31,7 @@ def signature(job: Job) -> tuple[Any, ...]:
         tuple(method.heads.items()),
         method.reads_weights,
         method.uniforms,
+        method.twin == "alone",
     )
     public = len(job.federation.public)
     return (
@@ -69,6 +71,8 @@ def check(jobs: Sequence[Job]) -> None:
             raise NotStackable(f"{job.method.name} has no model")
         if not job.method.stacks:
             raise NotStackable(f"{job.method.name} cannot be mapped over clients")
+        if job.method.twin == "alone" and any(e.refine for e in exchanges(job.method, job.training.rounds).values()):
+            raise NotStackable(f"{job.method.name} trains a server for each client")
         if signature(job) != signature(first):
             raise NotStackable("jobs differ in data, models, settings or steps")
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,16 +19,19 @@ from fedekd import parts
 from fedekd.engines import return_checks
 from fedekd.engines.client import Client
 from fedekd.engines.groups import MethodGroup, split
-from fedekd.engines.job import SERVER, Advance, Job, Rows, Scale, precision, trust_of_round
+from fedekd.engines.job import SERVER, Advance, Job, Measured, Rows, Scale, precision, trust_of_round
 from fedekd.engines.schedule import numbered, participants
 from fedekd.engines.server import server_facts
 from fedekd.engines.stack import CHUNK, SHRINK_STAGES, Stack, StackMember
 from fedekd.engines.stackable import check
 from fedekd.exchange import Aggregator, Door, answer_of, averaging_weights
 from fedekd.methods.base import Exchange
+from fedekd.tasks import Task
 from fedekd.trees import moved, pick
 
 __all__ = ["CHUNK", "SHRINK_STAGES", "StackMember", "Stacked"]
+
+T = TypeVar("T")
 
 
 class Stacked(Stack):
@@ -44,7 +48,10 @@ class Stacked(Stack):
         super().__init__(jobs, members, advance, **options)
         self.forward.try_mapping()
         self.doors = [Door(frozenset(self.exchanges)) for _ in jobs]
-        self.servers = [self._aggregator(j) for j in range(len(jobs))]
+        self.alone = self.method.twin == "alone"
+        """Whether every member is a federation of its own, with a server of its own."""
+        owners = [member.job for member in self.members] if self.alone else range(len(jobs))
+        self.servers = [self._aggregator(j) for j in owners]
         self.server_stack: Stack | None = None  # the servers, where they train models themselves
         self.latest: dict[str, list[Any]] = {}  # by exchange and job: the last answer to all, for whoever was absent
         self.missed: dict[str, list[int]] = {}  # by exchange: the members that do not have it
@@ -56,7 +63,8 @@ class Stacked(Stack):
         ends = {name: step for name, step in self.exchanges.items() if step.target is not None}
         start = {n: {k: t[first].clone() for k, t in self.part(s.target, s.part).items()} for n, s in ends.items()}
         scale = Scale.of(job.federation, self.device)
-        return Aggregator(start, **server_facts(job, Rows(self.x, scale.targets(self.y), scale)))
+        facts = server_facts(job, Rows(self.x, scale.targets(self.y), scale))
+        return Aggregator(start, **facts | ({"clients": 1} if self.alone else {}))
 
     # --- a round -----------------------------------------------------------------------------------------
 
@@ -97,6 +105,9 @@ class Stacked(Stack):
             self.missed[name] = [i for i in behind if i not in set(here)]
 
     def _exchange(self, index: int, step: Exchange, here: Sequence[int]) -> None:
+        if self.alone:
+            self._exchange_alone(index, step, here)
+            return
         uploads, answers = self._uploads(index, step, here), []
         there = [[i for i in here if self.members[i].job == j] for j in range(len(self.jobs))]
         for j, job in enumerate(self.jobs):
@@ -104,8 +115,7 @@ class Stacked(Stack):
             mine = self.doors[j].up(step.name, names, uploads[j])
             weights = averaging_weights(self.training.weighting, [len(self.members[i].train) for i in there[j]])
             numbers = [self.members[i].client for i in there[j]]
-            exchange = job.method.steps(self.round_number)[index]
-            assert isinstance(exchange, Exchange)
+            exchange = self._of_job(index, job)
             answers.append(self.servers[j].combine(exchange, mine, weights, numbers, self.round_number))
         if step.refine:
             self._refine(index, step, there, answers)
@@ -116,6 +126,25 @@ class Stacked(Stack):
         if not step.each:
             self.latest[step.name] = answers if self.training.participation < 1 else []
             self.missed[step.name] = [i for i in range(len(self.members)) if i not in set(here)]
+
+    def _of_job(self, index: int, job: Job) -> Exchange:
+        step = job.method.steps(self.round_number)[index]
+        assert isinstance(step, Exchange)
+        return step
+
+    def _exchange_alone(self, index: int, step: Exchange, here: Sequence[int]) -> None:
+        """Each member's upload is combined with nobody's, and comes back to it; nothing passes a door."""
+        uploads = self._uploads(index, step, here)
+        for j, job in enumerate(self.jobs):
+            own, exchange = [i for i in here if self.members[i].job == j], self._of_job(index, job)
+            answers: Any = [] if exchange.combine else uploads[j]  # the mean of one is itself
+            for place, i in enumerate(own if exchange.combine else ()):
+                upload = {n: t[place : place + 1] for n, t in uploads[j].items()}
+                number = self.members[i].client
+                answer = self.servers[i].combine(exchange, upload, [1.0], [number], self.round_number)
+                answers.append(answer_of(answer, 0, step.each))
+            if own:
+                self._hand_out(replace(exchange, each=True), own, answers)
 
     def _uploads(self, index: int, step: Exchange, here: Sequence[int]) -> list[dict[str, Tensor]]:
         """By job, what its members that take part send, [members, ...]."""
@@ -220,7 +249,25 @@ class Stacked(Stack):
 
     def evaluate(self, split: str = "test") -> list[list[float]]:
         """The task's metric per job and client."""
-        values: dict[int, float] = {}
+        with precision(self.training.precision, self.device), self.personalised():
+            found = self._answers(split)
+        return self._by_job([self._task(i).score(*pair) for i, pair in sorted(found.items())])
+
+    def measure(self) -> list[list[Measured]]:
+        """The same on test and validation rows, with what it is made of."""
+        with precision(self.training.precision, self.device), self.personalised():
+            test, val = self._answers("test"), self._answers("val")
+        return self._by_job([Measured.of(self._task(i), test[i], val[i]) for i in sorted(test)])
+
+    def _task(self, i: int) -> Task:
+        return self.jobs[self.members[i].job].task
+
+    def _by_job(self, of_members: Sequence[T]) -> list[list[T]]:
+        return [[of_members[i] for i in self.members_of(j)] for j in range(len(self.jobs))]
+
+    def _answers(self, split: str) -> dict[int, tuple[Tensor, Tensor]]:
+        """By member: the method's outputs on a split, and the targets."""
+        answers: dict[int, tuple[Tensor, Tensor]] = {}
 
         def work(group: MethodGroup, indices: list[int]) -> None:
             for start in range(0, len(indices), self.limit):
@@ -228,14 +275,12 @@ class Stacked(Stack):
                 rows = [getattr(self.members[i], split) for i in here]
                 out = self.forward.predictions(group, here, rows)
                 for at, i in enumerate(here):
-                    job = self.jobs[self.members[i].job]
                     raw = self.y[torch.from_numpy(rows[at]).to(self.device)]
-                    y = Scale.of(job.federation, self.device).targets(raw)
-                    values[i] = job.task.score(out[at, : len(rows[at])], y)
+                    y = Scale.of(self.jobs[self.members[i].job].federation, self.device).targets(raw)
+                    answers[i] = out[at, : len(rows[at])], y
 
-        with precision(self.training.precision, self.device), self.personalised():
-            self.by_group(range(len(self.members)), work)
-        return [[values[i] for i in self.members_of(j)] for j in range(len(self.jobs))]
+        self.by_group(range(len(self.members)), work)
+        return answers
 
     def clients_of(self, job: int) -> list[Client]:
         """A job's clients with their models as they are now, one by one; inside ``personalised`` as they answer."""

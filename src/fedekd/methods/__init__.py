@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from fedekd.errors import FedekdError, unknown
 from fedekd.methods.base import Batch, ClientInit, Copy, Exchange, Method, Remember, Step, Train, Uploads
+from fedekd.methods.twins import CONTROLS, twin
 from fedekd.objects import import_object
 
 FAMILIES = {
@@ -86,8 +87,12 @@ def groups() -> dict[str, tuple[str, ...]]:
 def get(name: str, **parameters: Any) -> Method:
     """The method of that name with ``parameters`` in place of its defaults.
 
-    ``name`` may also be ``package.module:Class`` for a method that is not registered.
+    ``name`` may also be ``package.module:Class`` for a method that is not registered, and ``NAME@CONTROL`` for a twin
+    of any method: see ``fedekd.methods.twins``.
     """
+    if "@" in name:
+        plain, _, control = name.rpartition("@")
+        return twin(get(plain, **parameters), control)
     methods = known()
     if name in methods:
         method = methods[name]
@@ -141,6 +146,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "CONTROLS",
     "FAMILIES",
     "Batch",
     "ClientInit",
@@ -155,5 +161,6 @@ __all__ = [
     "groups",
     "known",
     "register",
+    "twin",
     "with_parameters",
 ]

@@ -19,6 +19,7 @@ from fedekd.errors import FedekdError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from fedekd.methods.twins import Teaching
     from fedekd.tasks import Task
 
     Tree = Mapping[str, Tensor]  # a model's trainable weights by name, or anything else that is exchanged
@@ -51,6 +52,7 @@ class Batch:
     steps: Tensor  # how many steps of the optimiser this training takes; elsewhere, how many the last one took
     teachers: Tensor | None = None  # [K, B, ...] outputs of the uploaded models, where the server refines their mean
     mask: Tensor | None = None  # which samples are real, where a batch is padded
+    teaching: Teaching | None = field(default=None, compare=False)  # of a twin: what is taken from its teachers
     forward: Callable[[str, Tree], Tensor] | None = field(default=None, compare=False)
 
     @property
@@ -64,9 +66,17 @@ class Batch:
     def supervised(self, role: str) -> Tensor:
         return self.mean(self.task.loss(self.outputs[role], self.y))
 
-    def distilled(self, student: str, teacher: str) -> Tensor:
-        """Per-sample distance of one role's output from another's, which gets no gradient."""
-        return self.task.distil(student=self.outputs[student], teacher=self.outputs[teacher])
+    def distilled(self, student: str, teacher: str | Tensor) -> Tensor:
+        """Per-sample distance of one role's output from another's, or from other outputs for these rows.
+
+        The teacher gets no gradient.
+        """
+        given = self.outputs[teacher] if isinstance(teacher, str) else teacher
+        return self.task.distil(student=self.outputs[student], teacher=self.lesson(student, given))
+
+    def lesson(self, student: str, outputs: Tensor) -> Tensor:
+        """A teacher's outputs for these rows as a student gets to see them: see ``fedekd.methods.twins``."""
+        return outputs if self.teaching is None else self.teaching(self, student, outputs)
 
     def apply(self, role: str, weights: Tree) -> Tensor:
         """What a role's architecture gives for these rows with other weights."""
@@ -216,6 +226,9 @@ class Method:
     public: ClassVar[str] = ""  # "rows" or "labels": what it needs of public rows
     stacks: ClassVar[bool] = True  # False: its functions cannot be mapped over clients
     keeps_rows: ClassVar[bool] = False  # True: what it answers from holds training rows
+    twin: ClassVar[str] = ""  # this and the next two are a twin's: see fedekd.methods.twins
+    teaching: ClassVar[Teaching | None] = None
+    original: ClassVar[type[Method] | None] = None
 
     def steps(self, round: int) -> tuple[Step, ...]:
         raise NotImplementedError(f"{type(self).__name__} needs steps(self, round)")

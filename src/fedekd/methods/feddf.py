@@ -34,4 +34,4 @@ class FedDF(FedAvg):
     def fuse(self, batch: Batch) -> Tensor:
         """KL(ensemble || student); squared error for a regression."""
         assert batch.teachers is not None
-        return batch.mean(batch.task.distil(student=batch.outputs["private"], teacher=batch.teachers.mean(0)))
+        return batch.mean(batch.distilled("private", batch.teachers.mean(0)))

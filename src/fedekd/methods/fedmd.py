@@ -47,5 +47,6 @@ class FedMD(Method):
 
     def digest(self, batch: Batch) -> Tensor:
         """Mean absolute error, over classes too."""
-        away = (batch.outputs["private"] - batch.received["logits"]["logits"][batch.rows]).abs()
+        agreed = batch.lesson("private", batch.received["logits"]["logits"][batch.rows])
+        away = (batch.outputs["private"] - agreed).abs()
         return batch.mean(away if away.dim() == 1 else away.mean(-1))

@@ -56,8 +56,7 @@ class PFedHR(Method):
             return self.alone(batch)
         assert batch.x is not None
         teacher = reassembly.outputs(batch.received["private"], batch.x)
-        distilled = batch.task.distil(student=batch.outputs["private"], teacher=teacher)
-        return batch.supervised("private") + self.alpha * batch.mean(distilled)
+        return batch.supervised("private") + self.alpha * batch.mean(batch.distilled("private", teacher))
 
     def reassemble(self, uploads: Uploads) -> tuple[list[Tree], Any]:
         assert uploads.public is not None

@@ -1,0 +1,149 @@
+"""The metrics that Δ can be taken in, from what a client's model answered on its test rows. Numpy alone.
+
+Rows are [B, rows, columns]: of a classification the target and the probabilities of the classes, of a regression the
+target and the prediction. A metric that is not defined on them (one class among the test rows) is NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+BINS = 15  # of the calibration error
+
+
+@dataclass(frozen=True)
+class Score:
+    name: str
+    title: str
+    task: str
+    higher_is_better: bool
+    measure: Callable[[np.ndarray], np.ndarray]
+
+    def of(self, rows: np.ndarray) -> float:
+        """On one model's rows, [rows, columns]."""
+        return float(self.measure(rows[None])[0])
+
+
+SCORES: dict[str, Score] = {}
+
+
+def _score(name: str, title: str, task: str, higher: bool) -> Callable[[Callable], Callable]:
+    def enter(measure: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+        SCORES[name] = Score(name, title, task, higher, measure)
+        return measure
+
+    return enter
+
+
+def _target_and_class(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return rows[..., 0].astype(np.int64), rows[..., 1:].argmax(-1)
+
+
+@_score("accuracy", "accuracy", "classification", True)
+def accuracy(rows: np.ndarray) -> np.ndarray:
+    target, given = _target_and_class(rows)
+    return (target == given).mean(1)
+
+
+@_score("balanced_accuracy", "balanced accuracy", "classification", True)
+def balanced_accuracy(rows: np.ndarray) -> np.ndarray:
+    """The mean over the classes among the targets of the share that is found."""
+    target, given = _target_and_class(rows)
+    return _mean_over_classes(target, rows.shape[-1] - 1, lambda own: _ratio((own & (target == given)), own))
+
+
+@_score("macro_f1", "macro F1", "classification", True)
+def macro_f1(rows: np.ndarray) -> np.ndarray:
+    """The mean F1 over the classes among the targets."""
+    target, given = _target_and_class(rows)
+    found = []
+    for k in range(rows.shape[-1] - 1):
+        own, called = target == k, given == k
+        f1 = 2 * (own & called).sum(1) / np.maximum(own.sum(1) + called.sum(1), 1)
+        found.append(np.where(own.any(1), f1, np.nan))
+    return _nanmean(found)
+
+
+@_score("auroc", "AUROC", "classification", True)
+def auroc(rows: np.ndarray) -> np.ndarray:
+    """Each class against the rest, and their mean over the classes that occur; of two classes, of the second."""
+    target, classes = rows[..., 0].astype(np.int64), rows.shape[-1] - 1
+    return _nanmean([_area(rows[..., 1 + k], target == k) for k in ([1] if classes == 2 else range(classes))])
+
+
+@_score("nll", "negative log-likelihood", "classification", False)
+def nll(rows: np.ndarray) -> np.ndarray:
+    return -np.log(np.maximum(_of_the_target(rows), 1e-12)).mean(1)
+
+
+@_score("ece", "calibration error", "classification", False)
+def ece(rows: np.ndarray) -> np.ndarray:
+    """The gap between confidence and accuracy, over BINS equal bins of confidence (Guo et al., 2017)."""
+    target, given = _target_and_class(rows)
+    sure, right = rows[..., 1:].max(-1), (target == given).astype(float)
+    place = np.minimum((sure * BINS).astype(np.int64), BINS - 1)
+    gaps = [np.abs(((right - sure) * (place == k)).sum(1)) for k in range(BINS)]
+    return np.sum(gaps, axis=0) / rows.shape[1]
+
+
+@_score("rmse", "RMSE", "regression", False)
+def rmse(rows: np.ndarray) -> np.ndarray:
+    return np.sqrt(np.square(rows[..., 1] - rows[..., 0]).mean(1))
+
+
+@_score("mae", "MAE", "regression", False)
+def mae(rows: np.ndarray) -> np.ndarray:
+    return np.abs(rows[..., 1] - rows[..., 0]).mean(1)
+
+
+@_score("r2", "R²", "regression", True)
+def r2(rows: np.ndarray) -> np.ndarray:
+    target = rows[..., 0]
+    return 1 - _divided(np.square(rows[..., 1] - target).mean(1), target.var(1))
+
+
+def floor(target: np.ndarray, train: np.ndarray, classes: int) -> np.ndarray:
+    """What a model would answer that knows no inputs: the class shares, or the mean, of the training targets."""
+    if classes > 1:
+        shares = np.bincount(train.astype(np.int64), minlength=classes) / max(len(train), 1)
+        return np.column_stack([target, np.broadcast_to(shares, (len(target), classes))])
+    return np.column_stack([target, np.full(len(target), train.mean() if len(train) else np.nan)])
+
+
+def _of_the_target(rows: np.ndarray) -> np.ndarray:
+    return np.take_along_axis(rows[..., 1:], rows[..., :1].astype(np.int64), -1)[..., 0]
+
+
+def _mean_over_classes(target: np.ndarray, classes: int, of: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    return _nanmean([of(target == k) for k in range(classes)])
+
+
+def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    return _divided(part.sum(1).astype(float), whole.sum(1).astype(float))
+
+
+def _divided(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.divide(a, b, out=np.full(a.shape, np.nan), where=b > 0)
+
+
+def _nanmean(by_class: list[np.ndarray]) -> np.ndarray:
+    values = np.stack(by_class)
+    known = np.isfinite(values)
+    return _divided(np.where(known, values, 0.0).sum(0), known.sum(0).astype(float))
+
+
+def _area(score: np.ndarray, positive: np.ndarray) -> np.ndarray:
+    """The area under the ROC curve by mean ranks; NaN where one side is empty."""
+    found = np.empty(len(score))
+    for k, (s, own) in enumerate(zip(score, positive, strict=True)):
+        ones, zeros = int(own.sum()), int((~own).sum())
+        if not (ones and zeros):
+            found[k] = np.nan
+            continue
+        _, place, counts = np.unique(s, return_inverse=True, return_counts=True)
+        ranks = np.cumsum(counts) - (counts - 1) / 2
+        found[k] = (ranks[place][own].sum() - ones * (ones + 1) / 2) / (ones * zeros)
+    return found

@@ -1,0 +1,220 @@
+"""Δ taken apart: what a client has by a method, how much of it by the recipe and how much by federating, and whether it
+beats the best that the client can do alone.
+
+- ``delta``: with the method minus plain Local, as in the paper.
+- ``recipe``: the method's isolated twin (``METHOD@alone``) minus Local: the same training without exchange.
+- ``federation``: the method minus its twin.
+- ``gain``: the method minus the best alone, which each client chooses from a menu by its validation loss: plain Local,
+  Local with smoothed targets, and the twins of the methods that are shown, each at its best round. The method is taken
+  at its best round too. Plain Local stays where no other is better by more than one standard error, and where fewer
+  than 30 validation rows would choose.
+
+Everything is composed from records; nothing is trained, and no test row takes part in a choice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedekd import metrics, packing, verdicts
+from fedekd.verdicts import Comparison, Verdict
+
+FEW = 30  # validation rows, under which nothing is chosen by them
+PARTS = ("delta", "recipe", "federation", "gain")
+TWIN = "@alone"
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Option:
+    """One way to train, at one of its rounds, for one client."""
+
+    label: str
+    round: int
+    value: float
+    val_loss: float = math.nan
+    val_error: float = math.nan
+    rows: np.ndarray | None = None
+    """Of each test row: 1 where the answer is right, or its error."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClientTransfer:
+    client: str
+    seeds: tuple[int, ...]
+    n_test: int
+    by_seed: tuple[Mapping[str, float], ...]
+    """Those of PARTS that the records allow."""
+    joined: tuple[Option, ...]
+    alone: tuple[Option, ...]
+    verdict: Verdict | None
+    """On ``gain``; None where the records do not hold the test rows."""
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The means over seeds."""
+        known = [part for part in PARTS if all(part in one for one in self.by_seed)]
+        return {part: float(np.mean([one[part] for one in self.by_seed])) for part in known}
+
+
+@dataclass(frozen=True, eq=False)
+class MethodTransfer:
+    """One method on one dataset and alpha, over all its clients and seeds."""
+
+    dataset: str
+    alpha: float | None
+    method: str
+    label: str
+    metric: str
+    clients: tuple[ClientTransfer, ...]
+    menu: tuple[str, ...]
+    summary: Mapping[str, Mapping[str, Any]]
+    """By part: mean, worst and tail over clients, as means over seeds, and the paired interval of the mean."""
+
+    @property
+    def states(self) -> dict[str, int]:
+        found = Counter(c.verdict.state for c in self.clients if c.verdict)
+        return {state: found[state] for state in verdicts.STATES} if found else {}
+
+
+def option(record: Record, position: int, chosen: bool = True) -> Option:
+    """A client's result at its chosen round, or at the last."""
+    client, metric = record["clients"][position], record["metric"]
+    last, rows = int(record["params"]["rounds"]), client.get("rows", {})
+    if chosen and (best := client.get("chosen")):
+        at, value, which = best["round"], best["value"], "chosen"
+        loss, error = best.get("val_loss", math.nan), best.get("val_error", math.nan)
+    else:
+        at, value, which = last, client["value"], "last"
+        loss, error = client.get("val_loss", math.nan), client.get("val_error", math.nan)
+    packed = rows.get(which, rows.get("last"))
+    known = None if packed is None else packing.unpack(packed, client["n_test"], metric)
+    return Option(record["label"], at, value, loss, error, known)
+
+
+def best_alone(options: Sequence[Option], n_val: int) -> Option:
+    """By validation loss, with one standard error towards the first, which is plain Local."""
+    plain = options[0]
+    known = [one for one in options if math.isfinite(one.val_loss)]
+    if n_val < FEW or not known or not math.isfinite(plain.val_loss):
+        return plain
+    best = min(known, key=lambda one: one.val_loss)
+    slack = best.val_error if math.isfinite(best.val_error) else 0.0
+    return plain if plain.val_loss <= best.val_loss + slack else best
+
+
+def is_menu(method: str) -> bool:
+    """Whether a client could do this by itself."""
+    return method == "local" or method.startswith("local-smooth") or method.endswith(TWIN)
+
+
+def twin_label(record: Record) -> str:
+    """What the isolated twin of a run is called."""
+    return str(record["label"]).replace(record["method"], record["method"] + TWIN, 1)
+
+
+def analyse(records: Sequence[Record], level: float = verdicts.LEVEL) -> list[MethodTransfer]:
+    """Every method of these records that needs a federation, taken apart.
+
+    Holm's method is over what one table shows: all methods and clients of one dataset, alpha and settings.
+    """
+    tables: dict[tuple[Any, ...], dict[str, dict[int, Record]]] = {}
+    for record in records:
+        table = (record["dataset"], record["alpha"], *metrics.shared_settings(record))
+        tables.setdefault(table, {}).setdefault(record["label"], {})[record["seed"]] = record
+    return [method for table in tables.values() for method in _table(table, level)]
+
+
+def _table(runs: Mapping[str, Mapping[int, Record]], level: float) -> list[MethodTransfer]:
+    """``runs`` by label and seed."""
+    method = {label: next(iter(some.values()))["method"] for label, some in runs.items()}
+    shown = [label for label in runs if "@" not in method[label] and not is_menu(method[label])]
+    plain = [label for label in runs if method[label] == "local"]
+    smooth = [label for label in runs if is_menu(method[label]) and "@" not in method[label] and label not in plain]
+    twins = {label: twin_label(next(iter(runs[label].values()))) for label in shown}
+    menu = (*plain[:1], *smooth, *(twin for twin in twins.values() if twin in runs))
+    units = [(label, unit) for label in shown for unit in _units(runs, label, twins[label], menu)]
+    compared = [unit.comparison for _, unit in units if unit.comparison is not None]
+    judged = iter(verdicts.judge(compared, level))
+    clients: dict[str, list[ClientTransfer]] = {label: [] for label in shown}
+    for label, unit in units:
+        clients[label].append(unit.transfer(next(judged) if unit.comparison is not None else None))
+    return [_method(runs[label], tuple(clients[label]), menu) for label in shown]
+
+
+@dataclass(frozen=True, eq=False)
+class _Unit:
+    """A client on the seeds in which it is one and the same client: all of them where the split was held fixed."""
+
+    client: str
+    seeds: tuple[int, ...]
+    n_test: int
+    parts: tuple[Mapping[str, float], ...]  # by seed
+    joined: tuple[Option, ...]
+    alone: tuple[Option, ...]
+    metric: str
+
+    @property
+    def comparison(self) -> Comparison | None:
+        rows = [[one.rows for one in some] for some in (self.joined, self.alone)]
+        if any(r is None for some in rows for r in some):
+            return None
+        right = self.metric == "accuracy"
+        joined, alone = (np.stack([r for r in some if r is not None]) for some in rows)
+        return Comparison(joined, alone, verdicts.share if right else verdicts.root_mean_square, right)
+
+    def transfer(self, verdict: Verdict | None) -> ClientTransfer:
+        return ClientTransfer(self.client, self.seeds, self.n_test, self.parts, self.joined, self.alone, verdict)
+
+
+def _units(runs: Mapping[str, Mapping[int, Record]], label: str, twin: str, menu: Sequence[str]) -> Iterator[_Unit]:
+    same: dict[Any, list[int]] = {}
+    for seed, record in runs[label].items():
+        same.setdefault(record["partition"]["fingerprint"], []).append(seed)
+    for seeds in same.values():
+        first = runs[label][seeds[0]]
+        for position, client in enumerate(first["clients"]):
+            parts, joined, alone = [], [], []
+            for seed in seeds:
+                own, other = runs[label][seed], runs.get(twin, {}).get(seed)
+                there = [runs[name][seed] for name in menu if seed in runs[name]]
+                joined.append(option(own, position))
+                row = own["clients"][position]
+                best = Option("local", int(own["params"]["rounds"]), row["local"])
+                if there and there[0]["method"] == "local":
+                    best = best_alone([option(one, position) for one in there], row["n_val"])
+                alone.append(best)
+                found = {"delta": row["delta"], "gain": joined[-1].value - best.value}
+                if other is not None:
+                    value = other["clients"][position]["value"]
+                    found |= {"recipe": value - row["local"], "federation": row["value"] - value}
+                parts.append(found)
+            yield _Unit(
+                client["id"], tuple(seeds), client["n_test"], tuple(parts), tuple(joined), tuple(alone), first["metric"]
+            )
+
+
+def _method(runs: Mapping[int, Record], clients: tuple[ClientTransfer, ...], menu: tuple[str, ...]) -> MethodTransfer:
+    first = next(iter(runs.values()))
+    summary = {part: found for part in PARTS if (found := _summary(clients, part, first["metric"] == "accuracy"))}
+    dataset, alpha, method, label, metric = (first[name] for name in ("dataset", "alpha", "method", "label", "metric"))
+    return MethodTransfer(dataset, alpha, method, label, metric, clients, menu, summary)
+
+
+def _summary(clients: Sequence[ClientTransfer], part: str, higher_is_better: bool) -> dict[str, Any]:
+    by_seed: dict[int, list[float]] = {}
+    for client in clients:
+        for seed, found in zip(client.seeds, client.by_seed, strict=True):
+            if part not in found:
+                return {}
+            by_seed.setdefault(seed, []).append(found[part])
+    each = [metrics.summarise(values, [0.0] * len(values), higher_is_better) for values in by_seed.values()]
+    names = {"mean": "avg_delta", "worst": "worst_delta", "tail": "tail_delta"}
+    summary: dict[str, Any] = {ours: float(np.mean([one[theirs] for one in each])) for ours, theirs in names.items()}
+    return {**summary, "interval": metrics.paired_interval([one["avg_delta"] for one in each])}

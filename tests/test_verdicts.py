@@ -1,0 +1,176 @@
+"""Verdicts: no more false alarms than promised, and the same as textbook tests where there are any."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedekd import verdicts
+from fedekd.scores import SCORES
+from fedekd.verdicts import Comparison, agresti_min, holm, judge, mcnemar, root_mean_square
+
+FEDERATIONS, CLIENTS = 400, 6
+
+
+def discordant(rng, rows: int, rate: float, better: float = 0.5) -> Comparison:
+    """Two models of 80 % that disagree in a share of rows; ``better`` of those are right with the federation alone."""
+    alone = (rng.random(rows) < 0.8).astype(float)
+    joined, differ, won = alone.copy(), rng.random(rows) < rate, rng.random(rows) < better
+    joined[differ], alone[differ] = won[differ], ~won[differ]
+    return Comparison(joined[None], alone[None])
+
+
+def alarms(make, federations: int = FEDERATIONS) -> float:
+    """The share of federations in which any client is called helped or harmed."""
+    return np.mean([any(v.state in ("helped", "harmed") for v in judge(make())) for _ in range(federations)])
+
+
+def at_most(rate: float, share: float, federations: int = FEDERATIONS) -> bool:
+    """Whether a share that is seen is what a true rate may show (99.9 %)."""
+    return share <= stats.binom.ppf(0.999, federations, rate) / federations
+
+
+@pytest.mark.parametrize("rows", [30, 100, 1000])
+@pytest.mark.parametrize("rate", [0.01, 0.05, 0.2])
+def test_false_alarms_over_all_clients(rows, rate):
+    rng = np.random.default_rng(rows)
+    share = alarms(lambda: [discordant(rng, rows, rate) for _ in range(CLIENTS)])
+    assert at_most(0.05, share), f"{share:.1%} false alarms"
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_false_alarms_over_seeds(seeds, monkeypatch):
+    """Training seeds that differ by chance, on rows that stay."""
+    monkeypatch.setattr(verdicts, "DRAWS", 200)
+    rng = np.random.default_rng(seeds)
+
+    def client():
+        ease = rng.normal(1.0, 1.0, 100)
+        runs = [[(ease + rng.normal(0, 0.2) + rng.normal(0, 0.5, 100) > 0) for _ in range(seeds)] for _ in "ab"]
+        return Comparison(np.array(runs[0], float), np.array(runs[1], float))
+
+    assert at_most(0.05, alarms(lambda: [client() for _ in range(CLIENTS)], 200), 200)
+
+
+@pytest.mark.parametrize("rows", [30, 100])
+def test_false_alarms_of_errors(rows, monkeypatch):
+    """Heavy tails, and a swap test of few draws."""
+    monkeypatch.setattr(verdicts, "DRAWS", 400)
+    rng = np.random.default_rng(rows)
+
+    def client():
+        shared = rng.standard_t(3, rows)
+        a, b = (shared + 0.5 * rng.standard_t(3, rows) for _ in "ab")
+        return Comparison(a[None], b[None], root_mean_square, higher_is_better=False)
+
+    assert at_most(0.05, alarms(lambda: [client() for _ in range(CLIENTS)], 200), 200)
+
+
+def test_false_alarms_of_grouped_rows(monkeypatch):
+    """Five scans of each patient that are right or wrong together: as independent rows they would cry wolf."""
+    monkeypatch.setattr(verdicts, "DRAWS", 200)
+    rng = np.random.default_rng(5)
+
+    def client(grouped: bool):
+        one = discordant(rng, 40, 0.3)
+        joined, alone = (np.repeat(a, 5, axis=1) for a in (one.joined, one.alone))
+        return Comparison(joined, alone, groups=np.repeat(np.arange(40), 5) if grouped else None)
+
+    assert at_most(0.05, alarms(lambda: [client(True) for _ in range(3)], 80), 80)
+    assert alarms(lambda: [client(False) for _ in range(3)], 80) > 0.3
+
+
+@pytest.mark.parametrize(("rows", "gain", "least"), [(100, 0.3, 0.8), (1000, 0.06, 0.8)])
+def test_what_is_clear_is_seen(rows, gain, least):
+    """Power: differences a little above what is said to be detectable."""
+    rng = np.random.default_rng(1)
+    rate = gain + 0.05
+    better = (1 + gain / rate) / 2
+    found = [judge([discordant(rng, rows, rate, better) for _ in range(CLIENTS)]) for _ in range(50)]
+    flat = [v for some in found for v in some]
+    assert np.mean([v.state == "helped" for v in flat]) > least
+    assert np.median([v.detectable for v in flat]) < gain
+
+
+def test_mcnemar_by_hand():
+    assert mcnemar(0, 0) == mcnemar(7, 7) == 1.0
+    assert mcnemar(5, 0) == pytest.approx(0.5**5)
+    assert mcnemar(1, 9) == mcnemar(9, 1)
+    exact = stats.binomtest(3, 15).pvalue
+    assert mcnemar(3, 12) == pytest.approx(exact - stats.binom.pmf(3, 15, 0.5))
+
+
+def test_holm_by_hand():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([]) == []
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+def test_the_swap_test_is_mcnemars_on_single_rows():
+    """A group for each row asks for the swap test, whose mid-p value McNemar's is in closed form."""
+    rng = np.random.default_rng(2)
+    one = discordant(rng, 60, 0.3, 0.8)
+    grouped = Comparison(one.joined, one.alone, groups=np.arange(60))
+    exact, drawn = judge([one])[0], judge([grouped])[0]
+    assert drawn.difference == exact.difference
+    assert drawn.p == pytest.approx(exact.p, abs=0.02)
+    assert drawn.low == pytest.approx(exact.low, abs=0.04)
+
+
+def test_equal_models_are_equivalent_where_rows_suffice():
+    rows = np.ones((1, 500))
+    few, many = judge([Comparison(rows[:, :30], rows[:, :30])])[0], judge([Comparison(rows, rows)])[0]
+    assert (few.state, many.state) == ("undecided", "equivalent")
+    assert few.difference == 0.0
+    assert few.detectable > few.margin > 0
+    assert few.rows_needed > 30
+
+
+def test_the_sign_of_an_error_is_the_other_way():
+    rng = np.random.default_rng(3)
+    large, small = (s * rng.normal(size=(1, 80)) for s in (3.0, 1.0))
+    verdict = judge([Comparison(small, large, root_mean_square, higher_is_better=False)])[0]
+    assert verdict.state == "helped"
+    assert verdict.difference < 0
+    assert verdict.high < 0
+    assert judge([Comparison(large, small, root_mean_square, higher_is_better=False)])[0].state == "harmed"
+
+
+def test_what_cannot_be_said_is_undecided():
+    few = judge([Comparison(np.ones((1, 4)), np.zeros((1, 4)))])[0]
+    assert (few.state, few.reason) == ("undecided", "only 4 test rows")
+    one_class = np.column_stack([np.zeros(40), np.full((40, 2), 0.5)])[None]
+    score = SCORES["auroc"]
+    undefined = judge([Comparison(one_class, one_class, score.measure)])[0]
+    assert (undefined.state, undefined.reason) == ("undecided", "the metric is not defined on these test rows")
+
+
+def test_any_metric_can_be_judged():
+    rng = np.random.default_rng(4)
+    target = rng.integers(0, 2, 120)
+    sharp, blunt = (np.clip(0.5 + s * (target - 0.5) + rng.normal(0, 0.3, 120), 0.01, 0.99) for s in (1.0, 0.1))
+    rows = [np.column_stack([target, 1 - p, p])[None] for p in (sharp, blunt)]
+    score = SCORES["auroc"]
+    verdict = judge([Comparison(*rows, score.measure, score.higher_is_better)])[0]
+    assert verdict.state == "helped"
+    assert verdict.low < verdict.difference < verdict.high
+    assert verdict == judge([Comparison(*rows, score.measure, score.higher_is_better)])[0], "drawn from a fixed seed"
+
+
+def test_more_comparisons_make_each_harder():
+    rng = np.random.default_rng(6)
+    one = discordant(rng, 60, 0.2, 0.95)
+    alone, among = judge([one])[0], judge([one, *(discordant(rng, 60, 0.1) for _ in range(99))])[0]
+    assert alone.state == "helped"
+    assert among.p > alone.p
+    assert among.detectable > alone.detectable
+    assert (among.low, among.high) == (alone.low, alone.high)
+
+
+def test_the_interval_keeps_a_width_where_no_row_changes():
+    low, high = agresti_min(0, 0, 50)
+    assert low == -high < 0
+    assert math.isclose(high, 1.96 / 52, rel_tol=1e-3)
