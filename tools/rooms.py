@@ -32,7 +32,7 @@ class Block(NamedTuple):
 
 
 FLOORS: tuple[tuple[Block, ...], ...] = (  # from the ground up
-    (Block("tools", "used everywhere", ("errors", "rng", "files", "objects", "units")),),
+    (Block("tools", "used everywhere", ("errors", "rng", "files", "objects", "validation", "units")),),
     (
         Block(
             "core",

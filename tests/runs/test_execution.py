@@ -34,6 +34,7 @@ from tiny import tiny_private, tiny_proxy
 
 KEYS = """dataset alpha seed method params task metric clients avg_delta worst_delta tail_delta mean worst
 bytes_up bytes_down seconds partition versions""".split()  # noqa: SIM905
+CLIENT = ("id", "n_train", "n_val", "n_test", "local", "value", "delta")
 SMALL = {"clients": 3, "alpha": 0.5, "rounds": 2, "epochs": 1, "batch_size": 16, "private": tiny_private}
 SMALL |= {"proxy": tiny_proxy, "lr": 1e-3}
 
@@ -54,7 +55,7 @@ def test_a_record_has_every_promised_key(digits, tmp_path):
     for record in map(json.loads, lines):
         assert set(KEYS) <= set(record)
         for client in record["clients"]:
-            assert set(client) == {"id", "n_train", "n_val", "n_test", "local", "value", "delta"}
+            assert set(client) == {*CLIENT, "val", "val_loss", "val_error", "chosen", "curve", "rows"}
             assert client["delta"] == client["value"] - client["local"]
     local, fedekd_, fedavg = result.records
     assert all(c["delta"] == 0 for c in local["clients"])
@@ -323,7 +324,7 @@ def test_a_checkpoint_of_the_other_engine_is_started_anew(digits, tmp_path):
         else:
             cut = run(make_settings({**given, "out": str(tmp_path / "cut")}), notes, digits)
         assert notes.lines == ["fedekd: starts anew, since its checkpoint is of another version or engine"]
-    assert list(map(numbers, cut.records)) == list(map(numbers, whole.records))
+    assert numbers(cut.records[1]) == numbers(whole.records[1])  # Local was trained by the other engine
 
 
 def flat(shape, outputs, width):

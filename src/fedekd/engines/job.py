@@ -88,6 +88,12 @@ class Measured:
     errors: np.ndarray  # of each test row: see Task.errors
     val_losses: np.ndarray  # of each validation row
 
+    @property
+    def val_error(self) -> float:
+        """The standard error of ``val_loss``; NaN with fewer than two rows."""
+        rows = len(self.val_losses)
+        return float(self.val_losses.std(ddof=1)) / rows**0.5 if rows > 1 else math.nan
+
     @classmethod
     def of(cls, task: Task, test: tuple[Tensor, Tensor], val: tuple[Tensor, Tensor]) -> Measured:
         """``test`` and ``val``: a model's outputs and the targets."""

@@ -21,6 +21,7 @@ from fedekd.engines.stackable import NotStackable, signature
 from fedekd.engines.stacked import Stacked
 from fedekd.errors import FedekdError
 from fedekd.runs import details, saved_models
+from fedekd.runs.history import History
 from fedekd.runs.observers import ClientTrained, Note, Observer, RoundMeasured, RunFinished, RunsPlanned, RunStarted
 from fedekd.runs.plan import PlannedRun, RunSpec, left_out, plan, width
 from fedekd.runs.records import RECORD_VERSION
@@ -31,8 +32,6 @@ from fedekd.settings import Settings
 CHECKPOINT_FORMAT = 3
 STACK_CHECKPOINTS = 60.0  # seconds at least between checkpoints of a stack, which may hold gigabytes
 MODELS = 540  # in one stack: enough to fill a GPU, few enough that records come steadily
-
-Values = list[list[float]]
 
 
 @dataclass(frozen=True)
@@ -46,19 +45,6 @@ class Artifacts:
     def of(cls, settings: Settings) -> Artifacts:
         seeds = {"first": settings.seeds[:1], "all": settings.seeds, "none": ()}[settings.models]
         return cls(True, frozenset(seeds))
-
-
-@dataclass
-class History:
-    """What runs that train together have gone through so far; it survives an interruption with their engine."""
-
-    seconds: float
-    curves: list[Values]  # by run, round and client
-    exchange: list[list[dict[str, int]]]  # by run and round
-
-    @classmethod
-    def fresh(cls, runs: int) -> History:
-        return cls(0.0, [[] for _ in range(runs)], [[] for _ in range(runs)])
 
 
 @dataclass(frozen=True)
@@ -235,18 +221,21 @@ def train_together(
             exchanged.append({"up": door.bytes_up - up, "down": door.bytes_down - down})
         if worker.round_number == rounds:
             break
+        history.add(worker.round_number, worker.measure())
         if artifacts.details:
-            _measured(observer, runs, worker, worker.evaluate(), history)
+            _tell(observer, runs, worker, history)
         if len(runs) == 1 or time.perf_counter() - saved_at > STACK_CHECKPOINTS:
             saved_at = time.perf_counter()
             so_far = replace(history, seconds=history.seconds + saved_at - began)
             store.save(key, {"format": CHECKPOINT_FORMAT, "engine": worker.state(), "story": vars(so_far)})
     with worker.personalised():  # once, for the record, the details and the models
-        values = worker.evaluate()
-        _measured(observer, runs, worker, values, history)
+        history.add(rounds, worker.measure())
+        _tell(observer, runs, worker, history)
         seconds = history.seconds + time.perf_counter() - began
-        for j, (r, own, door) in enumerate(zip(runs, values, worker.doors, strict=True)):
-            alone = own if r.key == r.local_key else [client["value"] for client in known[r.local_key]["clients"]]
+        for j, (r, door) in enumerate(zip(runs, worker.doors, strict=True)):
+            own = history.clients(j, r.job)
+            values = [client["value"] for client in own]
+            alone = values if r.key == r.local_key else [client["value"] for client in known[r.local_key]["clients"]]
             record = make_record(r, own, alone, door.bytes_up, door.bytes_down, seconds / len(runs), worker.trust[j])
             if artifacts.details:
                 clients = worker.clients_of(j)
@@ -294,16 +283,9 @@ def _leave(store: Store, observer: Observer, record: Record, found: details.Deta
         observer.observe(Note(f"{record['label']}: the run is kept, but not all it leaves: {error}"))
 
 
-def _measured(
-    observer: Observer,
-    runs: Sequence[PlannedRun],
-    worker: Serial | Stacked,
-    values: list[list[float]],
-    history: History,
-) -> None:
-    for r, own, curve, trust in zip(runs, values, history.curves, worker.trust, strict=True):
-        curve.append(own)
-        names, now = r.job.federation.names, worker.round_number
+def _tell(observer: Observer, runs: Sequence[PlannedRun], worker: Serial | Stacked, history: History) -> None:
+    for r, curve, trust in zip(runs, history.curves, worker.trust, strict=True):
+        names, now, own = r.job.federation.names, worker.round_number, curve[-1]
         seen = trust[-1]["clients"] if trust and trust[-1]["round"] == now else None
         by_name = dict(zip(names, seen, strict=True)) if seen else None
         observer.observe(RoundMeasured(r.label, r.seed, now, dict(zip(names, own, strict=True)), by_name))
@@ -316,14 +298,16 @@ def stack_key(runs: Sequence[PlannedRun]) -> str:
 
 def make_record(
     run: PlannedRun,
-    values: list[float],
+    own: Sequence[dict[str, Any]],
     local: list[float],
     bytes_up: int,
     bytes_down: int,
     seconds: float,
     trust: list[Any],
 ) -> Record:
+    """``own``: each client's numbers with the method, ``local``: its metric with Local."""
     federation, task = run.job.federation, run.job.task
+    values = [client["value"] for client in own]
     clients = [
         {
             "id": name,
@@ -331,10 +315,11 @@ def make_record(
             "n_val": len(split.val),
             "n_test": len(split.test),
             "local": alone,
-            "value": value,
-            "delta": value - alone,
+            "value": client["value"],
+            "delta": client["value"] - alone,
+            **client,
         }
-        for name, split, alone, value in zip(federation.names, federation.clients, local, values, strict=True)
+        for name, split, alone, client in zip(federation.names, federation.clients, local, own, strict=True)
     ]
     record = {
         "version": RECORD_VERSION,

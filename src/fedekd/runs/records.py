@@ -14,8 +14,37 @@ from fedekd.validation import Finite, Invalid, Some, validator
 RECORD_VERSION: Final = 2
 
 
+class ChosenRound(TypedDict):
+    """A client at the round of its lowest validation loss."""
+
+    round: int
+    value: float
+    val: float
+    val_loss: float
+    val_error: float | None
+
+
+class ClientCurve(TypedDict):
+    """By round, to six digits."""
+
+    value: list[float]
+    val: list[float]
+    val_loss: list[float]
+
+
+class TestRows(TypedDict):
+    """Which test rows were right, or what they were off by: see ``runs.packing``."""
+
+    last: str
+    chosen: NotRequired[str]
+    """Where that is not the last round."""
+
+
 class ClientRow(TypedDict):
-    """One client's numbers. A method that diverges may leave NaN among the last three."""
+    """One client's numbers. A method that diverges may leave NaN among ``local``, ``value`` and ``delta``.
+
+    What is of validation rows is missing where a client has none.
+    """
 
     id: str
     n_train: int
@@ -24,6 +53,13 @@ class ClientRow(TypedDict):
     local: float
     value: float
     delta: float
+    val: NotRequired[float]
+    val_loss: NotRequired[float]
+    val_error: NotRequired[float | None]
+    """The standard error of ``val_loss``, None of a single row."""
+    chosen: NotRequired[ChosenRound]
+    curve: NotRequired[ClientCurve]
+    rows: NotRequired[TestRows]
 
 
 class TrustRow(TypedDict):

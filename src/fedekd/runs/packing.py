@@ -10,9 +10,9 @@ import numpy as np
 from fedekd.errors import FedekdError
 
 
-def pack(errors: np.ndarray, metric: str) -> str:
-    """``errors`` as ``Task.errors`` gives them: 0 where a class is right, or the error in the target's units."""
-    raw = np.packbits(errors == 0) if metric == "accuracy" else errors.astype("<f4")
+def pack(errors: np.ndarray) -> str:
+    """``errors`` as ``Task.errors`` gives them: integers, 0 where a class is right, or errors in the target's units."""
+    raw = np.packbits(errors == 0) if errors.dtype.kind in "iub" else errors.astype("<f4")
     return base64.b64encode(raw.tobytes()).decode()
 
 

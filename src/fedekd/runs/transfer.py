@@ -22,13 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from fedekd import metrics, packing, verdicts
+from fedekd import metrics, verdicts
+from fedekd.runs import packing
+from fedekd.runs.aggregate import shared_settings
+from fedekd.runs.records import Record
 from fedekd.verdicts import Comparison, Verdict
 
 FEW = 30  # validation rows, under which nothing is chosen by them
 PARTS = ("delta", "recipe", "federation", "gain")
 TWIN = "@alone"
-Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +41,7 @@ class Option:
     round: int
     value: float
     val_loss: float = math.nan
-    val_error: float = math.nan
+    val_error: float | None = None
     rows: np.ndarray | None = None
     """Of each test row: 1 where the answer is right, or its error."""
 
@@ -86,15 +88,17 @@ class MethodTransfer:
 def option(record: Record, position: int, chosen: bool = True) -> Option:
     """A client's result at its chosen round, or at the last."""
     client, metric = record["clients"][position], record["metric"]
-    last, rows = int(record["params"]["rounds"]), client.get("rows", {})
+    last, rows = record["params"]["rounds"], client.get("rows")
     if chosen and (best := client.get("chosen")):
         at, value, which = best["round"], best["value"], "chosen"
-        loss, error = best.get("val_loss", math.nan), best.get("val_error", math.nan)
+        loss, error = best["val_loss"], best["val_error"]
     else:
         at, value, which = last, client["value"], "last"
-        loss, error = client.get("val_loss", math.nan), client.get("val_error", math.nan)
-    packed = rows.get(which, rows.get("last"))
-    known = None if packed is None else packing.unpack(packed, client["n_test"], metric)
+        loss, error = client.get("val_loss", math.nan), client.get("val_error")
+    known = None
+    if rows:
+        packed = rows.get("chosen", rows["last"]) if which == "chosen" else rows["last"]
+        known = packing.unpack(packed, client["n_test"], metric)
     return Option(record["label"], at, value, loss, error, known)
 
 
@@ -105,8 +109,7 @@ def best_alone(options: Sequence[Option], n_val: int) -> Option:
     if n_val < FEW or not known or not math.isfinite(plain.val_loss):
         return plain
     best = min(known, key=lambda one: one.val_loss)
-    slack = best.val_error if math.isfinite(best.val_error) else 0.0
-    return plain if plain.val_loss <= best.val_loss + slack else best
+    return plain if plain.val_loss <= best.val_loss + (best.val_error or 0.0) else best
 
 
 def is_menu(method: str) -> bool:
@@ -126,7 +129,7 @@ def analyse(records: Sequence[Record], level: float = verdicts.LEVEL) -> list[Me
     """
     tables: dict[tuple[Any, ...], dict[str, dict[int, Record]]] = {}
     for record in records:
-        table = (record["dataset"], record["alpha"], *metrics.shared_settings(record))
+        table = (record["dataset"], record["alpha"], *shared_settings(record))
         tables.setdefault(table, {}).setdefault(record["label"], {})[record["seed"]] = record
     return [method for table in tables.values() for method in _table(table, level)]
 
@@ -203,8 +206,9 @@ def _units(runs: Mapping[str, Mapping[int, Record]], label: str, twin: str, menu
 def _method(runs: Mapping[int, Record], clients: tuple[ClientTransfer, ...], menu: tuple[str, ...]) -> MethodTransfer:
     first = next(iter(runs.values()))
     summary = {part: found for part in PARTS if (found := _summary(clients, part, first["metric"] == "accuracy"))}
-    dataset, alpha, method, label, metric = (first[name] for name in ("dataset", "alpha", "method", "label", "metric"))
-    return MethodTransfer(dataset, alpha, method, label, metric, clients, menu, summary)
+    return MethodTransfer(
+        first["dataset"], first["alpha"], first["method"], first["label"], first["metric"], clients, menu, summary
+    )
 
 
 def _summary(clients: Sequence[ClientTransfer], part: str, higher_is_better: bool) -> dict[str, Any]:
@@ -215,6 +219,9 @@ def _summary(clients: Sequence[ClientTransfer], part: str, higher_is_better: boo
                 return {}
             by_seed.setdefault(seed, []).append(found[part])
     each = [metrics.summarise(values, [0.0] * len(values), higher_is_better) for values in by_seed.values()]
-    names = {"mean": "avg_delta", "worst": "worst_delta", "tail": "tail_delta"}
-    summary: dict[str, Any] = {ours: float(np.mean([one[theirs] for one in each])) for ours, theirs in names.items()}
-    return {**summary, "interval": metrics.paired_interval([one["avg_delta"] for one in each])}
+    return {
+        "mean": float(np.mean([one["avg_delta"] for one in each])),
+        "worst": float(np.mean([one["worst_delta"] for one in each])),
+        "tail": float(np.mean([one["tail_delta"] for one in each])),
+        "interval": metrics.paired_interval([one["avg_delta"] for one in each]),
+    }
