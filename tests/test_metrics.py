@@ -160,6 +160,12 @@ def test_runs_with_other_public_rows_are_not_averaged():
     assert [row["seeds"] for row in rows] == [[0], [1, 2], [3]]
 
 
+def test_runs_with_other_fractions_of_the_rows_are_not_averaged():
+    fractions = [{}, {"fraction": 0.1}, {"fraction": 0.1}, {"fraction": 0.03}]
+    rows = aggregate([record(seed=s, partition=how) for s, how in enumerate(fractions)])
+    assert [row["seeds"] for row in rows] == [[0], [1, 2], [3]]
+
+
 def test_the_interval_of_a_client_covers_its_true_difference_of_accuracy():
     draw, held = np.random.default_rng(0), 0
     for _ in range(2000):  # alone wrong on 30 %, with the method on 20 %, and the two agree more often than not

@@ -82,7 +82,7 @@ def shared_settings(record: Mapping[str, Any]) -> tuple[Any, ...]:
     public = partition.get("public", {})
     return (
         *(params.get(name) for name in SHARED),
-        *(partition.get(name) for name in ("kind", "clients")),
+        *(partition.get(name) for name in ("kind", "clients", "fraction")),
         *(public.get(name) for name in ("share", "file")),
     )
 

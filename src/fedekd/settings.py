@@ -50,6 +50,7 @@ class Settings:
     weighting: str = _help("average uniformly or by training samples", "uniform")
     participation: float = _help("share of the clients that take part in a round, drawn anew each round", 1.0)
     partition: str = _help("auto, dirichlet, iid or sites", "auto")
+    fraction: float = _help("share of every client's training and validation rows to keep; all test rows stay", 1.0)
     device: str = _help("cpu, cuda or auto", "cpu")
     precision: str = _help("fp32, tf32 or bf16", "fp32")
     engine: str = _help("auto (stacked on a GPU), serial or stacked", "auto")
@@ -147,9 +148,10 @@ def _check(settings: Settings) -> None:
         value = getattr(settings, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < low:
             raise FedekdError(f"{name} must be a whole number >= {low}, got {value!r}")
-    share = settings.participation
-    if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 < share <= 1:
-        raise FedekdError(f"participation must be a number > 0 and <= 1, got {share!r}")
+    for name in ("participation", "fraction"):
+        share = getattr(settings, name)
+        if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 < share <= 1:
+            raise FedekdError(f"{name} must be a number > 0 and <= 1, got {share!r}")
     if settings.public is not None:
         _check_public(settings.public)
     for name, choices in CHOICES.items():

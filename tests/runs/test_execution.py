@@ -438,6 +438,14 @@ def test_participation_reaches_the_training(digits, monkeypatch):
     assert [run.job.training.participation for run in runs] == [0.5] * len(runs)
 
 
+def test_a_fraction_is_another_run_and_all_of_the_rows_the_same(digits):
+    def keys(**given):
+        return [run.key for run in plan(make_settings({**SMALL, "dataset": "digits", **given}), digits)]
+
+    assert keys() == keys(fraction=1) == keys(fraction=1.0)
+    assert not set(keys()) & set(keys(fraction=0.5))
+
+
 def test_public_rows_are_set_aside_for_every_method(digits, tmp_path):
     given = {**SMALL, "dataset": "digits", "seeds": "0-1"}
     np.savez(tmp_path / "open.npz", x=digits.x[:5])

@@ -7,6 +7,7 @@ import pytest
 from fedekd.errors import FedekdError
 from fedekd.runs.plan import choose_methods
 from fedekd.studies import load_study, presets
+from fedekd.studies.cells import make_cells
 
 REGRESSION = ("retinamnist", "dr_regular")
 
@@ -56,6 +57,14 @@ def test_a_file_of_plain_settings_is_a_study(tmp_path):
     assert (settings.dataset, settings.batch_size) == ("diabetes", 7)
 
 
+def test_fractions_are_cells_of_their_own_with_the_same_test_rows(tmp_path):
+    text = "[[block]]\nfraction = 0.1\n[[block]]\nfraction = 0.5\n[[block]]"
+    cells = make_cells(study(tmp_path, text).grid)
+    few, half, whole = (cell.federation().clients[0] for cell in cells)
+    assert len(few.train) < len(half.train) < len(whole.train)
+    assert few.test.tolist() == half.test.tolist() == whole.test.tolist()
+
+
 def test_public_rows_and_participation_are_settings_of_a_block(tmp_path):
     text = "[[block]]\npublic = 0.1\nparticipation = 0.5\n[[block]]\npublic = '0.2'\n[[block]]\nalpha = 1"
     grid = study(tmp_path, text).grid
@@ -99,6 +108,7 @@ def test_only_keeps_a_part():
         ("alpha = [0.1, 'x']", "alpha must be a number"),
         ("public = 2", "public must be a share > 0 and < 1"),
         ("participation = 0", "participation must be"),
+        ("fraction = 2", "fraction must be"),
     ],
 )
 def test_mistakes_in_a_file(tmp_path, text, complaint):

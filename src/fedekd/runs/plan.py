@@ -64,7 +64,7 @@ def plan(settings: Settings, dataset: Dataset | None = None) -> list[Run]:
         federation = federate(
             dataset,
             clients=settings.clients, alpha=settings.alpha, seed=seed, partition=settings.partition, clusters=clusters,
-            public=public,
+            public=public, fraction=settings.fraction,
         )  # fmt: skip
         runs += runs_on(federation, settings, seed, checksum)
     return runs

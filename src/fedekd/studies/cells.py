@@ -18,7 +18,7 @@ from fedekd.runs.plan import Run, fingerprint, runs_on
 from fedekd.settings import Settings
 
 SOURCE = ("dataset", "data", "target", "task", "clients_from", "public")
-FEDERATION = ("clients", "alpha", "partition", "engine", "device")
+FEDERATION = ("clients", "alpha", "partition", "fraction", "engine", "device")
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class Cell:
         return federate(
             dataset,
             clients=first.clients, alpha=first.alpha, seed=self.seed, partition=first.partition, clusters=self.clusters,
-            public=public,
+            public=public, fraction=first.fraction,
         )  # fmt: skip
 
     def runs(self, federation: Federation | None = None) -> list[Run]:
