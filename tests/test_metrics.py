@@ -166,6 +166,18 @@ def test_runs_with_other_fractions_of_the_rows_are_not_averaged():
     assert [row["seeds"] for row in rows] == [[0], [1, 2], [3]]
 
 
+def test_runs_on_one_split_are_not_averaged_with_those_on_a_split_each():
+    splits = [
+        {"seed": 0},
+        {"seed": 1},
+        {"seed": 0, "fixed": True},
+        {"seed": 0, "fixed": True},
+        {"seed": 1, "fixed": True},
+    ]
+    rows = aggregate([record(seed=s, partition=how) for s, how in enumerate(splits)])
+    assert [row["seeds"] for row in rows] == [[0, 1], [2, 3], [4]]
+
+
 def test_the_interval_of_a_client_covers_its_true_difference_of_accuracy():
     draw, held = np.random.default_rng(0), 0
     for _ in range(2000):  # alone wrong on 30 %, with the method on 20 %, and the two agree more often than not

@@ -83,6 +83,7 @@ def shared_settings(record: Mapping[str, Any]) -> tuple[Any, ...]:
     return (
         *(params.get(name) for name in SHARED),
         *(partition.get(name) for name in ("kind", "clients", "fraction")),
+        partition.get("seed") if partition.get("fixed") else None,
         *(public.get(name) for name in ("share", "file")),
     )
 

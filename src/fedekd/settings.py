@@ -42,6 +42,7 @@ class Settings:
     alpha: float = _help("Dirichlet concentration; smaller is more heterogeneous", 0.1)
     clients: int = _help("number of simulated clients", 6)
     seeds: tuple[int, ...] = _help("such as 0, 0-9 or 0,3,5", (0,))
+    split_seed: int | None = _help("of the clients and their rows, the same for all seeds (default: each seed its own)")
     rounds: int | None = _help("communication rounds")
     epochs: int | None = _help("local epochs per round")
     batch_size: int | None = _help("samples per batch")
@@ -64,6 +65,10 @@ class Settings:
     parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by method
     models: str = _help("keep the trained models of the first seed, of all or of none", "first")
     out: str = _help("folder for the results", "fedekd-results")
+
+    def seed_of_split(self, seed: int) -> int:
+        """The seed that deals out the rows for the run with this training seed."""
+        return seed if self.split_seed is None else self.split_seed
 
 
 def make_settings(given: Mapping[str, Any]) -> Settings:
@@ -148,6 +153,9 @@ def _check(settings: Settings) -> None:
         value = getattr(settings, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < low:
             raise FedekdError(f"{name} must be a whole number >= {low}, got {value!r}")
+    split = settings.split_seed
+    if split is not None and (not isinstance(split, int) or isinstance(split, bool) or split < 0):
+        raise FedekdError(f"split_seed must be a whole number >= 0, got {split!r}")
     for name in ("participation", "fraction"):
         share = getattr(settings, name)
         if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 < share <= 1:

@@ -446,6 +446,34 @@ def test_a_fraction_is_another_run_and_all_of_the_rows_the_same(digits):
     assert not set(keys()) & set(keys(fraction=0.5))
 
 
+@pytest.mark.parametrize("name", ["digits", "diabetes"])
+def test_a_split_seed_gives_all_seeds_the_same_rows_and_other_weights(name, tmp_path):
+    given = {**SMALL, "dataset": name, "seeds": "3-4", "methods": "fedavg", "alpha": 1.0}
+    fixed = plan(make_settings({**given, "split_seed": 3}))
+    apart = plan(make_settings(given))
+    rows = [[part.tolist() for own in run.job.federation.clients for part in vars(own).values()] for run in fixed]
+    assert all(one == rows[0] for one in rows)
+    assert [run.job.seed for run in fixed] == [3, 3, 4, 4]
+    assert not {run.key for run in fixed} & {run.key for run in apart}
+    assert len({run.key for run in fixed}) == 4
+    assert {run.job.federation.partition["seed"] for run in fixed} == {3}
+    assert [run.job.federation.partition.get("fixed") for run in apart] == [None] * 4
+    same = fixed[0].job.federation.partition["fingerprint"]
+    assert [run.job.federation.partition["fingerprint"] == same for run in apart] == [True, True, False, False]
+
+    if name == "digits":
+        first, second = (Serial(run.job).clients[0].weights("private") for run in (fixed[0], fixed[2]))
+        assert not any(torch.equal(first[n], second[n]) for n in first)
+
+
+def test_seeds_on_one_split_are_recorded_as_such(digits, tmp_path):
+    records = small(digits, tmp_path, seeds="0-1", methods="fedavg", split_seed=5).records
+    assert [(r["seed"], r["partition"]["seed"], r["partition"]["fixed"]) for r in records] == [
+        (0, 5, True), (0, 5, True), (1, 5, True), (1, 5, True),
+    ]  # fmt: skip
+    assert len(fedekd.load(tmp_path).summary) == 2
+
+
 def test_public_rows_are_set_aside_for_every_method(digits, tmp_path):
     given = {**SMALL, "dataset": "digits", "seeds": "0-1"}
     np.savez(tmp_path / "open.npz", x=digits.x[:5])

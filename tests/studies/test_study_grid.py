@@ -9,6 +9,7 @@ from fedekd.runs.plan import choose_methods
 from fedekd.studies import load_study, presets
 from fedekd.studies.cells import make_cells
 
+SPLITS = 'dataset = "diabetes"\nseeds = "0-1"\n[[block]]\nsplit_seed = 2\n[[block]]\nseeds = 2'
 REGRESSION = ("retinamnist", "dr_regular")
 
 
@@ -63,6 +64,14 @@ def test_fractions_are_cells_of_their_own_with_the_same_test_rows(tmp_path):
     few, half, whole = (cell.federation().clients[0] for cell in cells)
     assert len(few.train) < len(half.train) < len(whole.train)
     assert few.test.tolist() == half.test.tolist() == whole.test.tolist()
+
+
+def test_a_split_seed_holds_in_a_study_for_all_of_its_seeds(tmp_path):
+    first, second, other = (cell.federation().partition for cell in make_cells(study(tmp_path, SPLITS).grid))
+    assert first == second
+    assert first["fixed"]
+    assert first["fingerprint"] == other["fingerprint"]
+    assert "fixed" not in other
 
 
 def test_public_rows_and_participation_are_settings_of_a_block(tmp_path):

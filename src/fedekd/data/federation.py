@@ -33,6 +33,7 @@ def federate(
     clusters: np.ndarray | None = None,
     public: float | PublicRows | None = None,
     fraction: float = 1.0,
+    fixed: bool = False,
 ) -> Federation:
     """Deal a dataset's rows out to clients and cut each client's into train, validation and test.
 
@@ -41,8 +42,9 @@ def federate(
     for the K-means clusters of a regression's rows when they are known already. ``public`` is a share of the rows,
     which is set aside before the rest is dealt out, or the rows of a file: see ``find_public``. ``fraction`` is the
     share of each client's training and validation rows that is kept, at least one to train on; the test rows all stay,
-    and a smaller fraction's rows lie within a larger one's. Missing values become the median of their column over all
-    clients' training rows, so ``Federation.dataset`` is then a copy.
+    and a smaller fraction's rows lie within a larger one's. ``fixed`` says that runs of several training seeds share
+    these rows, so that their records are kept apart from those of runs that have rows of their own. Missing values
+    become the median of their column over all clients' training rows, so ``Federation.dataset`` is then a copy.
     """
     if partition not in KINDS:
         raise unknown("partition", partition, KINDS)
@@ -82,6 +84,8 @@ def federate(
         how["public"] = {"file": public.fingerprint, "labelled": public.labelled, "rows": len(shared)}
     elif public is not None:
         how["public"] = {"share": float(public), "rows": len(shared)}
+    if fixed:
+        how["fixed"] = True
     if fraction < 1:
         how["fraction"] = fraction
     labelled = public.labelled if isinstance(public, PublicRows) else True

@@ -59,12 +59,13 @@ def plan(settings: Settings, dataset: Dataset | None = None) -> list[Run]:
     checksum, clusters, runs = fingerprint(dataset), None, list[Run]()
     public = find_public(settings.public, dataset, target=settings.target, clients_from=settings.clients_from)
     for seed in settings.seeds:
+        split = settings.seed_of_split(seed)
         if named and by_clusters(dataset, settings.partition):
-            clusters = clusters_for(dataset, checksum, seed, data_folder(settings.data))
+            clusters = clusters_for(dataset, checksum, split, data_folder(settings.data))
         federation = federate(
             dataset,
-            clients=settings.clients, alpha=settings.alpha, seed=seed, partition=settings.partition, clusters=clusters,
-            public=public, fraction=settings.fraction,
+            clients=settings.clients, alpha=settings.alpha, seed=split, partition=settings.partition, clusters=clusters,
+            public=public, fraction=settings.fraction, fixed=settings.split_seed is not None,
         )  # fmt: skip
         runs += runs_on(federation, settings, seed, checksum)
     return runs

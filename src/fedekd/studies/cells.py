@@ -18,7 +18,7 @@ from fedekd.runs.plan import Run, fingerprint, runs_on
 from fedekd.settings import Settings
 
 SOURCE = ("dataset", "data", "target", "task", "clients_from", "public")
-FEDERATION = ("clients", "alpha", "partition", "fraction", "engine", "device")
+FEDERATION = ("clients", "alpha", "partition", "fraction", "split_seed", "engine", "device")
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,19 +41,24 @@ class Cell:
     def name(self) -> str:
         return repr((*self.source, *_values(self.first, FEDERATION), self.seed))
 
+    @property
+    def split(self) -> int:
+        """The seed of the federation."""
+        return self.first.seed_of_split(self.seed)
+
     def prepared(self) -> Cell:
         """The same with its clusters, so that whoever runs it needs neither scikit-learn nor the time."""
         dataset, checksum, _ = loaded(*self.source)
         if not by_clusters(dataset, self.first.partition):
             return self
-        return replace(self, clusters=clusters_for(dataset, checksum, self.seed, data_folder(self.first.data)))
+        return replace(self, clusters=clusters_for(dataset, checksum, self.split, data_folder(self.first.data)))
 
     def federation(self) -> Federation:
         first, (dataset, _, public) = self.first, loaded(*self.source)
         return federate(
             dataset,
-            clients=first.clients, alpha=first.alpha, seed=self.seed, partition=first.partition, clusters=self.clusters,
-            public=public, fraction=first.fraction,
+            clients=first.clients, alpha=first.alpha, seed=self.split, partition=first.partition,
+            clusters=self.clusters, public=public, fraction=first.fraction, fixed=first.split_seed is not None,
         )  # fmt: skip
 
     def runs(self, federation: Federation | None = None) -> list[Run]:

@@ -134,7 +134,8 @@ def _settings(material: Material) -> Block:
         "Data": {
             "dataset": first["dataset"], "task": first["task"], "metric": material.unit.name,
             "split": partition.get("kind", ""), "alpha": "" if first["alpha"] is None else f"{first['alpha']:g}",
-            "fraction": partition.get("fraction"), "public": _public(partition.get("public")),
+            "split seed": partition["seed"] if partition.get("fixed") else None, "fraction": partition.get("fraction"),
+            "public": _public(partition.get("public")),
             "clients": len(first["clients"]), "seeds": ", ".join(map(str, material.seeds)),
         },
         "Training": shared,
