@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedekd.metrics import aggregate, harmed, over_seeds, paired_interval, sample_interval, summarise
+from fedekd.settings import NEWER
 
 FLOATS = st.floats(-100, 100)
 
@@ -149,9 +150,10 @@ def test_a_seed_counts_once_in_a_row():
 
 
 def test_runs_from_before_a_setting_stand_with_those_at_its_default():
-    params = [{}, {"participation": 1.0}, {"participation": 0.5}]
-    rows = aggregate([record(seed=seed, params=given) for seed, given in enumerate(params)])
-    assert [row["seeds"] for row in rows] == [[0, 1], [2]]
+    for name, other in {"participation": 0.5, "weight_decay": 0.01}.items():
+        params = [{}, {name: NEWER[name]}, {name: other}]
+        rows = aggregate([record(seed=seed, params=given) for seed, given in enumerate(params)])
+        assert [row["seeds"] for row in rows] == [[0, 1], [2]]
 
 
 def test_runs_with_other_public_rows_are_not_averaged():

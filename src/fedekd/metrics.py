@@ -9,7 +9,7 @@ import numpy as np
 
 from fedekd.settings import NEWER
 
-SHARED = ("rounds", "epochs", "batch_size", "lr", "optimizer", "weighting", "precision", "participation")
+SHARED = ("rounds", "epochs", "batch_size", "lr", "optimizer", "weighting", "precision", *NEWER)
 FEW = 5  # test samples, below which an interval says nothing
 
 

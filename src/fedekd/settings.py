@@ -14,7 +14,8 @@ from fedekd.errors import FedekdError, unknown
 
 DEFAULT_PRESET = {"rounds": 10, "epochs": 2, "batch_size": 32, "lr": 1e-3}
 MOST_SEEDS = 10_000
-NEWER = {"participation": 1.0}  # training settings that older records and run keys lack, and what those were run with
+NEWER = {"participation": 1.0, "weight_decay": 0.0}
+"""Training settings that older records and run keys lack, and what those were run with."""
 SHORTCUTS = ("beta", "lambda_kd", "energy")  # parameters that every gated method takes
 CHOICES = {
     "partition": ("auto", "dirichlet", "iid", "sites"),
@@ -48,6 +49,7 @@ class Settings:
     batch_size: int | None = _help("samples per batch")
     lr: float | None = _help("learning rate")
     optimizer: str = _help("adam, sgd or momentum (sgd with momentum 0.9), fresh each round", "adam")
+    weight_decay: float = _help("decay of the weights in every step; with adam apart from the gradient (AdamW)", 0.0)
     weighting: str = _help("average uniformly or by training samples", "uniform")
     participation: float = _help("share of the clients that take part in a round, drawn anew each round", 1.0)
     partition: str = _help("auto, dirichlet, iid or sites", "auto")
@@ -149,6 +151,9 @@ def _check(settings: Settings) -> None:
         value = getattr(settings, name)
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not (0 < value < math.inf):
             raise FedekdError(f"{name} must be a number > 0, got {value!r}")
+    decay = settings.weight_decay
+    if not isinstance(decay, (int, float)) or isinstance(decay, bool) or not 0 <= decay < math.inf:
+        raise FedekdError(f"weight_decay must be a number >= 0, got {decay!r}")
     for name, low in (("clients", 2), ("rounds", 1), ("epochs", 1), ("batch_size", 1)):
         value = getattr(settings, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < low:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -21,15 +21,14 @@ from torch import nn
 import fedekd
 from fedekd import methods
 from fedekd.data import federate
-from fedekd.engines.job import Training
 from fedekd.engines.serial import Serial
 from fedekd.errors import FedekdError
 from fedekd.export.facts import read_facts
 from fedekd.export.predict import predict
 from fedekd.runs.execution import execute
 from fedekd.runs.observers import Nobody
-from fedekd.runs.plan import choose_methods, left_out, plan, run_key
-from fedekd.settings import make_settings
+from fedekd.runs.plan import choose_methods, left_out, plan
+from fedekd.settings import NEWER, make_settings
 from tiny import tiny_private, tiny_proxy
 
 KEYS = """dataset alpha seed method params task metric clients avg_delta worst_delta tail_delta mean worst
@@ -417,25 +416,19 @@ def test_the_keys_of_kept_runs_stay_as_they_are():
     assert keys == {"local": "7381b9176187ea4e", "fedekd": "bb142a62dd7f6c39", "fedavg": "d9bc41805ae25ae2"}
 
 
-@dataclass(frozen=True)
-class Partly(Training):
-    participation: float = 1.0
+NEWER_VALUES = {"participation": (1, 0.5, 0.25), "weight_decay": (0, 0.01, 0.1)}
 
 
-def test_participation_counts_in_a_key_only_where_not_all_take_part(digits):
-    (run, *_) = plan(make_settings({**SMALL, "dataset": "digits", "methods": "local"}), digits)
-    keys = [
-        run_key(replace(run.job, training=Partly(**{**asdict(run.job.training), "participation": share})), "data")
-        for share in (1.0, 1, 0.5, 0.25)
-    ]
-    assert keys[0] == keys[1] == run_key(run.job, "data")
-    assert len(set(keys)) == 3
+@pytest.mark.parametrize("name", NEWER)
+def test_a_newer_setting_counts_in_a_key_only_where_it_is_not_at_its_default(digits, name):
+    def keys(**given):
+        runs = plan(make_settings({**SMALL, "dataset": "digits", "methods": "local", **given}), digits)
+        assert all(getattr(run.job.training, key) == value for run in runs for key, value in given.items())
+        return [run.key for run in runs]
 
-
-def test_participation_reaches_the_training(digits, monkeypatch):
-    monkeypatch.setattr("fedekd.runs.plan.Training", Partly)
-    runs = plan(make_settings({**SMALL, "dataset": "digits", "participation": 0.5}), digits)
-    assert [run.job.training.participation for run in runs] == [0.5] * len(runs)
+    default, *others = NEWER_VALUES[name]
+    assert keys() == keys(**{name: default})
+    assert len({*keys(), *(key for value in others for key in keys(**{name: value}))}) == 1 + len(others)
 
 
 def test_a_fraction_is_another_run_and_all_of_the_rows_the_same(digits):

@@ -19,7 +19,7 @@ from fedekd import parts
 from fedekd.engines import return_checks
 from fedekd.engines.cuda_graphs import capturing
 from fedekd.engines.groups import Find, MethodGroup, mapped
-from fedekd.engines.job import MOMENTUM
+from fedekd.engines.job import make_optimizer
 from fedekd.engines.schedule import Schedule, schedule
 from fedekd.methods.base import Batch, Method, Train
 from fedekd.trees import pick
@@ -103,20 +103,16 @@ class Chunk:
     def _optimizer(self, leaves: dict[str, dict[str, Tensor]], active: int) -> torch.optim.Optimizer:
         """It works on views of the first weights and moments, which `load` has set to zero; `train` sets its step."""
         device, every = self.engine.device, [w for tree in leaves.values() for w in tree.values()]
-        if self.training.optimizer != "adam":
-            momentum = MOMENTUM[self.training.optimizer]
-            sgd = torch.optim.SGD(every, lr=self.training.lr, momentum=momentum, fused=True)
-            if momentum:
-                for role, tree in leaves.items():
-                    for n, w in tree.items():
-                        sgd.state[w] = {"momentum_buffer": self.moment[role][n][:active]}
-            return sgd
-        adam = torch.optim.Adam(every, lr=self.training.lr, fused=True, capturable=device.type == "cuda")
-        for role, tree in leaves.items():
-            for n, w in tree.items():
-                moments = {"exp_avg": self.moment[role][n][:active], "exp_avg_sq": self.square[role][n][:active]}
-                adam.state[w] = {"step": torch.zeros((), device=device), **moments}
-        return adam
+        made = make_optimizer(self.training, every, capturable=device.type == "cuda")
+        for role, tree in self.moment.items():
+            for n, moment in tree.items():
+                state = made.state[leaves[role][n]]
+                if self.square:
+                    state["step"] = torch.zeros((), device=device)
+                    state["exp_avg"], state["exp_avg_sq"] = moment[:active], self.square[role][n][:active]
+                else:
+                    state["momentum_buffer"] = moment[:active]
+        return made
 
     # --- a round -----------------------------------------------------------------------------------------
 

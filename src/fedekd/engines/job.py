@@ -40,6 +40,7 @@ class Training:
     device: str = "cpu"
     precision: str = "fp32"
     participation: float = 1.0
+    weight_decay: float = 0.0
 
     def of(self, step: Train) -> Training:
         """The settings of one training step, which may have its own epochs, rate and optimiser."""
@@ -244,9 +245,12 @@ def precision(name: str, device: torch.device) -> Iterator[None]:
         cuda.allow_tf32, cudnn.allow_tf32, cudnn.deterministic = before
 
 
-def make_optimizer(training: Training, weights: Sequence[Tensor]) -> torch.optim.Optimizer:
+def make_optimizer(training: Training, weights: Sequence[Tensor], capturable: bool = False) -> torch.optim.Optimizer:
+    """``capturable``: for a CUDA graph. Adam decays weights apart from the gradient, as AdamW does."""
+    given: dict[str, Any] = {"lr": training.lr, "weight_decay": training.weight_decay, "fused": True}
     if training.optimizer == "adam":
-        return torch.optim.Adam(weights, lr=training.lr, fused=True)
+        kind = torch.optim.AdamW if training.weight_decay else torch.optim.Adam
+        return kind(weights, **given, capturable=capturable)
     if training.optimizer in MOMENTUM:
-        return torch.optim.SGD(weights, lr=training.lr, momentum=MOMENTUM[training.optimizer], fused=True)
+        return torch.optim.SGD(weights, **given, momentum=MOMENTUM[training.optimizer])
     raise unknown("optimizer", training.optimizer, ["adam", *MOMENTUM])

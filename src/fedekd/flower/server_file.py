@@ -36,6 +36,9 @@ class Server:
     optimizer: str = entry(
         "adam, sgd or momentum (sgd with momentum 0.9), fresh each round", "adam", choices=CHOICES["optimizer"]
     )
+    weight_decay: float = entry(
+        "decay of the weights in every step; with adam apart from the gradient (AdamW)", 0.0, low=0
+    )
     participation: float = entry("share of the sites that take part in a round, drawn anew each time", 1.0)
     seed: int = entry("of the initial weights and the batches", 0, low=0)
     min_sites: int = entry("a round counts if at least so many sites answered", 2, low=1)
