@@ -288,6 +288,7 @@ def test_missing_config(ask: Ask) -> None:
         ("run --split-seed -1", "split_seed must be a whole number >= 0"),
         ("run --split-seed x", "invalid int value: 'x'"),
         ("run --weight-decay -1", "weight_decay must be a number >= 0"),
+        ("run --lr-schedule cosin", "did you mean 'cosine'?"),
         ("run --fraction 0", "fraction must be a number > 0 and <= 1"),
         ("run --fraction 1.1", "fraction must be a number > 0 and <= 1"),
         ("data show digits --fraction 2", "fraction must be a number > 0 and <= 1"),

@@ -14,7 +14,7 @@ from fedekd.errors import FedekdError, unknown
 
 DEFAULT_PRESET = {"rounds": 10, "epochs": 2, "batch_size": 32, "lr": 1e-3}
 MOST_SEEDS = 10_000
-NEWER = {"participation": 1.0, "weight_decay": 0.0}
+NEWER = {"participation": 1.0, "weight_decay": 0.0, "lr_schedule": "constant"}
 """Training settings that older records and run keys lack, and what those were run with."""
 SHORTCUTS = ("beta", "lambda_kd", "energy")  # parameters that every gated method takes
 CHOICES = {
@@ -23,6 +23,7 @@ CHOICES = {
     "engine": ("auto", "serial", "stacked"),
     "weighting": ("uniform", "samples"),
     "optimizer": ("adam", "sgd", "momentum"),
+    "lr_schedule": ("constant", "cosine"),
     "task": ("classification", "regression"),
     "models": ("first", "all", "none"),
 }
@@ -48,6 +49,7 @@ class Settings:
     epochs: int | None = _help("local epochs per round")
     batch_size: int | None = _help("samples per batch")
     lr: float | None = _help("learning rate")
+    lr_schedule: str = _help("constant, or cosine: the rate falls round by round, to nearly 0 in the last", "constant")
     optimizer: str = _help("adam, sgd or momentum (sgd with momentum 0.9), fresh each round", "adam")
     weight_decay: float = _help("decay of the weights in every step; with adam apart from the gradient (AdamW)", 0.0)
     weighting: str = _help("average uniformly or by training samples", "uniform")

@@ -245,7 +245,7 @@ class PrivateClient(Client):
 
         (role,) = step.roles
         module, rows, chance = self.models[role].train(), self.rows["train"], Chance(seed)
-        training, batches = self.job.training.of(step), self._batches(step)
+        training, batches = self.job.training.of(step).at(round), self._batches(step)
         wanted = set(parts.names(step.part, module))
         weights = {name: w for name, w in trainable(module).items() if name in wanted}
         still = {name: w.detach() for name, w in trainable(module).items() if name not in wanted}
