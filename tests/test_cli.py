@@ -285,6 +285,13 @@ def test_missing_config(ask: Ask) -> None:
         ("run --public none.npz", "public must be a share such as 0.1 or a file that is there, got 'none.npz'"),
         ("run --public 0.99", "with 1779 of 1797 rows public: 18 rows cannot give 6 clients 10 rows each"),
         ("run --participation 0", "participation must be a number > 0 and <= 1"),
+        ("run --split-seed -1", "split_seed must be a whole number >= 0"),
+        ("run --split-seed x", "invalid int value: 'x'"),
+        ("run --weight-decay -1", "weight_decay must be a number >= 0"),
+        ("run --lr-schedule cosin", "did you mean 'cosine'?"),
+        ("run --fraction 0", "fraction must be a number > 0 and <= 1"),
+        ("run --fraction 1.1", "fraction must be a number > 0 and <= 1"),
+        ("data show digits --fraction 2", "fraction must be a number > 0 and <= 1"),
         ("run --optimizer momentun", "did you mean 'momentum'?"),
     ],
 )

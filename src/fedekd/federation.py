@@ -26,7 +26,8 @@ class Federation:
     clients: tuple[Split, ...]
     names: tuple[str, ...]
     partition: dict[str, Any]
-    """How the rows were dealt out: kind, alpha, clients, seed and a fingerprint of every index."""
+    """How the rows were dealt out: kind, alpha, clients, seed and a fingerprint of every index; the fraction kept where
+    not all were, and ``fixed`` where training seeds share it."""
     shift: np.ndarray
     gain: np.ndarray
     """A model's input is x * gain + shift."""

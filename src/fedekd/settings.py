@@ -14,7 +14,8 @@ from fedekd.errors import FedekdError, unknown
 
 DEFAULT_PRESET = {"rounds": 10, "epochs": 2, "batch_size": 32, "lr": 1e-3}
 MOST_SEEDS = 10_000
-NEWER = {"participation": 1.0}  # training settings that older records and run keys lack, and what those were run with
+NEWER = {"participation": 1.0, "weight_decay": 0.0, "lr_schedule": "constant"}
+"""Training settings that older records and run keys lack, and what those were run with."""
 SHORTCUTS = ("beta", "lambda_kd", "energy")  # parameters that every gated method takes
 CHOICES = {
     "partition": ("auto", "dirichlet", "iid", "sites"),
@@ -22,8 +23,10 @@ CHOICES = {
     "engine": ("auto", "serial", "stacked"),
     "weighting": ("uniform", "samples"),
     "optimizer": ("adam", "sgd", "momentum"),
+    "lr_schedule": ("constant", "cosine"),
     "task": ("classification", "regression"),
     "models": ("first", "all", "none"),
+    "alone": ("plain", "menu"),
 }
 
 
@@ -39,17 +42,24 @@ class Settings:
     methods: tuple[str, ...] = _help(
         "names, or groups of them such as paper or all; local is always run", ("fedekd", "fedavg")
     )
+    alone: str = _help(
+        "what a client could do alone: plain (Local), or a menu (smoothed Local, each method's twin)", "menu"
+    )
     alpha: float = _help("Dirichlet concentration; smaller is more heterogeneous", 0.1)
     clients: int = _help("number of simulated clients", 6)
     seeds: tuple[int, ...] = _help("such as 0, 0-9 or 0,3,5", (0,))
+    split_seed: int | None = _help("of the clients and their rows, the same for all seeds (default: each seed its own)")
     rounds: int | None = _help("communication rounds")
     epochs: int | None = _help("local epochs per round")
     batch_size: int | None = _help("samples per batch")
     lr: float | None = _help("learning rate")
+    lr_schedule: str = _help("constant, or cosine: the rate falls round by round, to nearly 0 in the last", "constant")
     optimizer: str = _help("adam, sgd or momentum (sgd with momentum 0.9), fresh each round", "adam")
+    weight_decay: float = _help("decay of the weights in every step; with adam apart from the gradient (AdamW)", 0.0)
     weighting: str = _help("average uniformly or by training samples", "uniform")
     participation: float = _help("share of the clients that take part in a round, drawn anew each round", 1.0)
     partition: str = _help("auto, dirichlet, iid or sites", "auto")
+    fraction: float = _help("share of every client's training and validation rows to keep; all test rows stay", 1.0)
     device: str = _help("cpu, cuda or auto", "cpu")
     precision: str = _help("fp32, tf32 or bf16", "fp32")
     engine: str = _help("auto (stacked on a GPU), serial or stacked", "auto")
@@ -63,6 +73,10 @@ class Settings:
     parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by method
     models: str = _help("keep the trained models of the first seed, of all or of none", "first")
     out: str = _help("folder for the results", "fedekd-results")
+
+    def seed_of_split(self, seed: int) -> int:
+        """The seed that deals out the rows for the run with this training seed."""
+        return seed if self.split_seed is None else self.split_seed
 
 
 def make_settings(given: Mapping[str, Any]) -> Settings:
@@ -143,13 +157,20 @@ def _check(settings: Settings) -> None:
         value = getattr(settings, name)
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not (0 < value < math.inf):
             raise FedekdError(f"{name} must be a number > 0, got {value!r}")
+    decay = settings.weight_decay
+    if not isinstance(decay, (int, float)) or isinstance(decay, bool) or not 0 <= decay < math.inf:
+        raise FedekdError(f"weight_decay must be a number >= 0, got {decay!r}")
     for name, low in (("clients", 2), ("rounds", 1), ("epochs", 1), ("batch_size", 1)):
         value = getattr(settings, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < low:
             raise FedekdError(f"{name} must be a whole number >= {low}, got {value!r}")
-    share = settings.participation
-    if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 < share <= 1:
-        raise FedekdError(f"participation must be a number > 0 and <= 1, got {share!r}")
+    split = settings.split_seed
+    if split is not None and (not isinstance(split, int) or isinstance(split, bool) or split < 0):
+        raise FedekdError(f"split_seed must be a whole number >= 0, got {split!r}")
+    for name in ("participation", "fraction"):
+        share = getattr(settings, name)
+        if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 < share <= 1:
+            raise FedekdError(f"{name} must be a number > 0 and <= 1, got {share!r}")
     if settings.public is not None:
         _check_public(settings.public)
     for name, choices in CHOICES.items():

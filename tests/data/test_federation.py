@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,59 @@ def test_statistics_use_training_rows_only() -> None:
     ready = data.x[train] * made.gain + made.shift
     np.testing.assert_allclose(ready.mean(0), 0, atol=1e-3)
     np.testing.assert_allclose(ready.std(0), [1, 0, 1], atol=1e-3)
+
+
+def test_a_fraction_thins_training_and_validation_rows_and_no_others() -> None:
+    data = load_dataset("digits")
+    whole, *thinner = (federate(data, seed=3, public=0.1, fraction=f) for f in (1, 0.5, 0.1, 0.03, 1e-9))
+    for made, fraction in zip(thinner, (0.5, 0.1, 0.03, 1e-9), strict=True):
+        assert made.partition["fraction"] == fraction
+        np.testing.assert_array_equal(made.public, whole.public)
+        for own, all_of_it in zip(made.clients, whole.clients, strict=True):
+            np.testing.assert_array_equal(own.test, all_of_it.test)
+            assert len(own.train) == max(1, np.ceil(fraction * len(all_of_it.train)))
+            assert len(own.val) == np.ceil(fraction * len(all_of_it.val))
+    for larger, smaller in pairwise((whole, *thinner)):
+        for some, few in zip(larger.clients, smaller.clients, strict=True):
+            assert set(few.train) <= set(some.train)
+            assert set(few.val) <= set(some.val)
+    assert len({made.partition["fingerprint"] for made in (whole, *thinner)}) == 5
+
+
+def test_a_fraction_of_one_is_what_was_there_before_and_others_are_the_same_again() -> None:
+    data = load_dataset("digits")
+    plain, one = federate(data), federate(data, fraction=1)
+    assert plain.partition == one.partition
+    assert "fraction" not in one.partition
+    first, again, other = (
+        federate(data, fraction=0.2),
+        federate(data, fraction=0.2),
+        federate(data, fraction=0.2, seed=1),
+    )
+    assert first.partition == again.partition != other.partition
+
+
+def test_a_fraction_counts_without_the_error_of_a_float() -> None:
+    made = federate(table(1000), partition="iid", clients=6, fraction=0.07)
+    assert [len(split.train) for split in made.clients] == [7] * 6  # of 100, and 0.07 * 100 is above 7
+
+
+def test_statistics_and_medians_come_from_the_rows_that_are_kept() -> None:
+    data = table()
+    made = federate(data, partition="iid", clients=4, fraction=0.1)
+    train = np.concatenate([split.train for split in made.clients])
+    assert made.target_mean == pytest.approx(data.y[train].mean(), rel=1e-5)
+    np.testing.assert_allclose((data.x[train] * made.gain + made.shift).mean(0), 0, atol=1e-3)
+    holes = data.x.copy()
+    holes[made.clients[0].test, 0] = np.nan
+    filled = federate(replace(data, x=holes, gaps=True), partition="iid", clients=4, fraction=0.1).dataset.x
+    assert (filled[made.clients[0].test, 0] == np.median(data.x[train, 0])).all()
+
+
+@pytest.mark.parametrize("fraction", [0, -0.1, 1.01, float("nan"), "0.1", True])
+def test_a_fraction_that_is_none(fraction: Any) -> None:
+    with pytest.raises(FedekdError, match=r"fraction is .*; give a number above 0 and at most 1"):
+        federate(table(), partition="iid", fraction=fraction)
 
 
 def test_a_constant_feature_is_only_centred() -> None:

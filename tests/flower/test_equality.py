@@ -105,6 +105,15 @@ def test_the_baseline_is_local_training(tmp_path, digits):
         assert site["delta"] == pytest.approx(site["value"] - site["local"])
 
 
+def test_all_that_training_can_be_given_reaches_the_sites(tmp_path, digits):
+    given = {"weight_decay": 0.1, "lr_schedule": "cosine"}
+    _, engine, _ = same_as_simulated(tmp_path, digits, method="fedekd", rounds=3, **given)
+    assert {name: getattr(engine.job.training, name) for name in given} == given
+    _, plain, _ = same_as_simulated(tmp_path / "plain", digits, method="fedekd", rounds=3)
+    ours, theirs = (one.clients[0].weights("private") for one in (engine, plain))
+    assert not any(torch.equal(ours[n], theirs[n]) for n in ours)
+
+
 def test_weighted_by_samples(tmp_path, digits):
     same_as_simulated(tmp_path, digits, method="fedavg", weighting="samples")
 

@@ -49,6 +49,13 @@ def test_noise_and_draws_are_the_sites_secret(tmp_path, digits):
     assert (tmp_path / "a" / "secret").stat().st_mode & 0o077 == 0
 
 
+def test_weights_decay_beside_the_noise(tmp_path, digits):
+    given = {"rounds": 1, "epochs": 1, "batch_size": 200, "optimizer": "sgd"}
+    plain, decayed = (client(tmp_path / "a", digits, weight_decay=decay, **given) for decay in (0.0, 0.5))
+    start, ours, theirs = plain.weights("proxy"), sent(decayed), sent(plain)
+    assert all(torch.allclose(ours[n], theirs[n] - 1e-2 * 0.5 * w, atol=1e-6) for n, w in start.items())
+
+
 def test_no_part_of_the_seed_can_be_left_out(tmp_path, digits, monkeypatch):
     one = client(tmp_path / "a", digits, rounds=1, epochs=1, batch_size=200)
     start, found = one.weights("proxy"), []

@@ -7,6 +7,7 @@ import pytest
 
 from fedekd.metrics import paired_interval, summarise
 from fedekd.runs.aggregate import aggregate
+from fedekd.settings import NEWER
 
 
 def record(label="fedekd", seed=0, deltas=(0.1, -0.2), metric="accuracy", **more):
@@ -60,9 +61,24 @@ def test_a_seed_counts_once_in_a_row():
 
 
 def test_runs_from_before_a_setting_stand_with_those_at_its_default():
-    params = [{}, {"participation": 1.0}, {"participation": 0.5}]
-    rows = aggregate([record(seed=seed, params=given) for seed, given in enumerate(params)])
-    assert [row["seeds"] for row in rows] == [[0, 1], [2]]
+    for name, other in {"participation": 0.5, "weight_decay": 0.01, "lr_schedule": "cosine"}.items():
+        params = [{}, {name: NEWER[name]}, {name: other}]
+        rows = aggregate([record(seed=seed, params=given) for seed, given in enumerate(params)])
+        assert [row["seeds"] for row in rows] == [[0, 1], [2]]
+
+
+def test_runs_with_other_fractions_of_the_rows_are_not_averaged():
+    fractions = [{}, {"fraction": 0.1}, {"fraction": 0.1}, {"fraction": 0.03}]
+    partitions = [{"kind": "iid", "clients": 2, **how} for how in fractions]
+    rows = aggregate([record(seed=s, partition=how) for s, how in enumerate(partitions)])
+    assert [row["seeds"] for row in rows] == [[0], [1, 2], [3]]
+
+
+def test_runs_on_one_split_are_not_averaged_with_those_on_a_split_each():
+    splits = [(0, False), (1, False), (0, True), (0, True), (1, True)]
+    partitions = [{"kind": "iid", "clients": 2, "seed": s, **({"fixed": True} if f else {})} for s, f in splits]
+    rows = aggregate([record(seed=s, partition=how) for s, how in enumerate(partitions)])
+    assert [row["seeds"] for row in rows] == [[0, 1], [2, 3], [4]]
 
 
 def test_runs_with_other_public_rows_are_not_averaged():

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -21,15 +21,14 @@ from torch import nn
 import fedekd
 from fedekd import methods
 from fedekd.data import federate
-from fedekd.engines.job import Training
 from fedekd.engines.serial import Serial
 from fedekd.errors import FedekdError
 from fedekd.export.predict import predict
 from fedekd.runs.execution import run
 from fedekd.runs.observers import Observer
-from fedekd.runs.plan import choose_methods, left_out, plan, run_key
+from fedekd.runs.plan import choose_methods, left_out, plan
 from fedekd.runs.saved_models import read_metadata
-from fedekd.settings import make_settings
+from fedekd.settings import NEWER, make_settings
 from tiny import tiny_private, tiny_proxy
 
 KEYS = """dataset alpha seed method params task metric clients avg_delta worst_delta tail_delta mean worst
@@ -418,25 +417,55 @@ def test_the_keys_of_kept_runs_stay_as_they_are():
     assert keys == {"local": "7381b9176187ea4e", "fedekd": "bb142a62dd7f6c39", "fedavg": "d9bc41805ae25ae2"}
 
 
-@dataclass(frozen=True)
-class Partly(Training):
-    participation: float = 1.0
+NEWER_VALUES = {"participation": (1, 0.5, 0.25), "weight_decay": (0, 0.01, 0.1), "lr_schedule": ("constant", "cosine")}
 
 
-def test_participation_counts_in_a_key_only_where_not_all_take_part(digits):
-    (run, *_) = plan(make_settings({**SMALL, "dataset": "digits", "methods": "local"}), digits)
-    keys = [
-        run_key(replace(run.job, training=Partly(**{**asdict(run.job.training), "participation": share})), "data")
-        for share in (1.0, 1, 0.5, 0.25)
-    ]
-    assert keys[0] == keys[1] == run_key(run.job, "data")
-    assert len(set(keys)) == 3
+@pytest.mark.parametrize("name", NEWER)
+def test_a_newer_setting_counts_in_a_key_only_where_it_is_not_at_its_default(digits, name):
+    def keys(**given):
+        runs = plan(make_settings({**SMALL, "dataset": "digits", "methods": "local", **given}), digits)
+        assert all(getattr(run.job.training, key) == value for run in runs for key, value in given.items())
+        return [run.key for run in runs]
+
+    default, *others = NEWER_VALUES[name]
+    assert keys() == keys(**{name: default})
+    assert len({*keys(), *(key for value in others for key in keys(**{name: value}))}) == 1 + len(others)
 
 
-def test_participation_reaches_the_training(digits, monkeypatch):
-    monkeypatch.setattr("fedekd.runs.plan.Training", Partly)
-    runs = plan(make_settings({**SMALL, "dataset": "digits", "participation": 0.5}), digits)
-    assert [run.job.training.participation for run in runs] == [0.5] * len(runs)
+def test_a_fraction_is_another_run_and_all_of_the_rows_the_same(digits):
+    def keys(**given):
+        return [run.key for run in plan(make_settings({**SMALL, "dataset": "digits", **given}), digits)]
+
+    assert keys() == keys(fraction=1) == keys(fraction=1.0)
+    assert not set(keys()) & set(keys(fraction=0.5))
+
+
+@pytest.mark.parametrize("name", ["digits", "diabetes"])
+def test_a_split_seed_gives_all_seeds_the_same_rows_and_other_weights(name, tmp_path):
+    given = {**SMALL, "dataset": name, "seeds": "3-4", "methods": "fedavg", "alpha": 1.0}
+    fixed = plan(make_settings({**given, "split_seed": 3}))
+    apart = plan(make_settings(given))
+    rows = [[part.tolist() for own in run.job.federation.clients for part in vars(own).values()] for run in fixed]
+    assert all(one == rows[0] for one in rows)
+    assert [run.job.seed for run in fixed] == [3, 3, 4, 4]
+    assert not {run.key for run in fixed} & {run.key for run in apart}
+    assert len({run.key for run in fixed}) == 4
+    assert {run.job.federation.partition["seed"] for run in fixed} == {3}
+    assert [run.job.federation.partition.get("fixed") for run in apart] == [None] * 4
+    same = fixed[0].job.federation.partition["fingerprint"]
+    assert [run.job.federation.partition["fingerprint"] == same for run in apart] == [True, True, False, False]
+
+    if name == "digits":
+        first, second = (Serial(run.job).clients[0].weights("private") for run in (fixed[0], fixed[2]))
+        assert not any(torch.equal(first[n], second[n]) for n in first)
+
+
+def test_seeds_on_one_split_are_recorded_as_such(digits, tmp_path):
+    records = small(digits, tmp_path, seeds="0-1", methods="fedavg", split_seed=5).records
+    assert [(r["seed"], r["partition"]["seed"], r["partition"]["fixed"]) for r in records] == [
+        (0, 5, True), (0, 5, True), (1, 5, True), (1, 5, True),
+    ]  # fmt: skip
+    assert len(fedekd.load(tmp_path).summary) == 2
 
 
 def test_public_rows_are_set_aside_for_every_method(digits, tmp_path):

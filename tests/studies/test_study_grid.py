@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from fedekd.studies.cells import make_cells
 
 from fedekd.errors import FedekdError
 from fedekd.runs.plan import choose_methods
 from fedekd.studies import load_study, presets
 
+SPLITS = 'dataset = "diabetes"\nseeds = "0-1"\n[[block]]\nsplit_seed = 2\n[[block]]\nseeds = 2'
 REGRESSION = ("retinamnist", "dr_regular")
 
 
@@ -56,6 +58,22 @@ def test_a_file_of_plain_settings_is_a_study(tmp_path):
     assert (settings.dataset, settings.batch_size) == ("diabetes", 7)
 
 
+def test_fractions_are_cells_of_their_own_with_the_same_test_rows(tmp_path):
+    text = "[[block]]\nfraction = 0.1\n[[block]]\nfraction = 0.5\n[[block]]"
+    cells = make_cells(study(tmp_path, text).grid)
+    few, half, whole = (cell.federation().clients[0] for cell in cells)
+    assert len(few.train) < len(half.train) < len(whole.train)
+    assert few.test.tolist() == half.test.tolist() == whole.test.tolist()
+
+
+def test_a_split_seed_holds_in_a_study_for_all_of_its_seeds(tmp_path):
+    first, second, other = (cell.federation().partition for cell in make_cells(study(tmp_path, SPLITS).grid))
+    assert first == second
+    assert first["fixed"]
+    assert first["fingerprint"] == other["fingerprint"]
+    assert "fixed" not in other
+
+
 def test_public_rows_and_participation_are_settings_of_a_block(tmp_path):
     text = "[[block]]\npublic = 0.1\nparticipation = 0.5\n[[block]]\npublic = '0.2'\n[[block]]\nalpha = 1"
     grid = study(tmp_path, text).grid
@@ -99,6 +117,7 @@ def test_only_keeps_a_part():
         ("alpha = [0.1, 'x']", "alpha must be a number"),
         ("public = 2", "public must be a share > 0 and < 1"),
         ("participation = 0", "participation must be"),
+        ("fraction = 2", "fraction must be"),
     ],
 )
 def test_mistakes_in_a_file(tmp_path, text, complaint):

@@ -8,7 +8,7 @@ from typing import Any
 from fedekd.commands.parser import command, console
 from fedekd.settings import make_settings
 
-PARTITION = ("alpha", "clients", "partition", "data", "target", "task", "clients_from", "public")
+PARTITION = ("alpha", "clients", "partition", "fraction", "data", "target", "task", "clients_from", "public")
 
 
 def add(commands: Any) -> None:
@@ -56,5 +56,6 @@ def show_data(given: argparse.Namespace) -> None:
         seed=given.seed,
         partition=settings.partition,
         public=public,
+        fraction=settings.fraction,
     )
     print_partition(console(), federation)

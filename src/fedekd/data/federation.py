@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import operator
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from fedekd import rng as streams
 from fedekd.data import partition as parting
 from fedekd.data.public import PublicRows, set_aside
 from fedekd.dataset import Dataset
@@ -30,18 +32,23 @@ def federate(
     min_samples: int = 10,
     clusters: np.ndarray | None = None,
     public: float | PublicRows | None = None,
+    fraction: float = 1.0,
+    fixed: bool = False,
 ) -> Federation:
     """Deal a dataset's rows out to clients and cut each client's into train, validation and test.
 
     ``partition`` is "dirichlet" (uneven classes; for regression, uneven K-means clusters of the inputs), "iid",
     "sites" (the dataset's own) or "auto": the sites where there are any, else dirichlet. ``clusters`` stands in
     for the K-means clusters of a regression's rows when they are known already. ``public`` is a share of the rows,
-    which is set aside before the rest is dealt out, or the rows of a file: see ``find_public``. Missing values become
-    the median of their column over all clients' training rows, so ``Federation.dataset`` is then a copy.
+    which is set aside before the rest is dealt out, or the rows of a file: see ``find_public``. ``fraction`` is the
+    share of each client's training and validation rows that is kept, at least one to train on; the test rows all stay,
+    and a smaller fraction's rows lie within a larger one's. ``fixed`` says that runs of several training seeds share
+    these rows, so that their records are kept apart from those of runs that have rows of their own. Missing values
+    become the median of their column over all clients' training rows, so ``Federation.dataset`` is then a copy.
     """
     if partition not in KINDS:
         raise unknown("partition", partition, KINDS)
-    clients, seed = _whole("clients", clients), _whole("seed", seed)
+    clients, seed, fraction = _whole("clients", clients), _whole("seed", seed), _share(fraction)
     if partition == "auto":
         partition = "dirichlet" if dataset.sites is None else "sites"
     rng = np.random.default_rng(seed)
@@ -59,6 +66,8 @@ def federate(
             raise
         raise FedekdError(f"with {len(shared)} of {len(dataset.y)} rows public: {error}") from None
     splits = tuple(Split(*parting.cut(held[part], rng)) for part in parts)
+    if fraction < 1:
+        splits = tuple(_thinned(split, fraction, seed, client) for client, split in enumerate(splits))
     names = dataset.site_names if partition == "sites" else tuple(str(client) for client in range(clients))
     train = np.concatenate([split.train for split in splits])
     whole = filled(whole, train)
@@ -75,6 +84,10 @@ def federate(
         how["public"] = {"file": public.fingerprint, "labelled": public.labelled, "rows": len(shared)}
     elif public is not None:
         how["public"] = {"share": float(public), "rows": len(shared)}
+    if fixed:
+        how["fixed"] = True
+    if fraction < 1:
+        how["fraction"] = fraction
     labelled = public.labelled if isinstance(public, PublicRows) else True
     return Federation(whole, splits, names, how, shift, gain, mean, std, shared, labelled)
 
@@ -110,6 +123,23 @@ def _whole(what: str, value: int) -> int:
     if number < 0:
         raise FedekdError(f"{what} is {value!r}; give a whole number, 0 or more")
     return number
+
+
+def _share(value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
+        raise FedekdError(f"fraction is {value!r}; give a number above 0 and at most 1")
+    return float(value)
+
+
+def _thinned(split: Split, fraction: float, seed: int, client: int) -> Split:
+    """The first part of a random order of the rows, which is the same for every fraction."""
+    draw = streams.stream(seed, "fraction", client)
+
+    def kept(rows: np.ndarray) -> np.ndarray:
+        count = math.ceil(round(fraction * len(rows), 9))
+        return rows[np.sort(draw.permutation(len(rows))[:count])]
+
+    return Split(kept(split.train), kept(split.val), split.test)
 
 
 def _groups(dataset: Dataset, seed: int, clusters: np.ndarray | None) -> np.ndarray:

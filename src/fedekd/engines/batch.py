@@ -41,7 +41,11 @@ class ExplainingDict(dict[str, Any]):
 
 
 def make_batch(
-    method: Method, task: Task, lr: float, seen: Mapping[str, Any], forward: Callable[[str, Tree], Tensor] | None = None
+    method: Method,
+    task: Task,
+    lr: float | Tensor,
+    seen: Mapping[str, Any],
+    forward: Callable[[str, Tree], Tensor] | None = None,
 ) -> Batch:
     """``seen`` has everything that differs between clients, so that an engine may map this over a stack of them."""
     explained = {what: ExplainingDict(seen.get(what, {}), what, method.name) for what in WHY}

@@ -19,7 +19,7 @@ from fedekd import parts
 from fedekd.engines import return_checks
 from fedekd.engines.cuda_graphs import capturing
 from fedekd.engines.groups import Find, MethodGroup, mapped
-from fedekd.engines.job import MOMENTUM
+from fedekd.engines.job import make_optimizer
 from fedekd.engines.schedule import Schedule, schedule
 from fedekd.methods.base import Batch, Method, Train
 from fedekd.trees import pick
@@ -51,6 +51,11 @@ class Chunk:
         self.engine, self.find, self.step, self.group, self.indices = engine, find, step, group, indices
         self.again, self.training, self.method = again, engine.training.of(step), group.method
         self.features = group.method.needs_features
+        self.lr: float | Tensor = engine.settings_of(step).lr
+        if engine.graphs and self.training.lr_schedule != "constant":
+            # A graph keeps every number that it was captured with. A tensor it reads anew at each replay, the fused
+            # optimisers too, if it lies on the device and has 32 bits; `load` writes the round's rate into it.
+            self.lr = torch.tensor(self.lr, dtype=torch.float32, device=engine.device)
         self.teachers: dict[int, Tensor] | None = None  # by member, [uploads, rows, ...], where the server trains
         device, size = engine.device, self.training.batch_size
         lengths = np.array([len(getattr(engine.members[i], step.split)) for i in indices])
@@ -103,20 +108,16 @@ class Chunk:
     def _optimizer(self, leaves: dict[str, dict[str, Tensor]], active: int) -> torch.optim.Optimizer:
         """It works on views of the first weights and moments, which `load` has set to zero; `train` sets its step."""
         device, every = self.engine.device, [w for tree in leaves.values() for w in tree.values()]
-        if self.training.optimizer != "adam":
-            momentum = MOMENTUM[self.training.optimizer]
-            sgd = torch.optim.SGD(every, lr=self.training.lr, momentum=momentum, fused=True)
-            if momentum:
-                for role, tree in leaves.items():
-                    for n, w in tree.items():
-                        sgd.state[w] = {"momentum_buffer": self.moment[role][n][:active]}
-            return sgd
-        adam = torch.optim.Adam(every, lr=self.training.lr, fused=True, capturable=device.type == "cuda")
-        for role, tree in leaves.items():
-            for n, w in tree.items():
-                moments = {"exp_avg": self.moment[role][n][:active], "exp_avg_sq": self.square[role][n][:active]}
-                adam.state[w] = {"step": torch.zeros((), device=device), **moments}
-        return adam
+        made = make_optimizer(self.training, every, lr=self.lr, capturable=device.type == "cuda")
+        for role, tree in self.moment.items():
+            for n, moment in tree.items():
+                state = made.state[leaves[role][n]]
+                if self.square:
+                    state["step"] = torch.zeros((), device=device)
+                    state["exp_avg"], state["exp_avg_sq"] = moment[:active], self.square[role][n][:active]
+                else:
+                    state["momentum_buffer"] = moment[:active]
+        return made
 
     # --- a round -----------------------------------------------------------------------------------------
 
@@ -164,6 +165,7 @@ class Chunk:
     def load(self) -> None:
         """Bring everything that a round changes into the chunk's buffers."""
         engine, size = self.engine, self.training.batch_size
+        self._set_rate(engine.settings_of(self.step).lr)
         positions, rows = (np.zeros(self.rows.shape, np.int32) for _ in range(2))
         real, uniform = np.zeros(self.rows.shape, bool), np.zeros(self.uniform.shape, np.float32)
         for at, i in enumerate(self.indices):
@@ -196,6 +198,15 @@ class Chunk:
                         zeros[role][n].zero_()
         self._take(np.flatnonzero(self.steps == 0))
         self.clock.zero_()
+
+    def _set_rate(self, lr: float) -> None:
+        if isinstance(self.lr, Tensor):
+            self.lr.fill_(lr)
+            return
+        self.lr = lr
+        for segment in self.segments:
+            for group in segment.optimizer.param_groups:
+                group["lr"] = lr
 
     def train(self) -> None:
         """All steps of the round; the engine gets the new weights at the end."""
@@ -290,7 +301,7 @@ class Chunk:
             each = known["teachers"][:active]
             seen["teachers"] = torch.stack([_taken(each[:, k], positions) for k in range(each.shape[1])], dim=1)
         losses, extra = mapped(
-            engine, self.group, self.indices[:active], self._one, seen, self.training.lr, pick(self.varying, mine)
+            engine, self.group, self.indices[:active], self._one, seen, self.lr, pick(self.varying, mine)
         )
         if "trust" in extra:
             engine.trust_log.add(extra["trust"], self.at[:active], real)

@@ -81,7 +81,7 @@ class Client(ClientModels):
                 self.copy(step, round)
 
     def train(self, step: Train, round: int, again: int = 0) -> None:
-        training, rows = self.job.training.of(step), self.rows[step.split]
+        training, rows = self.job.training.of(step).at(self._round(round)), self.rows[step.split]
         root = self.method.root(step.roles[0])
         plan = schedule(
             self.job.seed,
@@ -127,6 +127,10 @@ class Client(ClientModels):
             self.gradients = {**self.gradients, **means}
         if not all(bool(torch.isfinite(w).all()) for w in every):
             raise FedekdError(f"{self.method.name}: client {self.name} diverged in round {round + 1}; lower --lr")
+
+    def _round(self, round: int) -> int | None:
+        """The round whose learning rate is in force: none where the client makes itself ready to answer."""
+        return None if self.personal else round
 
     def _part(self, role: str, step: Train) -> dict[str, nn.Parameter]:
         module = self.models[role]
@@ -218,7 +222,8 @@ class Client(ClientModels):
         draws = rng.stream(self.job.seed, "remember", self.number, round).random((len(rows), self.method.uniforms))
         uniform = torch.from_numpy(draws).float().to(self.device)
         here = torch.arange(len(rows), device=self.device)
-        return self._batch(rows, here, out, self._readable_weights(), uniform, self.job.training.lr)
+        lr = self.job.training.at(self._round(round)).lr
+        return self._batch(rows, here, out, self._readable_weights(), uniform, lr)
 
     def _batch(
         self,
@@ -250,7 +255,7 @@ class Client(ClientModels):
         }
         return self._seen(seen, lr)
 
-    def _seen(self, seen: Mapping[str, Any], lr: float) -> Batch:
+    def _seen(self, seen: Mapping[str, Any], lr: float | Tensor) -> Batch:
         x = seen["x"]
         forward = None if x is None else lambda role, tree: self._applied(role, tree, x)
         return make_batch(self.method, self.task, lr, seen, forward)

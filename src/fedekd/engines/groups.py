@@ -176,7 +176,7 @@ def mapped(
     indices: Sequence[int],
     call: Callable[[Method, Batch], Any],
     seen: dict[str, Any],
-    lr: float | None = None,
+    lr: float | Tensor | None = None,
     varying: dict[str, Tensor] | None = None,
 ) -> Any:
     """``call(method, batch)`` for each of these members, as one program."""

@@ -40,11 +40,19 @@ class Training:
     device: str = "cpu"
     precision: str = "fp32"
     participation: float = 1.0
+    weight_decay: float = 0.0
+    lr_schedule: str = "constant"
 
     def of(self, step: Train) -> Training:
         """The settings of one training step, which may have its own epochs, rate and optimiser."""
         own = {name: value for name in ("epochs", "lr", "optimizer") if (value := getattr(step, name)) is not None}
         return replace(self, **own)
+
+    def at(self, round: int | None) -> Training:
+        """With the learning rate of a round; None: outside of the rounds, as before a client answers."""
+        if round is None or self.lr_schedule == "constant":
+            return self
+        return replace(self, lr=self.lr * (1 + math.cos(math.pi * round / self.rounds)) / 2)
 
 
 @dataclass(frozen=True)
@@ -250,9 +258,21 @@ def precision(name: str, device: torch.device) -> Iterator[None]:
         cuda.allow_tf32, cudnn.allow_tf32, cudnn.deterministic = before
 
 
-def make_optimizer(training: Training, weights: Sequence[Tensor]) -> torch.optim.Optimizer:
+def make_optimizer(
+    training: Training, weights: Sequence[Tensor], *, lr: float | Tensor | None = None, capturable: bool = False
+) -> torch.optim.Optimizer:
+    """Adam decays weights apart from the gradient, as AdamW does.
+
+    ``capturable``: for a CUDA graph; ``lr``: in place of the settings', a tensor if a graph is to read it at each step.
+    """
+    given: dict[str, Any] = {
+        "lr": training.lr if lr is None else lr,
+        "weight_decay": training.weight_decay,
+        "fused": True,
+    }
     if training.optimizer == "adam":
-        return torch.optim.Adam(weights, lr=training.lr, fused=True)
+        kind = torch.optim.AdamW if training.weight_decay else torch.optim.Adam
+        return kind(weights, **given, capturable=capturable)
     if training.optimizer in MOMENTUM:
-        return torch.optim.SGD(weights, lr=training.lr, momentum=MOMENTUM[training.optimizer], fused=True)
+        return torch.optim.SGD(weights, **given, momentum=MOMENTUM[training.optimizer])
     raise unknown("optimizer", training.optimizer, ["adam", *MOMENTUM])

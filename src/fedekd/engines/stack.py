@@ -22,7 +22,7 @@ from fedekd.engines.chunk import Chunk
 from fedekd.engines.cuda_graphs import graph_pool
 from fedekd.engines.forward import Forward, padded
 from fedekd.engines.groups import Find, MethodGroup, make_groups, mapped, split
-from fedekd.engines.job import Advance, Job, Scale, TrustLog, pick_device
+from fedekd.engines.job import Advance, Job, Scale, Training, TrustLog, pick_device
 from fedekd.errors import FedekdError
 from fedekd.exchange import exchanges
 from fedekd.methods.base import Copy, Exchange, Method, Remember, Step, Train
@@ -84,6 +84,13 @@ class Stack:
         self.chunks: dict[tuple[Any, ...], tuple[Any, Chunk]] = {}
         self.trust_log = TrustLog(len(self.members), self.device)
         self.round_number = 0
+        self.personal = False
+        """Whether the members are as they answer, after ``personalise``."""
+
+    def settings_of(self, step: Train | None = None) -> Training:
+        """How a step is trained now, or what holds where there is none."""
+        training = self.training.of(step) if step else self.training
+        return training.at(None if self.personal else self.round_number)
 
     def part(self, role: str | None, part: Any) -> dict[str, Tensor]:
         """The stacked weights of a role, or of a part of it."""
@@ -267,7 +274,7 @@ class Stack:
             "rows": torch.arange(table.shape[1], device=self.device).expand(table.shape),
             "mask": mask,
         }
-        return mapped(self, group, indices, call, seen)
+        return mapped(self, group, indices, call, seen, self.settings_of().lr)
 
     def known(self, group: MethodGroup, indices: Sequence[int]) -> dict[str, Any]:
         """What these members know beside their rows and models."""

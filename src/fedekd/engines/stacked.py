@@ -55,7 +55,6 @@ class Stacked(Stack):
         self.server_stack: Stack | None = None  # the servers, where they train models themselves
         self.latest: dict[str, list[Any]] = {}  # by exchange and job: the last answer to all, for whoever was absent
         self.missed: dict[str, list[int]] = {}  # by exchange: the members that do not have it
-        self.personal = False
         self.trust: list[list[dict[str, Any]]] = [[] for _ in jobs]
 
     def _aggregator(self, j: int) -> Aggregator:

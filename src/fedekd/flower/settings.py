@@ -60,6 +60,14 @@ class ServerSettings:
     epochs: int = entry("local epochs per round", 2, low=1)
     batch_size: int = entry("samples per batch", 32, low=1)
     lr: float = entry("learning rate", 1e-3)
+    lr_schedule: str = entry(
+        "constant, or cosine: the rate falls round by round, to nearly 0 in the last",
+        "constant",
+        choices=CHOICES["lr_schedule"],
+    )
+    weight_decay: float = entry(
+        "decay of the weights in every step; with adam apart from the gradient (AdamW)", 0.0, low=0
+    )
     optimizer: str = entry(
         "adam, sgd or momentum (sgd with momentum 0.9), fresh each round", "adam", choices=CHOICES["optimizer"]
     )

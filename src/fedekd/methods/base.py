@@ -48,7 +48,7 @@ class Batch:
     uniform: Tensor  # [B, uniforms] numbers in [0, 1), the same for every method on a seed
     rows: Tensor  # [B] places in the split, which are the same for every client where the split is public
     counts: Tensor  # [C] training rows of each class; [1] all of them for a regression
-    lr: float
+    lr: float | Tensor  # in force; a tensor where it changes between rounds and a CUDA graph reads it
     steps: Tensor  # how many steps of the optimiser this training takes; elsewhere, how many the last one took
     teachers: Tensor | None = None  # [K, B, ...] outputs of the uploaded models, where the server refines their mean
     mask: Tensor | None = None  # which samples are real, where a batch is padded

@@ -11,7 +11,7 @@ from fedekd.metrics import OverSeeds, harmed, over_seeds, paired_interval
 from fedekd.runs.records import Record
 from fedekd.settings import NEWER
 
-SHARED = ("rounds", "epochs", "batch_size", "lr", "optimizer", "weighting", "precision", "participation")
+SHARED = ("rounds", "epochs", "batch_size", "lr", "optimizer", "weighting", "precision", *NEWER)
 
 
 class AverageDelta(OverSeeds):
@@ -46,6 +46,8 @@ def shared_settings(record: Record) -> tuple[Any, ...]:
         *(params.get(name) for name in SHARED),
         partition["kind"],
         partition["clients"],
+        partition.get("fraction"),
+        partition["seed"] if partition.get("fixed") else None,
         public.get("share"),
         public.get("file"),
     )

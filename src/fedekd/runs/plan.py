@@ -21,14 +21,26 @@ from fedekd.dataset import Dataset
 from fedekd.engines.job import Job, Training
 from fedekd.engines.rehearsal import traffic
 from fedekd.errors import unknown
+from fedekd.exchange import exchanges
 from fedekd.federation import Federation
 from fedekd.methods.base import Method
+from fedekd.methods.twins import check_taught
 from fedekd.settings import NEWER, SHORTCUTS, Settings, model_name
 
+ALONE = "@alone"
+SMOOTH = ("local-smooth-tenth", "local-smooth-quarter", "local-smooth")  # of what a client could do alone
 SUFFICES = {"": ("",), "rows": ("", "rows"), "labels": ("", "rows", "labels")}
 """By what there is of public rows: which needs of a method it meets."""
 SOURCE = ("dataset", "data", "target", "task", "clients_from", "public")  # settings that decide the data of a cell
-FEDERATION = ("clients", "alpha", "partition", "engine", "device")  # and those that decide how they are dealt out
+FEDERATION = (
+    "clients",
+    "alpha",
+    "partition",
+    "fraction",
+    "split_seed",
+    "engine",
+    "device",
+)  # and those that decide how they are dealt out
 
 
 @dataclass(frozen=True)
@@ -118,6 +130,11 @@ class Cell:
         return repr((*self.source, *_values(self.first, FEDERATION), self.seed))
 
     @property
+    def split(self) -> int:
+        """The seed of the federation."""
+        return self.first.seed_of_split(self.seed)
+
+    @property
     def data(self) -> LoadedData:
         return self.given or _loaded(*self.source)
 
@@ -126,15 +143,21 @@ class Cell:
         dataset, checksum, _ = self.data
         if self.given or self.clusters is not None or not by_clusters(dataset, self.first.partition):
             return self
-        return replace(self, clusters=clusters_for(dataset, checksum, self.seed, data_folder(self.first.data)))
+        return replace(self, clusters=clusters_for(dataset, checksum, self.split, data_folder(self.first.data)))
 
     def federation(self) -> Federation:
         first, (dataset, _, public) = self.first, self.data
         return federate(
             dataset,
-            clients=first.clients, alpha=first.alpha, seed=self.seed, partition=first.partition, clusters=self.clusters,
+            clients=first.clients,
+            alpha=first.alpha,
+            seed=self.split,
+            partition=first.partition,
+            clusters=self.clusters,
             public=public,
-        )  # fmt: skip
+            fraction=first.fraction,
+            fixed=first.split_seed is not None,
+        )
 
     def runs(self, federation: Federation | None = None) -> list[PlannedRun]:
         """Each run once, Local before those that are measured against it; every one has passed a dry pass."""
@@ -143,6 +166,8 @@ class Cell:
             chosen = choose_methods(settings, federation.dataset.task, public_rows(federation))
             jobs = [make_job(settings, federation, one.method, self.seed) for one in chosen]
             sent = [traffic(job) for job in jobs]  # found by the dry pass
+            for one in chosen:
+                check_taught(one.method)
             keys = [run_key(job, self.data.checksum) for job in jobs]
             for one, job, key, bytes_ in zip(chosen, jobs, keys, sent, strict=True):
                 found.setdefault(key, PlannedRun.of(one, job, key, keys[0], bytes_))
@@ -215,9 +240,23 @@ def choose_methods(settings: Settings, task: str, public: str = "") -> list[Chos
     for name in settings.parameters:
         if name != "*" and name not in chosen:
             raise unknown("method in parameters", name, chosen)
+    if settings.alone == "menu":
+        chosen = _with_menu(chosen, settings)
     for one in chosen.values():
         one.method.check(task)
     return list(chosen.values())
+
+
+def _with_menu(chosen: Mapping[str, Chosen], settings: Settings) -> dict[str, Chosen]:
+    """The methods with all that a client could do alone: Local with smoothed targets, and each method's twin."""
+    found = {"local": chosen["local"]}
+    found |= {name: _choose(name, methods.get(name), settings) for name in SMOOTH if name not in chosen}
+    for name, one in chosen.items():
+        found[name] = one
+        if not one.method.twin and exchanges(one.method, settings.rounds or 1):
+            other = f"{name}{ALONE}"
+            found.setdefault(other, Chosen(other, methods.twin(one.method, "alone"), one.changed))
+    return found
 
 
 def left_out(settings: Settings, federation: Federation) -> str:
@@ -242,7 +281,7 @@ def public_rows(federation: Federation) -> str:
 def _choose(name: str, method: Method, settings: Settings) -> Chosen:
     takes = {f.name for f in fields(method)}
     changed = {k: v for k, v in settings.parameters.get("*", {}).items() if k in takes or k not in SHORTCUTS}
-    changed |= settings.parameters.get(name, {})
+    changed |= {**settings.parameters.get(name.partition("@")[0], {}), **settings.parameters.get(name, {})}
     other = methods.with_parameters(method, changed)
     return Chosen(name, other, {k: getattr(other, k) for k in changed if getattr(other, k) != getattr(method, k)})
 
@@ -282,7 +321,7 @@ def algorithm(method: Method) -> str:
     if kind.__module__.startswith("fedekd."):
         return name
     with contextlib.suppress(OSError, TypeError):
-        return f"{name}\n{inspect.getsource(kind)}"
+        return f"{name}\n{inspect.getsource(kind.original or kind)}"
     return name
 
 

@@ -87,6 +87,10 @@ class Partition(TypedDict):
     clients: int
     seed: int
     fingerprint: str
+    fraction: NotRequired[Finite]
+    """Of the training and validation rows, where they were thinned."""
+    fixed: NotRequired[bool]
+    """Whether the split has a seed of its own."""
     public: NotRequired[PublicPart]
 
 

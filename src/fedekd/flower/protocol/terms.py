@@ -31,6 +31,8 @@ class Terms:
     proxy: str | None = None
     private: str | None = None
     participation: float = 1.0
+    weight_decay: float = 0.0
+    lr_schedule: str = "constant"
     public: str | None = None
     """Fingerprint of the rows that everybody holds."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -62,8 +64,10 @@ class Terms:
                 raise ValueError("seed, lr or parameters")
             if type(terms.participation) not in (int, float) or not 0 < terms.participation <= 1:
                 raise ValueError(f"participation is {terms.participation!r}")
-            for name, known in (("optimizer", None), ("weighting", None), ("compression", COMPRESSIONS)):
-                if getattr(terms, name) not in (known or CHOICES[name]):
+            if type(terms.weight_decay) not in (int, float) or not 0 <= terms.weight_decay < float("inf"):
+                raise ValueError(f"weight_decay is {terms.weight_decay!r}")
+            for name in ("optimizer", "weighting", "lr_schedule", "compression"):
+                if getattr(terms, name) not in {**CHOICES, "compression": COMPRESSIONS}[name]:
                     raise ValueError(f"{name} is {getattr(terms, name)!r}")
             texts = (terms.method, terms.proxy or "", terms.private or "", terms.public or "")
             if not all(isinstance(text, str) for text in texts):
@@ -78,10 +82,8 @@ class Terms:
         return methods.get(self.method, **self.parameters)
 
     def training(self, device: str = "cpu") -> Training:
-        return Training(
-            self.rounds, self.epochs, self.batch_size, self.lr, self.optimizer, self.weighting, device,
-            participation=self.participation,
-        )  # fmt: skip
+        shared = {f.name: getattr(self, f.name) for f in fields(Training) if f.name not in ("device", "precision")}
+        return Training(**shared, device=device)
 
     def factory(self, role: str) -> models.Factory:
         """As in a simulation, a role of a method's own naming is built like a proxy."""

@@ -151,7 +151,7 @@ class PrivateClient(Client):
     def train_with_noise(self, step: Train, round: int, seed: bytes) -> None:
         (role,) = step.roles
         module, rows, random = self.models[role].train(), self.rows["train"], KeyedRandom(seed)
-        training, batches = self.job.training.of(step), self._batches(step)
+        training, batches = self.job.training.of(step).at(round), self._batches(step)
         wanted = set(parts.names(step.part, module))
         weights = {name: w for name, w in trainable(module).items() if name in wanted}
         still = {name: w.detach() for name, w in trainable(module).items() if name not in wanted}

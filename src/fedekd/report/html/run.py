@@ -153,6 +153,8 @@ def _settings(data: RunData) -> Block:
             "metric": data.unit.name,
             "split": partition["kind"],
             "alpha": "" if first["alpha"] is None else f"{first['alpha']:g}",
+            "split seed": partition["seed"] if partition.get("fixed") else None,
+            "fraction": partition.get("fraction"),
             "public": _public(partition.get("public")),
             "clients": len(first["clients"]),
             "seeds": ", ".join(map(str, data.seeds)),
