@@ -43,7 +43,7 @@ class Settings:
         "names, or groups of them such as paper or all; local is always run", ("fedekd", "fedavg")
     )
     alone: str = _help(
-        "what a client could do alone: plain (Local), or a menu (smoothed Local, each method's twin)", "menu"
+        "what a client could do alone: plain (Local), or a menu (smoothed Local, each method's twin)", "plain"
     )
     alpha: float = _help("Dirichlet concentration; smaller is more heterogeneous", 0.1)
     clients: int = _help("number of simulated clients", 6)
