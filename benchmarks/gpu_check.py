@@ -49,12 +49,17 @@ def federation(task: str) -> Federation:
     return Federation(dataset, tuple(splits), names, how, shift, gain, 0.0, 1.0, public)
 
 
+TWINS = [("fedekd", "alone"), ("fedekd", "shuffled"), ("fedekd", "uniform"), ("fml", "alone"), ("fml", "shuffled")]
+TWINS += [("fedrep", "alone"), ("ditto", "alone"), ("fedadam", "alone")]
+
+
 def main() -> None:
     bad, names = 0, [name for name in sys.argv[1:] if not name.startswith("-")]
     quick = "--quick" in sys.argv
     for task in ("classification",) if quick else ("classification", "regression"):
         data = federation(task)
-        for name, method in methods.known().items():
+        twins = {f"{n}@{c}": methods.get(f"{n}@{c}") for n, c in TWINS}
+        for name, method in {**methods.known(), **twins}.items():
             if names and name not in names:
                 continue
             if task not in method.tasks or not method.roles or not method.stacks:

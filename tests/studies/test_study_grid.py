@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fedekd.studies.cells import make_cells
+from fedekd.runs.plan import make_cells
 
 from fedekd.errors import FedekdError
 from fedekd.runs.plan import choose_methods

@@ -1,8 +1,8 @@
 """What a study asks for: blocks of settings in a TOML file, expanded into a grid.
 
 Settings at the top of the file hold for every ``[[block]]``; a block's own replace them, and a file without blocks is
-one block. In a block ``dataset`` and ``alpha`` may be lists, and ``vary.METHOD.PARAMETER = [..]`` runs the method with
-each value. Lists multiply; a run that several blocks ask for is done once.
+one block. In a block ``dataset``, ``alpha`` and ``fraction`` may be lists, and ``vary.METHOD.PARAMETER = [..]`` runs
+the method with each value. Lists multiply; a run that several blocks ask for is done once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from fedekd.errors import FedekdError, unknown
 from fedekd.settings import SHORTCUTS, Settings, make_settings, parse_seeds, read_toml
 
 OWN = ("name", "vary")  # what a block may say besides settings
-FILTERS = ("dataset", "alpha", "seed", "method")
+LISTS = ("dataset", "alpha", "fraction")  # settings that may be lists
+NUMBERS = ("alpha", "fraction", "clients")
+FILTERS = ("dataset", "alpha", "fraction", "clients", "seed", "method")
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,9 @@ def _expanded(block: dict[str, Any]) -> Iterator[Settings]:
             raise unknown("setting", key, (*names, *SHORTCUTS, *OWN))
     settings = {key: value for key, value in block.items() if key not in OWN}
     variants = list(_variants(block.get("vary", {}), settings.pop("parameters", {})))
-    datasets, alphas = (_listed(key, settings.pop(key, None)) for key in ("dataset", "alpha"))
-    for dataset, alpha, parameters in itertools.product(datasets, alphas, variants):
-        yield make_settings({**settings, "dataset": dataset, "alpha": alpha, "parameters": parameters})
+    lists = [_listed(key, settings.pop(key, None)) for key in LISTS]
+    for *values, parameters in itertools.product(*lists, variants):
+        yield make_settings({**settings, **dict(zip(LISTS, values, strict=True)), "parameters": parameters})
 
 
 def _variants(vary: Any, parameters: Any) -> Iterator[dict[str, dict[str, Any]]]:
@@ -121,6 +123,8 @@ def _filtered(study: Study, only: str) -> Study:
     here: dict[str, set[Any]] = {
         "dataset": {canonical(s.dataset) for s in study.grid},
         "alpha": {float(s.alpha) for s in study.grid},
+        "fraction": {float(s.fraction) for s in study.grid},
+        "clients": {float(s.clients) for s in study.grid},
         "seed": {seed for s in study.grid for seed in s.seeds},
     }
     for key, values in here.items():
@@ -130,7 +134,8 @@ def _filtered(study: Study, only: str) -> Study:
     grid = [
         replace(s, seeds=tuple(seed for seed in s.seeds if _passes(seed, kept["seed"])))
         for s in study.grid
-        if _passes(canonical(s.dataset), kept["dataset"]) and _passes(float(s.alpha), kept["alpha"])
+        if _passes(canonical(s.dataset), kept["dataset"])
+        and all(_passes(float(getattr(s, key)), kept[key]) for key in NUMBERS)
     ]
     grid = [s for s in grid if s.seeds]
     if not grid:
@@ -141,12 +146,12 @@ def _filtered(study: Study, only: str) -> Study:
 def _meant(key: str, value: str) -> list[Any]:
     if key == "seed":
         return list(parse_seeds(value))
-    if key != "alpha":
+    if key not in NUMBERS:
         return [canonical(value) if key == "dataset" else value]
     try:
         return [float(value)]
     except ValueError:
-        raise FedekdError(f"alpha in --only must be a number, got {value!r}") from None
+        raise FedekdError(f"{key} in --only must be a number, got {value!r}") from None
 
 
 def _passes(value: Any, wanted: Iterable[Any]) -> bool:
