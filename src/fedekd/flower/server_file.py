@@ -44,6 +44,11 @@ class Server:
     weight_decay: float = entry(
         "decay of the weights in every step; with adam apart from the gradient (AdamW)", 0.0, low=0
     )
+    augment: str = entry(
+        "none, or flip-crop: random flips and crops of the images that are trained on",
+        "none",
+        choices=CHOICES["augment"],
+    )
     participation: float = entry("share of the sites that take part in a round, drawn anew each time", 1.0)
     seed: int = entry("of the initial weights and the batches", 0, low=0)
     min_sites: int = entry("a round counts if at least so many sites answered", 2, low=1)
