@@ -1,14 +1,17 @@
 """Whether the stacked engine on the GPU agrees with the serial engine on the CPU, for every method.
 
-python benchmarks/gpu_check.py [NAME ...] [--plain] [--quick]
+python benchmarks/gpu_check.py [NAME ...] [--plain] [--quick] [--options]
 
---plain: without the fused kernels; --quick: fp32 and bf16 on the classification alone.
+--plain: without the fused kernels; --quick: fp32 and bf16 on the classification alone; --options: with weight decay, a
+learning rate that falls and augmented images, by sgd and momentum too.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 import traceback
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,7 +59,13 @@ TWINS += [("fedrep", "alone"), ("ditto", "alone"), ("fedadam", "alone")]
 def main() -> None:
     bad, names = 0, [name for name in sys.argv[1:] if not name.startswith("-")]
     quick = "--quick" in sys.argv
-    for task in ("classification",) if quick else ("classification", "regression"):
+    rates: dict[str, float] = {"adam": 1e-3}
+    more: dict[str, Any] = {}
+    if "--options" in sys.argv:
+        rates |= {"sgd": 0.05, "momentum": 0.01}
+        more = {"weight_decay": 0.01, "lr_schedule": "cosine", "augment": "flip-crop"}
+    tasks = ("classification",) if quick else ("classification", "regression")
+    for task, optimizer in itertools.product(tasks, rates):
         data = federation(task)
         twins = {f"{n}@{c}": methods.get(f"{n}@{c}") for n, c in TWINS}
         for name, method in {**methods.known(), **twins}.items():
@@ -70,7 +79,9 @@ def main() -> None:
                 results = {}
                 kinds = ("fp32", "bf16") if quick else ("fp32", "tf32", "bf16")
                 for device, precision in (("cpu", "fp32"), *(("cuda", kind) for kind in kinds)):
-                    training = Training(2, 2, 32, 1e-3, device=device, precision=precision)
+                    training = Training(
+                        3 if more else 2, 2, 32, rates[optimizer], optimizer, device=device, precision=precision, **more
+                    )
                     job = Job(data, method, 0, training, private, proxy)
                     engine = Serial(job) if device == "cpu" else Stacked([job], fused="--plain" not in sys.argv)
                     for _ in range(training.rounds):
@@ -78,10 +89,14 @@ def main() -> None:
                     results[f"{device} {precision}"] = np.array(engine.evaluate()[0])
                 reference = results.pop("cpu fp32")
                 gaps = {key: float(np.abs(v - reference).max()) for key, v in results.items()}
-                print(f"{task:14s} {name:16s} cpu mean {reference.mean():.4f}  largest gap", gaps, flush=True)
+                print(
+                    f"{task:14s} {name:16s} {optimizer:8s} cpu mean {reference.mean():.4f}  largest gap",
+                    gaps,
+                    flush=True,
+                )
             except Exception:
                 bad += 1
-                print(task, name, "FAILED", traceback.format_exc()[-900:], flush=True)
+                print(task, name, optimizer, "FAILED", traceback.format_exc()[-900:], flush=True)
     print("failures:", bad)
     raise SystemExit(bad > 0)
 

@@ -289,6 +289,8 @@ def test_missing_config(ask: Ask) -> None:
         ("run --split-seed x", "invalid int value: 'x'"),
         ("run --weight-decay -1", "weight_decay must be a number >= 0"),
         ("run --lr-schedule cosin", "did you mean 'cosine'?"),
+        ("run --augment flip", "did you mean 'flip-crop'?"),
+        ("run --dataset diabetes --augment flip-crop", "'diabetes' is a table, which cannot be flipped and cropped"),
         ("run --fraction 0", "fraction must be a number > 0 and <= 1"),
         ("run --fraction 1.1", "fraction must be a number > 0 and <= 1"),
         ("data show digits --fraction 2", "fraction must be a number > 0 and <= 1"),

@@ -14,7 +14,7 @@ from fedekd.errors import FedekdError, unknown
 
 DEFAULT_PRESET = {"rounds": 10, "epochs": 2, "batch_size": 32, "lr": 1e-3}
 MOST_SEEDS = 10_000
-NEWER = {"participation": 1.0, "weight_decay": 0.0, "lr_schedule": "constant"}
+NEWER = {"participation": 1.0, "weight_decay": 0.0, "lr_schedule": "constant", "augment": "none"}
 """Training settings that older records and run keys lack, and what those were run with."""
 SHORTCUTS = ("beta", "lambda_kd", "energy")  # parameters that every gated method takes
 CHOICES = {
@@ -24,6 +24,7 @@ CHOICES = {
     "weighting": ("uniform", "samples"),
     "optimizer": ("adam", "sgd", "momentum"),
     "lr_schedule": ("constant", "cosine"),
+    "augment": ("none", "flip-crop"),
     "task": ("classification", "regression"),
     "models": ("first", "all", "none"),
     "alone": ("plain", "menu"),
@@ -56,6 +57,7 @@ class Settings:
     lr_schedule: str = _help("constant, or cosine: the rate falls round by round, to nearly 0 in the last", "constant")
     optimizer: str = _help("adam, sgd or momentum (sgd with momentum 0.9), fresh each round", "adam")
     weight_decay: float = _help("decay of the weights in every step; with adam apart from the gradient (AdamW)", 0.0)
+    augment: str = _help("none, or flip-crop: random flips and crops of the images that are trained on", "none")
     weighting: str = _help("average uniformly or by training samples", "uniform")
     participation: float = _help("share of the clients that take part in a round, drawn anew each round", 1.0)
     partition: str = _help("auto, dirichlet, iid or sites", "auto")

@@ -1,21 +1,28 @@
-"""What every method and Local can be trained with alike: decay of the weights, and a learning rate that falls."""
+"""What every method and Local are trained with alike: weight decay, a learning rate that falls, flips and crops."""
 
 from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from fedekd import methods
+from fedekd.data import federate
+from fedekd.engines.augment import DRAWS, flip_crop
 from fedekd.engines.chunk import Chunk
 from fedekd.engines.job import Job, Training, make_optimizer
+from fedekd.engines.schedule import schedule
 from fedekd.engines.serial import Serial
 from fedekd.engines.stacked import Stacked
+from fedekd.errors import FedekdError
 from fedekd.methods.base import Exchange, Remember, Train
 from fedekd.methods.fedavg import FedAvg
+from fedekd.methods.local import Local
 from tiny import tiny_private, tiny_proxy
 
 TRAINING = Training(rounds=3, epochs=2, batch_size=16, lr=3e-3)
@@ -216,3 +223,131 @@ def test_a_rate_that_a_graph_would_read_falls_too(images, optimizer, monkeypatch
     assert len(rates) == 2, "the chunks of the first round are those of all"
     assert [float(rate) for rate in rates] == pytest.approx([given["lr"] / 4] * 2)
     assert all(isinstance(rate, torch.Tensor) for rate in rates)
+
+
+# --- flips and crops -----------------------------------------------------------------------------------------
+
+
+def by_hand(image, draws):
+    """One image [C, H, W]: a crop of it with a border of its edge pixels, and mirrored."""
+    _, height, width = image.shape
+    high, wide = (height + 4) // 8, (width + 4) // 8
+    bordered = torch.from_numpy(np.pad(image.numpy(), ((0, 0), (high, high), (wide, wide)), mode="edge"))
+    top, left = int(draws[1] * (2 * high + 1)), int(draws[2] * (2 * wide + 1))
+    cropped = bordered[:, top : top + height, left : left + width]
+    return cropped.flip(-1) if draws[0] < 0.5 else cropped
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 8, 8), (2, 20, 9), (1, 3, 1)])
+def test_an_image_is_cropped_from_a_wider_one_and_mirrored(shape):
+    draw = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 255, (2, 20, *shape), dtype=torch.uint8, generator=draw)
+    draws = torch.rand(2, 20, DRAWS, generator=draw)
+    draws[0, 0], draws[0, 1] = 0.0, torch.nextafter(torch.tensor(1.0), torch.tensor(0.0))
+    found = flip_crop(images, draws)
+    assert found.dtype == torch.uint8
+    for stack, drawn, made in zip(images, draws, found, strict=True):
+        assert all(torch.equal(by_hand(i, d), m) for i, d, m in zip(stack, drawn, made, strict=True))
+
+
+def test_the_border_is_four_pixels_of_28_and_of_32():
+    for side in (28, 32):
+        image = torch.arange(side).view(1, 1, 1, side).expand(1, 1, side, side)
+        ends = [int(flip_crop(image, torch.tensor([[0.9, 0.5, at]]))[0, 0, 0, side // 2]) for at in (0.0, 0.5, 0.999)]
+        assert [end - side // 2 for end in ends] == [-4, 0, 4]
+
+
+def test_augmentations_are_drawn_as_batches_are():
+    given = {"n": 50, "epochs": 2, "batch_size": 16, "draws": 1}
+    plain, first, again = (schedule(0, 3, "private", 1, augment=a, **given) for a in (False, True, True))
+    assert plain.moves.shape == (2, 50, 0)
+    assert first.moves.shape == (2, 50, DRAWS)
+    assert (first.moves == again.moves).all()
+    assert (first.order == plain.order).all()
+    assert (first.uniform == plain.uniform).all()
+    others = [
+        schedule(*key, augment=True, **given).moves
+        for key in ((1, 3, "private", 1), (0, 4, "private", 1), (0, 3, "proxy", 1), (0, 3, "private", 2))
+    ]
+    others += [schedule(0, 3, "private", 1, augment=True, again=1, **given).moves, first.moves[::-1]]
+    assert not any((first.moves == other).all() for other in others)
+
+
+@pytest.mark.parametrize(
+    "name", ["local", "fedekd", "fml", "fedrod", "fedgh", "fedtype", "moon", "ditto", "fedrep", "fedavg-tuned"]
+)
+def test_both_engines_augment_alike(images, name):
+    augmented = agree(job(images, name, augment="flip-crop", optimizer="sgd", lr=0.02, rounds=2))
+    assert differ(augmented, serially(job(images, name, optimizer="sgd", lr=0.02, rounds=2)))
+
+
+def test_chunks_of_unequal_clients_augment_alike(digits):
+    uneven = federate(digits, clients=5, alpha=0.5, seed=2)
+    one = job(uneven, "fedekd", augment="flip-crop", optimizer="sgd", lr=0.02, rounds=2)
+    stacked = Stacked([one], chunk=2)
+    stacked.shrink_stages = 2
+    for a, b in zip(weights_of(stacked, one), serially(one), strict=True):
+        assert all(torch.allclose(a[role][n], w, atol=2e-4) for role in b for n, w in b[role].items())
+
+
+@dataclass(frozen=True)
+class Watching(Local):
+    """Trains against a copy of itself that stays, and holds what a teacher gave beside what it should give."""
+
+    roles = ("private", "teacher")
+    like = MappingProxyType({"teacher": "private"})
+    reads_weights = ("teacher",)
+    split: str = "train"
+
+    def steps(self, round):
+        return (Train(("private",), self.loss, frozen=("teacher",), split=self.split, gradients=True),)
+
+    def loss(self, batch):
+        apart = (batch.outputs["teacher"] - batch.apply("teacher", batch.weights["teacher"])).abs().sum(1)
+        wrong = batch.mean(apart)
+        return batch.supervised("private") + 1e3 * wrong.detach() * batch.outputs["private"].sum() + batch.x.sum() * 0
+
+
+@pytest.mark.parametrize("augment", ["none", "flip-crop"])
+def test_a_teacher_sees_what_its_student_sees(images, augment):
+    """Its outputs are computed beforehand; were they of other images, the weights would fly away."""
+    given = {"augment": augment, "optimizer": "sgd", "lr": 0.02, "rounds": 2}
+    watched, alone = agree(job(images, Watching(), **given)), serially(job(images, **given))
+    for ours, theirs in zip(watched, alone, strict=True):
+        assert all(torch.allclose(ours["private"][n], w, atol=1e-2) for n, w in theirs["private"].items())
+
+
+@pytest.mark.parametrize("kind", [Serial, lambda one: Stacked([one])])
+def test_only_training_rows_are_augmented(images, kind):
+    """Neither what is measured nor what is trained on validation rows."""
+    engine, plain = (kind(job(images, augment=augment)) for augment in ("flip-crop", "none"))
+    assert engine.evaluate() == plain.evaluate()
+    given = {"optimizer": "sgd", "lr": 0.02, "rounds": 1}
+    ours, theirs = (job(images, Watching("val"), augment=augment, **given) for augment in ("flip-crop", "none"))
+    assert not differ(weights_of(kind(ours), ours), weights_of(kind(theirs), theirs))
+
+
+def test_two_methods_on_one_seed_see_the_same_augmented_images(images):
+    """Without its teacher FedeKD is Local, to the bit."""
+    joined = serially(job(images, methods.get("fedekd", lambda_kd=0.0), augment="flip-crop"))
+    alone = serially(job(images, "local", augment="flip-crop"))
+    for ours, theirs in zip(joined, alone, strict=True):
+        assert all(torch.equal(ours["private"][n], w) for n, w in theirs["private"].items())
+
+
+def test_a_table_cannot_be_flipped(tables):
+    with pytest.raises(
+        FedekdError, match="'diabetes' is a table, which cannot be flipped and cropped; leave augment out"
+    ):
+        job(tables, augment="flip-crop")
+
+
+def test_an_interrupted_run_goes_on_to_the_same_bits(images):
+    one = job(images, "fedekd", augment="flip-crop", lr_schedule="cosine", weight_decay=0.01)
+    for kind in (Serial, lambda one: Stacked([one])):
+        through, first, second = kind(one), kind(one), kind(one)
+        first.round()
+        second.restore(copy.deepcopy(first.state()))
+        for _ in range(2):
+            second.round()
+        assert not differ(weights_of(through, one), found(second))

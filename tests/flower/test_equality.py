@@ -106,7 +106,7 @@ def test_the_baseline_is_local_training(tmp_path, digits):
 
 
 def test_all_that_training_can_be_given_reaches_the_sites(tmp_path, digits):
-    given = {"weight_decay": 0.1, "lr_schedule": "cosine"}
+    given = {"weight_decay": 0.1, "lr_schedule": "cosine", "augment": "flip-crop"}
     _, engine, _ = same_as_simulated(tmp_path, digits, method="fedekd", rounds=3, **given)
     assert {name: getattr(engine.job.training, name) for name in given} == given
     _, plain, _ = same_as_simulated(tmp_path / "plain", digits, method="fedekd", rounds=3)

@@ -21,7 +21,7 @@ from fedekd.flower.protocol.terms import Terms
 from fedekd.flower.protocol.wire import Payload
 from fedekd.flower.server.conversation import TooFew
 from fedekd.flower.server.rounds import Rounds
-from fedekd.flower.settings import read_site
+from fedekd.flower.settings import Privacy, read_site
 from fedekd.flower.site.handlers import answer
 from fedekd.methods import Exchange, Method, Train
 from fedekd.runs import saved_models
@@ -114,12 +114,19 @@ def test_terms_cannot_change_in_the_middle(tmp_path, digits, schema):
     [
         {"epochs": 10**9}, {"rounds": 0}, {"batch_size": True}, {"lr": float("inf")}, {"lr": float("nan")},
         {"seed": "0"}, {"optimizer": "lbfgs"}, {"weighting": "mine"}, {"parameters": []}, {"method": 5},
+        {"weight_decay": -1.0}, {"weight_decay": "0.1"}, {"lr_schedule": "linear"}, {"augment": "mixup"},
     ],
 )  # fmt: skip
 def test_absurd_terms_are_refused(tmp_path, digits, schema, given):
     (site,) = write_sites(tmp_path, digits)[:1]
     assert code(answer(site, "join", payload(make_server(tmp_path, **given), schema))) == StatusCode.REFUSED
     assert not site.state.exists()
+
+
+def test_images_are_not_augmented_with_privacy(tmp_path, digits, schema, caplog):
+    (site,) = write_sites(tmp_path, digits, dp=Privacy(epsilon=8.0, delta=1e-3))[:1]
+    assert code(answer(site, "join", payload(make_server(tmp_path, augment="flip-crop"), schema))) == StatusCode.REFUSED
+    assert "images flipped and cropped, which is not done with [dp]; leave one of them out" in caplog.text
 
 
 def test_work_without_end_is_broken_off(tmp_path, digits, schema):

@@ -114,6 +114,7 @@ DEFAULTS = {
     "fedproto": {"lam": 1.0, "nearest": False},
     "fedrep": {"head_epochs": 10},
     "fedrod": {"gamma": 1.0},
+    "local-smooth": {"weight": 0.5},
     "knnper": {"k": 10, "lam": 0.5, "scale": 1.0},
     "moon": {"mu": 1.0, "temperature": 0.5},
     "perfedavg": {"alpha": 0.01, "beta": 0.001},
@@ -131,6 +132,8 @@ DEFAULTS = {
     "scaffold": {"server_lr": 1.0},
 }
 VARIANTS = {
+    "local-smooth-tenth": {"weight": 0.1},
+    "local-smooth-quarter": {"weight": 0.25},
     "fedekd-ungated": {"gate": "constant", "weight": 1.0},
     "fedekd-half": {"gate": "constant", "weight": 0.5},
     "fedekd-permuted": {"gate": "permuted"},

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from fedekd.runs.plan import make_cells
 
 from fedekd.errors import FedekdError
-from fedekd.runs.plan import choose_methods
+from fedekd.runs.plan import choose_methods, make_cells
 from fedekd.studies import load_study, presets
 
 SPLITS = 'dataset = "diabetes"\nseeds = "0-1"\n[[block]]\nsplit_seed = 2\n[[block]]\nseeds = 2'

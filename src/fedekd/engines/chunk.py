@@ -7,6 +7,7 @@ each size of the shrinking stack, and afterwards replayed without any work of th
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from fedekd import parts
 from fedekd.engines import return_checks
+from fedekd.engines.augment import DRAWS, flip_crop
 from fedekd.engines.cuda_graphs import capturing
 from fedekd.engines.groups import Find, MethodGroup, mapped
 from fedekd.engines.job import make_optimizer
@@ -25,6 +27,7 @@ from fedekd.methods.base import Batch, Method, Train
 from fedekd.trees import pick
 
 if TYPE_CHECKING:
+    from fedekd.engines.forward import Both
     from fedekd.engines.stack import Stack
 
 WORTH_CAPTURING = 4  # steps of one size under which a CUDA graph does not pay
@@ -64,6 +67,10 @@ class Chunk:
         self.positions, self.rows = (torch.zeros(shape, dtype=torch.int32, device=device) for _ in range(2))
         self.real = torch.zeros(shape, dtype=torch.bool, device=device)
         self.uniform = torch.zeros((*shape, engine.method.uniforms), device=device)
+        self.augmented, self.longest = self.training.augments(step.split), max(1, int(lengths.max()))
+        self.moves = torch.zeros((*shape, DRAWS if self.augmented else 0), device=device)
+        self.lessons = torch.zeros_like(self.positions) if self.augmented else self.positions
+        """Places in the frozen roles' outputs, which are other ones in every epoch where images are augmented."""
         self.clock = torch.zeros(1, dtype=torch.long, device=device)  # the step, on the device
         self.at = torch.tensor(indices, device=device)
         self.scale = engine.scale_of(self.at)
@@ -134,9 +141,10 @@ class Chunk:
             epochs=self.training.epochs,
             batch_size=self.training.batch_size,
             draws=self.method.uniforms,
+            augment=self.augmented,
         )
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self, plans: Sequence[Schedule]) -> dict[str, Any]:
         """All that a round may change, as it is now."""
         engine, step = self.engine, self.step
         rows = [getattr(engine.members[i], step.split) for i in self.indices]
@@ -150,12 +158,23 @@ class Chunk:
         inputs = {
             **engine.known(self.group, self.indices),
             "steps": steps,
-            "taught": {r: engine.forward.outputs(r, self.indices, rows, self.features) for r in frozen},
+            "taught": {r: self._taught(r, rows, plans) for r in frozen},
             "fixed": fixed,
         }
         if self.teachers is not None:
             inputs["teachers"] = torch.stack([self.teachers[i] for i in self.indices])
         return inputs
+
+    def _taught(self, role: str, rows: Sequence[np.ndarray], plans: Sequence[Schedule]) -> Both:
+        """What a frozen role gives for all rows; where images are augmented, for those of one epoch after another."""
+        outputs, epochs = self.engine.forward.outputs, self.training.epochs if self.augmented else 0
+        if not epochs:
+            return outputs(role, self.indices, rows, self.features)
+        found = [
+            outputs(role, self.indices, rows, self.features, self.longest, [plan.moves[epoch] for plan in plans])
+            for epoch in range(epochs)
+        ]
+        return torch.cat([o for o, _ in found], dim=1), torch.cat([f for _, f in found], dim=1)
 
     def fits(self) -> bool:
         """Whether what clients know has still the shape that the buffers were made for."""
@@ -166,10 +185,12 @@ class Chunk:
         """Bring everything that a round changes into the chunk's buffers."""
         engine, size = self.engine, self.training.batch_size
         self._set_rate(engine.settings_of(self.step).lr)
-        positions, rows = (np.zeros(self.rows.shape, np.int32) for _ in range(2))
-        real, uniform = np.zeros(self.rows.shape, bool), np.zeros(self.uniform.shape, np.float32)
-        for at, i in enumerate(self.indices):
-            plan, mine = self._schedule(i), getattr(engine.members[i], self.step.split)
+        plans = [self._schedule(i) for i in self.indices]
+        positions, rows, lessons = (np.zeros(self.rows.shape, np.int32) for _ in range(3))
+        real = np.zeros(self.rows.shape, bool)
+        uniform, moves = (np.zeros(table.shape, np.float32) for table in (self.uniform, self.moves))
+        for at, (i, plan) in enumerate(zip(self.indices, plans, strict=True)):
+            mine = getattr(engine.members[i], self.step.split)
             epochs, n = plan.order.shape
             full = -(-n // size) * size
             for whole, part in (
@@ -177,6 +198,8 @@ class Chunk:
                 (rows, mine[plan.order]),
                 (real, np.True_),
                 (uniform, plan.uniform),
+                (moves, np.take_along_axis(plan.moves, plan.order[:, :, None], axis=1)),
+                (lessons, plan.order + self.longest * np.arange(epochs)[:, None]),
             ):
                 padded = np.zeros((epochs, full, *whole.shape[3:]), whole.dtype)
                 padded[:, :n] = part
@@ -185,7 +208,10 @@ class Chunk:
         self.rows.copy_(torch.from_numpy(rows))
         self.real.copy_(torch.from_numpy(real))
         self.uniform.copy_(torch.from_numpy(uniform))
-        inputs = self._read()
+        if self.augmented:
+            self.moves.copy_(torch.from_numpy(moves))
+            self.lessons.copy_(torch.from_numpy(lessons))
+        inputs = self._read(plans)
         if self.inputs:
             pytree.tree_map_(Tensor.copy_, self.inputs, inputs)  # in place, where a CUDA graph reads them
         else:
@@ -272,16 +298,17 @@ class Chunk:
     def loss(self, segment: Segment) -> Tensor:
         """The sum of the active models' losses on the batches that the clock points to."""
         engine, active, known = self.engine, segment.active, self.inputs
-        rows, positions, real, uniform = (
+        rows, positions, lessons, real, uniform, moves = (
             table.index_select(0, self.clock)[0, :active]
-            for table in (self.rows, self.positions, self.real, self.uniform)
+            for table in (self.rows, self.positions, self.lessons, self.real, self.uniform, self.moves)
         )
         scale, mine = self.scale.first(active), slice(0, active)
-        x, y = scale.inputs(engine.x[rows]), scale.targets(engine.y[rows])
+        raw = flip_crop(engine.x[rows], moves) if self.augmented else engine.x[rows]
+        x, y = scale.inputs(raw), scale.targets(engine.y[rows])
         fixed = pick(known["fixed"], mine)
         weights = {role: {**fixed[role], **segment.leaves.get(role, {})} for role in fixed}
         taught = {
-            role: (_taken(whole[0][:active], positions), _taken(whole[1][:active], positions))
+            role: (_taken(whole[0][:active], lessons), _taken(whole[1][:active], lessons))
             for role, whole in known["taught"].items()
         }
         out = engine.forward.through(self.step.roles, weights, x, taught, self.features)

@@ -94,9 +94,11 @@ class Client(ClientModels):
             epochs=training.epochs,
             batch_size=training.batch_size,
             draws=self.method.uniforms,
+            augment=training.augments(step.split),
         )
         self.steps = plan.steps
-        taught = {role: self.outputs(role, rows) for role in self._still(step)}
+        moves = list(torch.from_numpy(plan.moves).to(self.device)) if training.augments(step.split) else []
+        taught = [{role: self.outputs(role, rows, drawn) for role in self._still(step)} for drawn in moves or [None]]
         weights = self._readable_weights()
         trained = {role: self._part(role, step) for role in step.roles}
         return_checks.to_train(self.method, step, trained)
@@ -104,12 +106,13 @@ class Client(ClientModels):
         sums = {role: {n: torch.zeros_like(w) for n, w in tree.items()} for role, tree in trained.items()}
         with self._training(step, trained), self._seeded("dropout", root, round, *((again,) if again else ())):
             optimizer = make_optimizer(training, every)
-            for order, uniform in zip(plan.order, plan.uniform, strict=True) if plan.steps else ():
+            for epoch, (order, uniform) in enumerate(zip(plan.order, plan.uniform, strict=True) if plan.steps else ()):
                 positions = torch.from_numpy(order).to(self.device).split(training.batch_size)
                 numbers = torch.from_numpy(uniform).to(self.device).split(training.batch_size)
                 for here, draws in zip(positions, numbers, strict=True):
-                    x = self.data.scale.inputs(self.data.x[rows[here]])
-                    out = {role: (o[here], f[here]) for role, (o, f) in taught.items()}
+                    x = self._inputs(rows[here], moves[epoch][here] if moves else None)
+                    lessons = taught[epoch if moves else 0]
+                    out = {role: (o[here], f[here]) for role, (o, f) in lessons.items()}
                     out = self._named(step, self._through(step.roles, x, out))
                     batch = self._batch(rows[here], here, out, weights, draws, training.lr, x)
                     loss, extra = return_checks.loss_of(self.method, step, batch)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedekd import models, parts
 from fedekd.engines import return_checks
+from fedekd.engines.augment import flip_crop
 from fedekd.engines.job import SERVER, Job, Rows, pick_device
 from fedekd.exchange import Message
 from fedekd.models import trainable
@@ -97,13 +98,18 @@ class ClientModels:
         with self._autocast():
             return self.task.read(self.models[role](features)), features
 
+    def _inputs(self, rows: Tensor, moves: Tensor | None = None) -> Tensor:
+        raw = self.data.x[rows]
+        return self.data.scale.inputs(raw if moves is None else flip_crop(raw, moves))
+
     @torch.no_grad()
-    def outputs(self, role: str, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """A frozen model's outputs and features on whole splits."""
+    def outputs(self, role: str, rows: Tensor, moves: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """A frozen model's outputs and features on whole splits; with ``moves``, on the images flipped and cropped."""
         if role in self.method.heads:
-            return self._head(role, self.outputs(self.method.heads[role], rows)[1])
-        module, scale = self.models[role].eval(), self.data.scale
-        pieces = [self._forward(module, scale.inputs(self.data.x[part])) for part in rows.split(EVALUATION_BATCH)]
+            return self._head(role, self.outputs(self.method.heads[role], rows, moves)[1])
+        module, batches = self.models[role].eval(), rows.split(EVALUATION_BATCH)
+        drawn = moves.split(EVALUATION_BATCH) if moves is not None else [None] * len(batches)
+        pieces = [self._forward(module, self._inputs(*some)) for some in zip(batches, drawn, strict=True)]
         return torch.cat([o for o, _ in pieces]), torch.cat([f for _, f in pieces])
 
 

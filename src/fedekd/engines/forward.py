@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from fedekd import models
+from fedekd.engines.augment import DRAWS, flip_crop
 from fedekd.engines.client_models import EVALUATION_BATCH
 from fedekd.engines.groups import MethodGroup, mapped
 from fedekd.engines.stackable import NotStackable, make_template
@@ -149,16 +150,25 @@ class Forward:
         rows: Sequence[np.ndarray],
         features: bool = False,
         longest: int | None = None,
+        moves: Sequence[np.ndarray] | None = None,
     ) -> Both:
-        """Frozen models' outputs on whole splits, padded to the longest, or further: [models, n, ...]."""
+        """Frozen models' outputs on whole splits, padded to the longest, or further: [models, n, ...].
+
+        With ``moves``, on the images flipped and cropped.
+        """
         engine = self.engine
         at = torch.tensor(list(indices), device=engine.device)
         if role in self.method.heads:
-            below = self.outputs(self.method.heads[role], indices, rows, True, longest)[1]
+            below = self.outputs(self.method.heads[role], indices, rows, True, longest, moves)[1]
             return self._head(role, pick(engine.weights[role], at), below)
         self.templates[role].eval()
         table, _ = padded(rows, engine.device, longest)
-        lengths = [len(r) for r in rows]
+        lengths, drawn = [len(r) for r in rows], None
+        if moves is not None:
+            drawn = torch.zeros(*table.shape, DRAWS)
+            for i, own in enumerate(moves):
+                drawn[i, : len(own)] = torch.from_numpy(own)
+            drawn = drawn.to(engine.device)
         order = torch.tensor(sorted(range(len(rows)), key=lambda i: -lengths[i]), device=engine.device)
         weights, scale = pick(engine.weights[role], at[order]), engine.scale_of(at[order])
         result: Both | None = None
@@ -167,7 +177,10 @@ class Forward:
             active = max(1, sum(n > start for n in lengths))
             here = order[:active]
             part = table[here, start : start + size]
-            x = scale.first(active).inputs(engine.x[part])
+            raw = engine.x[part]
+            if drawn is not None:
+                raw = flip_crop(raw, drawn[here, start : start + size])
+            x = scale.first(active).inputs(raw)
             out = self(role, {n: w[:active] for n, w in weights.items()}, x, features)
             if result is None:
                 result = tuple(o.new_zeros(len(rows), table.shape[1], *o.shape[2:]) for o in out)  # type: ignore[assignment]

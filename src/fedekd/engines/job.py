@@ -42,6 +42,11 @@ class Training:
     participation: float = 1.0
     weight_decay: float = 0.0
     lr_schedule: str = "constant"
+    augment: str = "none"
+
+    def augments(self, split: str) -> bool:
+        """Whether the batches of this split are flipped and cropped at random."""
+        return self.augment != "none" and split == "train"
 
     def of(self, step: Train) -> Training:
         """The settings of one training step, which may have its own epochs, rate and optimiser."""
@@ -65,6 +70,13 @@ class Job:
     training: Training
     private: models.Factory = models.private
     proxy: models.Factory = models.proxy
+
+    def __post_init__(self) -> None:
+        dataset = self.federation.dataset
+        if self.training.augment != "none" and dataset.x.ndim != 4:
+            raise FedekdError(
+                f"dataset {dataset.name!r} is a table, which cannot be flipped and cropped; leave augment out"
+            )
 
     @property
     def task(self) -> Task:

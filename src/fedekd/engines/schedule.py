@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedekd import rng
+from fedekd.engines.augment import DRAWS
 from fedekd.methods.base import Step, Train
 
 
@@ -18,6 +19,7 @@ class Schedule:
 
     order: np.ndarray  # int64 [epochs, n]
     uniform: np.ndarray  # float32 [epochs, n, draws], one row for each entry of `order`
+    moves: np.ndarray  # float32 [epochs, n, DRAWS or 0], one row for each position: see ``augment.flip_crop``
     batch_size: int
 
     @property
@@ -38,6 +40,7 @@ def schedule(
     draws: int,
     split: str = "train",
     again: int = 0,
+    augment: bool = False,
 ) -> Schedule:
     """Batches are keyed by the first trained role, so that a private model sees what it sees in Local.
 
@@ -54,7 +57,9 @@ def schedule(
         else np.empty((0, n), np.int64)
     )
     uniform = rng.stream(seed, "uniform", role, client, round, *more).random((epochs, n, draws), dtype=np.float32)
-    return Schedule(order, uniform, batch_size)
+    width = DRAWS if augment else 0
+    moves = rng.stream(seed, "augment", role, client, round, *more).random((epochs, n, width), dtype=np.float32)
+    return Schedule(order, uniform, moves, batch_size)
 
 
 def numbered(steps: Iterable[Step]) -> list[tuple[Step, int]]:

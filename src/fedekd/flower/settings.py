@@ -68,6 +68,11 @@ class ServerSettings:
     weight_decay: float = entry(
         "decay of the weights in every step; with adam apart from the gradient (AdamW)", 0.0, low=0
     )
+    augment: str = entry(
+        "none, or flip-crop: random flips and crops of the images that are trained on",
+        "none",
+        choices=CHOICES["augment"],
+    )
     optimizer: str = entry(
         "adam, sgd or momentum (sgd with momentum 0.9), fresh each round", "adam", choices=CHOICES["optimizer"]
     )

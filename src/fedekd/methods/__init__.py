@@ -19,6 +19,7 @@ FAMILIES = {
     "personalised": "one architecture, and something of each client's own",
     "distillation": "predictions, prototypes or layers travel; models may differ",
     "optimisation": "against drift, and at the server",
+    "alone": "nothing is sent: what a site can do by itself",
 }
 M = TypeVar("M", bound=type[Method])
 _REGISTRY: dict[str, Method] = {}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @register(
-    "local-smooth", cite="Szegedy et al., CVPR 2016", also="controls", tenth={"weight": 0.1}, quarter={"weight": 0.25}
+    "local-smooth", family="alone", cite="Szegedy et al., CVPR 2016", tenth={"weight": 0.1}, quarter={"weight": 0.25}
 )
 @dataclass(frozen=True)
 class LocalSmooth(Local):

@@ -33,6 +33,7 @@ class Terms:
     participation: float = 1.0
     weight_decay: float = 0.0
     lr_schedule: str = "constant"
+    augment: str = "none"
     public: str | None = None
     """Fingerprint of the rows that everybody holds."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -66,7 +67,7 @@ class Terms:
                 raise ValueError(f"participation is {terms.participation!r}")
             if type(terms.weight_decay) not in (int, float) or not 0 <= terms.weight_decay < float("inf"):
                 raise ValueError(f"weight_decay is {terms.weight_decay!r}")
-            for name in ("optimizer", "weighting", "lr_schedule", "compression"):
+            for name in ("optimizer", "weighting", "lr_schedule", "augment", "compression"):
                 if getattr(terms, name) not in {**CHOICES, "compression": COMPRESSIONS}[name]:
                     raise ValueError(f"{name} is {getattr(terms, name)!r}")
             texts = (terms.method, terms.proxy or "", terms.private or "", terms.public or "")

@@ -42,6 +42,10 @@ def consent(site: SiteSettings, terms: Terms, schema: Schema) -> None:
         )
     if terms.weighting == "samples" and sends and "n" not in site.share:
         raise FedekdError("the server weights sites by their samples, and this site does not share `n`")
+    if site.dp and terms.augment != "none":
+        raise FedekdError(
+            "the server wants images flipped and cropped, which is not done with [dp]; leave one of them out"
+        )
     if (terms.public or method.public) and site.public is None:
         raise FedekdError(f"the server has public rows for {terms.method!r}; name the same ones as `public`")
 
