@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -39,6 +40,10 @@ class Task(ABC):
         """The metric over a whole split."""
 
     @abstractmethod
+    def value(self, errors: np.ndarray) -> float:
+        """The same, from the errors of a split's samples."""
+
+    @abstractmethod
     def errors(self, output: Tensor, target: Tensor) -> Tensor:
         """Sample by sample: 1 where the class is wrong and 0 where it is right, or the error in the target's units."""
 
@@ -62,6 +67,9 @@ class Classification(Task):
     def score(self, output: Tensor, target: Tensor) -> float:
         return float((output.argmax(-1) == target).double().mean())
 
+    def value(self, errors: np.ndarray) -> float:
+        return float((errors == 0).mean())
+
     def errors(self, output: Tensor, target: Tensor) -> Tensor:
         return (output.argmax(-1) != target).int()
 
@@ -70,7 +78,7 @@ class Classification(Task):
 class Regression(Task):
     """Targets may be standardised for training; ``unit`` brings the error back to the user's units."""
 
-    unit: float = 1.0
+    unit: float | Tensor = 1.0
     name = "regression"
     metric = "rmse"
     higher_is_better = False
@@ -86,13 +94,16 @@ class Regression(Task):
         return gate.squared_error(teacher.detach(), student)
 
     def score(self, output: Tensor, target: Tensor) -> float:
-        return self.unit * float((output - target).double().square().mean().sqrt())
+        return float(self.unit) * float((output - target).double().square().mean().sqrt())
+
+    def value(self, errors: np.ndarray) -> float:
+        return float(np.sqrt(np.square(errors.astype(np.float64)).mean()))
 
     def errors(self, output: Tensor, target: Tensor) -> Tensor:
         return self.unit * (output - target)
 
 
-def make_task(name: str, unit: float = 1.0) -> Task:
+def make_task(name: str, unit: float | Tensor = 1.0) -> Task:
     if name == "classification":
         return Classification()
     if name == "regression":

@@ -117,15 +117,15 @@ class Measured:
     @classmethod
     def of(cls, task: Task, test: tuple[Tensor, Tensor], val: tuple[Tensor, Tensor]) -> Measured:
         """``test`` and ``val``: a model's outputs and the targets."""
-        losses = task.loss(*val).double().cpu().numpy()
+        errors, val_errors = (task.errors(*pair).cpu().numpy() for pair in (test, val))
+        found = cls.of_rows(task, errors, val_errors, task.loss(*val).double().cpu().numpy())
+        return replace(found, value=task.score(*test), val_value=task.score(*val) if len(val_errors) else math.nan)
+
+    @classmethod
+    def of_rows(cls, task: Task, errors: np.ndarray, val_errors: np.ndarray, losses: np.ndarray) -> Measured:
         known = len(losses) > 0
-        return cls(
-            task.score(*test),
-            task.score(*val) if known else math.nan,
-            float(losses.mean()) if known else math.nan,
-            task.errors(*test).cpu().numpy(),
-            losses,
-        )
+        val_value, val_loss = (task.value(val_errors), float(losses.mean())) if known else (math.nan, math.nan)
+        return cls(task.value(errors), val_value, val_loss, errors, losses)
 
 
 @dataclass(frozen=True)

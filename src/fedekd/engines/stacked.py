@@ -18,6 +18,7 @@ from torch import Tensor
 from fedekd import parts
 from fedekd.engines import return_checks
 from fedekd.engines.client import Client
+from fedekd.engines.forward import padded
 from fedekd.engines.groups import MethodGroup, split
 from fedekd.engines.job import SERVER, Advance, Job, Measured, Rows, Scale, precision, trust_of_round
 from fedekd.engines.schedule import numbered, participants
@@ -26,7 +27,7 @@ from fedekd.engines.stack import CHUNK, SHRINK_STAGES, Stack, StackMember
 from fedekd.engines.stackable import check
 from fedekd.exchange import Aggregator, Door, answer_of, averaging_weights
 from fedekd.methods.base import Exchange
-from fedekd.tasks import Task
+from fedekd.tasks import make_task
 from fedekd.trees import moved, pick
 
 __all__ = ["CHUNK", "SHRINK_STAGES", "StackMember", "Stacked"]
@@ -249,37 +250,41 @@ class Stacked(Stack):
     def evaluate(self, split: str = "test") -> list[list[float]]:
         """The task's metric per job and client."""
         with precision(self.training.precision, self.device), self.personalised():
-            found = self._answers(split)
-        return self._by_job([self._task(i).score(*pair) for i, pair in sorted(found.items())])
+            errors, _ = self._rows_of(split)
+        return self._by_job([self.task.value(errors[i]) for i in range(len(self.members))])
 
     def measure(self) -> list[list[Measured]]:
         """The same on test and validation rows, with what it is made of."""
         with precision(self.training.precision, self.device), self.personalised():
-            test, val = self._answers("test"), self._answers("val")
-        return self._by_job([Measured.of(self._task(i), test[i], val[i]) for i in sorted(test)])
-
-    def _task(self, i: int) -> Task:
-        return self.jobs[self.members[i].job].task
+            (errors, _), (val_errors, losses) = self._rows_of("test"), self._rows_of("val")
+        found = [Measured.of_rows(self.task, errors[i], val_errors[i], losses[i]) for i in range(len(self.members))]
+        return self._by_job(found)
 
     def _by_job(self, of_members: Sequence[T]) -> list[list[T]]:
         return [[of_members[i] for i in self.members_of(j)] for j in range(len(self.jobs))]
 
-    def _answers(self, split: str) -> dict[int, tuple[Tensor, Tensor]]:
-        """By member: the method's outputs on a split, and the targets."""
-        answers: dict[int, tuple[Tensor, Tensor]] = {}
+    def _rows_of(self, split: str) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray]]:
+        """By member, row by row of a split: the errors of its answers and their losses.
+
+        Both are found on the device for many members at once: one by one they would take longer than the training.
+        """
+        errors, losses = dict[int, np.ndarray](), dict[int, np.ndarray]()
 
         def work(group: MethodGroup, indices: list[int]) -> None:
             for start in range(0, len(indices), self.limit):
                 here = indices[start : start + self.limit]
                 rows = [getattr(self.members[i], split) for i in here]
-                out = self.forward.predictions(group, here, rows)
+                out, (table, _) = self.forward.predictions(group, here, rows), padded(rows, self.device)
+                scale = self.scale_of(torch.tensor(here, device=self.device))
+                y = scale.targets(self.y[table])
+                unit = scale.std.reshape(len(here), 1)
+                wrong = make_task(self.task.name, unit).errors(out, y).cpu().numpy()
+                loss = self.task.loss(out.flatten(0, 1), y.flatten()).view(table.shape).double().cpu().numpy()
                 for at, i in enumerate(here):
-                    raw = self.y[torch.from_numpy(rows[at]).to(self.device)]
-                    y = Scale.of(self.jobs[self.members[i].job].federation, self.device).targets(raw)
-                    answers[i] = out[at, : len(rows[at])], y
+                    errors[i], losses[i] = wrong[at, : len(rows[at])], loss[at, : len(rows[at])]
 
         self.by_group(range(len(self.members)), work)
-        return answers
+        return errors, losses
 
     def clients_of(self, job: int) -> list[Client]:
         """A job's clients with their models as they are now, one by one; inside ``personalised`` as they answer."""
