@@ -21,7 +21,8 @@ from fedekd.errors import FedekdError
 from fedekd.flower.protocol.wire import Packed, Payload
 from fedekd.flower.server.conversation import TooFew
 from fedekd.flower.server.rounds import Rounds
-from fedekd.runs.federation_report import print_report, read_report
+from fedekd.report.federation import print_report
+from fedekd.runs.federation_report import read_report
 
 
 @pytest.fixture
