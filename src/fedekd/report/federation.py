@@ -31,15 +31,16 @@ def print_report(console: Console, report: FederationReport) -> None:
 def verdicts(report: FederationReport) -> str:
     """What sites that share their verdict came to, together."""
     known = Counter(report.states.values())
-    family = f"{known.total()} sites that share a verdict" if known.total() > 1 else "the site that shares a verdict"
-    return f"Against the best alone, of {family}: {counted(known)}"
+    share = "site shares" if known.total() == 1 else "sites share"
+    return f"{known.total()} {share} a verdict: {counted(known)}"
 
 
 def _print_sites(console: Console, report: FederationReport) -> None:
     unit = report.unit
     rows = [cells(site, unit) for site in report.sites]
     name = "accuracy in %" if unit.higher_is_better else unit.name
-    console.print(f"{name}; Δ: with the federation minus alone{', in points' if unit.higher_is_better else ''}")
+    about = f"{name}; Δ: with the federation minus alone{', in points' if unit.higher_is_better else ''}"
+    console.print(about + ("; verdict: against the best alone" if report.states else ""))
     console.print()
     names = Column("site", [str(site.get("name", "?")) for site in report.sites], "left")
     heads = ("n", "alone", "with", "Δ")
