@@ -17,6 +17,7 @@ from fedekd.cli import main
 from fedekd.engines.job import Job, Training
 from fedekd.flower.protocol.rows import of_site
 from fedekd.flower.saved_state import SavedState
+from fedekd.flower.settings import Privacy
 from fedekd.flower.site.alone import AloneMenu
 from fedekd.runs.plan import SMOOTH
 from tiny import tiny_private, tiny_proxy
@@ -114,6 +115,21 @@ def test_in_two_visits_as_in_one_and_saved_in_between(digits):
         assert all(torch.equal(w, other[name]) for name, w in weights(whole.state(), label).items()), label
         assert whole.state()[label]["history"] == second.state()[label]["history"]
         assert whole.state()[label]["engine"]["round"] == 2
+
+
+def test_noise_is_for_what_leaves(tmp_path, digits):
+    """With [dp] and without, a site does the same alone, the twin's proxy included."""
+    pytest.importorskip("opacus", reason="pip install 'fedekd[dp]'")
+    schema, kept = schema_of(digits), []
+    for folder, dp in ((tmp_path / "plain", None), (tmp_path / "noisy", Privacy(epsilon=8.0))):
+        sites = write_sites(folder, digits, dp=dp)
+        federate(make_server(folder, rounds=2, epochs=1), schema, sites)
+        kept.append(state_of(sites[0]))
+    for label in MENU:
+        ours, theirs = (state["alone"][label]["engine"]["clients"][0]["models"] for state in kept)
+        assert all(torch.equal(w, theirs[role][name]) for role in ours for name, w in ours[role].items())
+    ours, theirs = (state["client"]["models"]["proxy"] for state in kept)
+    assert not any(torch.equal(w, theirs[name]) for name, w in ours.items())
 
 
 def test_a_person_reads_the_verdict(tmp_path, digits, capsys):
