@@ -63,7 +63,7 @@ def prepare(folder: Path, count: int, rounds: int, pixels: int = 8) -> tuple[Pat
     for number, rows in enumerate(parts):
         name, door = f"site{number}", Counter(port)
         doors.append(door)
-        own = {"data": "rows.npz", "port": free_port(), "threads": 1, "give_up": 600.0}
+        own = {"data": "rows.npz", "port": free_port(), "threads": 1, "give_up": 600.0, "alone": "plain"}
         ca = str(folder / "server" / "certificates" / "ca.crt")
         init_site(folder / name, name, f"localhost:{door.port}", "digits", ca=ca, settings=own)
         np.savez(folder / name / "rows.npz", x=x[rows], y=y[rows])

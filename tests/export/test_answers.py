@@ -404,17 +404,17 @@ def test_a_site_keeps_its_answers_too(images: Any, tmp_path: Path) -> None:
 
     from fedekd.engines.job import Job, Training
     from fedekd.engines.serial import Serial
+    from fedekd.flower.site.alone import AloneMenu
     from fedekd.flower.site.report import finish
 
     site = SimpleNamespace(name="0", share=())
     training = Training(rounds=2, epochs=1, batch_size=16, lr=0.01)
-    clients = []
-    for name in ("knnper", "local"):
-        engine = Serial(Job(images, methods.get(name), 0, training, tiny_private, tiny_proxy))
-        for _ in range(2):
-            engine.round()
-        clients.append(engine.clients[0])
-    finish(site, tmp_path, "knnper", *clients)  # type: ignore[arg-type]
+    job = Job(images, methods.get("knnper"), 0, training, tiny_private, tiny_proxy)
+    engine, menu = Serial(job), AloneMenu(job, "knnper", 0, whole=False)
+    for _ in range(2):
+        engine.round()
+    menu.train(2)
+    finish(site, tmp_path, "knnper", engine.clients[0], menu)  # type: ignore[arg-type]
     report = json.loads((tmp_path / "report.json").read_text())
     rows = images.clients[0].test
     np.savez(tmp_path / "rows.npz", x=images.dataset.x[rows])

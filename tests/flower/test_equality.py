@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +19,10 @@ from fedekd import methods
 from fedekd.exchange import exchanges
 from fedekd.flower.protocol import wire
 from fedekd.flower.protocol.visits import visits
+from fedekd.runs.history import History
+from fedekd.runs.plan import SMOOTH
+from fedekd.runs.transfer import best_alone, comparison, option
+from fedekd.verdicts import judge
 
 TRAINED = [name for name, method in methods.known().items() if method.roles]
 TOYS = [f"toys:{toy.__name__}" for toy in toys.TOYS]
@@ -52,8 +58,25 @@ def same_as_simulated(tmp_path, dataset, atol=1e-5, sites=3, **given):
             alike(ours[what], theirs[what], atol, f"{client.name} {what}")
         assert by_name[client.name]["value"] == pytest.approx(client.score(), abs=1e-6)
         assert by_name[client.name]["n"] == len(client.rows["train"])
+    alone_as_simulated(server, schema, sites)
     layouts = sum(len(wire.layouts_text(reply)) for _, kind, reply in post.sent if kind == "visit")
     return report, engine, layouts
+
+
+def alone_as_simulated(server, schema, sites):
+    """What sites train alone, in every round, is what the whole federation's twin gives where all take part."""
+    twin = f"{server.method}@alone"
+    menus = {site.name: {one["label"]: one for one in own_report(site)["menu"]} for site in sites}
+    if not exchanges(methods.get(server.method, **server.parameters), server.rounds):
+        assert not any(twin in menu for menu in menus.values())
+        return
+    for client in simulate(replace(server, method=twin, participation=1.0), schema, sites).clients:
+        assert menus[client.name][twin]["last"] == pytest.approx(client.score(), abs=1e-6), client.name
+
+
+def own_report(site):
+    (path,) = site.state.glob("*/report.json")
+    return json.loads(path.read_text())
 
 
 def alike(ours, theirs, atol, where):
@@ -74,7 +97,7 @@ def alike(ours, theirs, atol, where):
 def test_classification(tmp_path, digits, name):
     report, engine, layouts = same_as_simulated(tmp_path, digits, method=name)
     sent, count = engine.door.bytes_up, len(visits(engine.method, 2))
-    assert sent <= report["bytes_up"] - layouts <= sent + 3 * count * 200, (
+    assert sent <= report["bytes_up"] - layouts <= sent + 3 * count * 250, (
         "nothing but what is exchanged, its layout and a few words"
     )
 
@@ -103,6 +126,51 @@ def test_the_baseline_is_local_training(tmp_path, digits):
     for site, client in zip(report["sites"], alone.clients, strict=True):
         assert site["local"] == pytest.approx(client.score(), abs=1e-6)
         assert site["delta"] == pytest.approx(site["value"] - site["local"])
+
+
+@pytest.mark.parametrize(("data", "method"), [("digits", "fedekd"), ("diabetes", "fedekd"), ("digits", "scaffold")])
+def test_what_a_site_does_alone_is_what_a_simulation_says_of_it(request, tmp_path, data, method):
+    """Chosen rounds, validation losses, the best alone and the verdict: as `--alone menu` has them of all clients."""
+    dataset, rounds = request.getfixturevalue(data), 4
+    schema, (server, sites) = schema_of(dataset), place(tmp_path, dataset, method, rounds=rounds, batch_size=8)
+    federate(server, schema, sites)
+    menu = ["local", *SMOOTH, f"{method}@alone"]
+    records = {label: record(server, schema, sites, label) for label in [*menu, method]}
+    for position, client in enumerate(records[method]["clients"]):
+        own = own_report(next(site for site in sites if site.name == client["id"]))
+        options = [option(records[label], position) for label in menu]
+        assert [one["label"] for one in own["menu"]] == menu
+        for one, other in zip(own["menu"], options, strict=True):
+            assert one["round"] == other.round
+            assert (one["value"], one["val_loss"]) == pytest.approx((other.value, other.val_loss), abs=1e-5)
+            assert one["last"] == pytest.approx(records[one["label"]]["clients"][position]["value"], abs=1e-5)
+        best, last = best_alone(options, client["n_val"]), option(records[method], position, chosen=False)
+        (verdict,) = judge([comparison([last], [best], client["metric"])])
+        value, local, twin = (records[label]["clients"][position]["value"] for label in (method, "local", menu[-1]))
+        assert (own["alone"]["label"], own["alone"]["round"]) == (best.label, best.round)
+        assert own["joined"] == {"round": rounds, "chosen": "last"}
+        parts = (own["delta"], own["recipe"], own["federation"], own["gain"])
+        assert parts == pytest.approx((value - local, twin - local, value - twin, value - best.value), abs=1e-5)
+        assert own["delta"] == pytest.approx(own["recipe"] + own["federation"])
+        told = own["verdict"]
+        assert (told["state"], told["rows_needed"]) == (verdict.state, verdict.rows_needed)
+        for name in ("low", "high", "p", "margin", "detectable", "rows"):
+            assert told[name] == pytest.approx(getattr(verdict, name), abs=1e-5), name
+
+
+def record(server, schema, sites, method):
+    """A run of the simulation, as far as its clients go."""
+    engine, history = simulate(replace(server, method=method), schema, sites, rounds=0), History.fresh(1)
+    for round in range(server.rounds):
+        engine.round()
+        history.add(round + 1, engine.measure())
+    clients = [
+        {"id": c.name, "metric": c.task.metric, "n_val": len(c.rows["val"]), "n_test": len(c.rows["test"]), **row}
+        for c, row in zip(engine.clients, history.clients(0, engine.job), strict=True)
+    ]
+    return {
+        "label": method, "metric": clients[0]["metric"], "params": {"rounds": server.rounds}, "clients": clients
+    }  # fmt: skip
 
 
 def test_all_that_training_can_be_given_reaches_the_sites(tmp_path, digits):

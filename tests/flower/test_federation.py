@@ -16,6 +16,7 @@ from recorder import Recorder
 
 from fedekd.flower.protocol.schema import Schema
 from fedekd.flower.settings import read_site
+from fedekd.runs.plan import SMOOTH
 
 if TYPE_CHECKING:
     from town import Town
@@ -70,8 +71,10 @@ def only_what_is_declared_leaves(here: Town, sent: bytes) -> None:
     for array in reply.values():
         assert array.numpy().tobytes() in sent, "the recorder does see what leaves"
     for state in states:
-        for part in ("client", "local"):
-            for name, weights in state[part]["models"]["private"].items():
+        alone = {label: kept["engine"]["clients"][0] for label, kept in state["alone"].items()}
+        assert set(alone) == {"local", *SMOOTH, "fedekd@alone"}
+        for part, client in {"client": state["client"], **alone}.items():
+            for name, weights in client["models"]["private"].items():
                 assert not traces(weights.numpy(), sent), f"{part} {name}"
     site = read_site(here.file("north"))
     data = Schema.read(here.folder / "server" / "schema.json").load(site.data)

@@ -94,6 +94,8 @@ def test_two_sites_with_one_far_too_large(place):
         {"privacy": '{"epsilon": 1, "delta": 0.1, "clip": 1, "guarantee": "everything, I promise"}'},
         {"metric": "[bold]\x1b[2J"},
         {"delta": float("nan"), "value": float("inf"), "local": "0.5"},
+        {"state": "[red]", "p": 7.0, "gain": "much"},
+        {"state": 3, "p": float("nan")},
         {"n": -5},
         {"n": 2.5},
         {f"word {k}": k for k in range(5000)},
@@ -426,4 +428,4 @@ def test_the_sites_are_told_the_end_and_the_report_tells_who_was_away(place):
     assert [len(list(site.state.glob("*/ended"))) for site in sites] == [1, 1, 0]
     text = io.StringIO()
     print_report(Console(file=text, width=100), read_report(settings.state))
-    assert text.getvalue().count("no answer") == 4
+    assert text.getvalue().count("no answer") == 5

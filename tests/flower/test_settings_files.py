@@ -41,7 +41,8 @@ def test_the_privacy_that_a_file_shows_is_whole(tmp_path: Path) -> None:
 def test_a_site_of_defaults_keeps_them(tmp_path: Path) -> None:
     site = read_site(written(tmp_path, SiteSettings, SITE))
     assert (site.data, site.task, site.private, site.dp) == ("digits", None, None, None)
-    assert site.share == ("n", "metric", "delta")
+    assert site.share == ("n", "metric", "delta", "verdict")
+    assert site.alone == "menu"
 
 
 def test_a_written_server_reads_back(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from fedekd.flower.protocol.terms import Terms
 from fedekd.flower.protocol.wire import Payload
 from fedekd.flower.server.conversation import TooFew
 from fedekd.flower.server.rounds import Rounds
-from fedekd.flower.settings import Privacy, read_site
+from fedekd.flower.settings import SHARED, Privacy, read_site
 from fedekd.flower.site.handlers import answer
 from fedekd.methods import Exchange, Method, Train
 from fedekd.runs import saved_models
@@ -218,7 +218,7 @@ def test_divergence_is_a_code_and_no_text(tmp_path, digits, schema):
     assert reply.models == {}
 
 
-@pytest.mark.parametrize("share", [(), ("n",), ("metric",), ("delta",), ("n", "metric", "delta")])
+@pytest.mark.parametrize("share", [(), ("n",), ("metric",), ("delta",), ("verdict",), SHARED])
 def test_only_what_a_site_shares_leaves_it(tmp_path, digits, schema, share):
     sites = write_sites(tmp_path, digits, share=share)
     post = Hand(sites)
@@ -227,6 +227,7 @@ def test_only_what_a_site_shares_leaves_it(tmp_path, digits, schema, share):
     allowed |= {"n"} if "n" in share else set()
     allowed |= {"metric", "local", "value"} if "metric" in share else set()
     allowed |= {"metric", "delta", "low", "high"} if "delta" in share else set()
+    allowed |= {"metric", "state", "gain", "p"} if "verdict" in share else set()
     assert set().union(*(reply.words for _, _, reply in post.sent)) == allowed
     assert all(set(site) <= allowed - {"code"} | {"answered"} for site in report["sites"])
     own = next(sites[0].state.glob("*/report.json"))
@@ -255,6 +256,7 @@ def test_a_site_logs_what_it_does(tmp_path, digits, schema, caplog):
     assert rest == [
         "visit 1 of 2 done",
         f"accuracy on this site's test rows: {numbers}",
+        "{recommendation}: {reason}".format(**report["verdict"]),
         "visit 2 of 2 done",
         f"federation {FEDERATION} is complete; see {own}",
     ]
@@ -265,16 +267,21 @@ def test_weights_by_samples_need_a_site_that_shares_them(tmp_path, digits, schem
     assert code(answer(site, "join", payload(make_server(tmp_path, weighting="samples"), schema))) == StatusCode.REFUSED
 
 
+def local_of(site):
+    """The model that the site has trained alone."""
+    return state_of(site)["alone"]["local"]["engine"]["clients"][0]["models"]["private"]
+
+
 def test_a_given_baseline_is_used(tmp_path, digits, schema):
     sites = write_sites(tmp_path, digits)
     federate(make_server(tmp_path, rounds=1), schema, sites)
     file = tmp_path / "local.pt"
-    torch.save(state_of(sites[0])["local"]["models"]["private"], file)
+    torch.save(local_of(sites[0]), file)
     again = write_sites(tmp_path / "again", digits, local=str(file))
     _, report = federate(make_server(tmp_path / "again", rounds=1, epochs=1), schema, again)
     assert report["complete"]
     for site in again:
-        kept = state_of(site)["local"]["models"]["private"]
+        kept = local_of(site)
         assert all(torch.equal(w, torch.load(file, weights_only=True)[k]) for k, w in kept.items())
 
 

@@ -100,7 +100,9 @@ def schema_of(dataset: Dataset) -> Schema:
     return Schema.of(replace(dataset, columns=()), Scaling.of(dataset))
 
 
-def simulate(server: ServerSettings, schema: Schema, sites: list[SiteSettings]) -> Serial:
+def simulate(
+    server: ServerSettings, schema: Schema, sites: list[SiteSettings], rounds: int | None = None
+) -> Serial:  # fmt: skip
     """The same federation in the serial engine, on the same rows."""
     terms = Terms.of(server)
     names = sorted(site.name for site in sites)
@@ -109,7 +111,7 @@ def simulate(server: ServerSettings, schema: Schema, sites: list[SiteSettings]) 
     whole = joined([of_site(own[name], schema, name, terms.seed, k, public) for k, name in enumerate(names)])
     factories = [models.factory(role, TINY[role]) for role in ("private", "proxy")]
     engine = Serial(Job(whole, terms.make_method(), terms.seed, terms.training(), *factories))
-    for _ in range(server.rounds):
+    for _ in range(server.rounds if rounds is None else rounds):
         engine.round()
     return engine
 

@@ -62,6 +62,24 @@ def test_harm_beyond_chance(metric: str, delta: float, low: float, high: float, 
     assert (report.harmed, report.surely_harmed) == (2, surely)
 
 
+def test_verdicts_are_over_all_sites_that_share_one(tmp_path: Path) -> None:
+    """Each site judges itself; together, a p-value of .03 among three is not clear any more."""
+    told = [("helped", 0.001), ("harmed", 0.03), ("equivalent", 0.7), ("undecided", 0.3), ("wonderful", 0.0)]
+    sites = [{"name": name, "state": name, "gain": 0.02, "p": p} for name, p in told]
+    (tmp_path / "report.json").write_text(json.dumps({**REPORT, "sites": [*sites, {"name": "west"}]}))
+    report, out = read_report(tmp_path), io.StringIO()
+    assert report
+    states = {"helped": "helped", "harmed": "undecided", "equivalent": "equivalent", "undecided": "undecided"}
+    assert report.states == states
+    print_report(Console(file=out, width=100), report)
+    lines = [" ".join(line.split()) for line in out.getvalue().splitlines()]
+    said = "4 sites share a verdict: 0 clearly harmed, 1 clearly helped, 1 equivalent, 2 undecided"
+    assert said in lines
+    assert "helped kept kept kept kept clearly helped" in lines
+    assert "west kept kept kept kept kept" in lines
+    assert not any("were harmed by joining" in line for line in lines)
+
+
 def test_no_report_and_a_broken_one(tmp_path: Path) -> None:
     assert read_report(tmp_path) is None
     for content in ("{", "[]", '{"rounds": 3}'):

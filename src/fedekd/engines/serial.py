@@ -24,13 +24,16 @@ class Serial:
     What it tells (``evaluate``, ``doors``, ``trust``) are lists over jobs, as in the stacked engine.
     """
 
-    def __init__(self, job: Job, advance: Advance | None = None) -> None:
+    def __init__(
+        self, job: Job, advance: Advance | None = None, *, first: int = 0, rows: Rows | None = None
+    ) -> None:  # fmt: skip
+        """``first``: the number of the first client in the random streams, at a site that is one of many."""
         self.job, self.method = job, job.method
         self.advance = advance or (lambda round, client, samples: None)
         self.method.check(job.task.name)
         step_checks.check_public(job)
-        self.data = Rows.of(job)
-        self.clients = [Client(job, k, rows=self.data) for k in range(len(job.federation.clients))]
+        self.data = rows or Rows.of(job)
+        self.clients = [Client(job, k, first + k, self.data) for k in range(len(job.federation.clients))]
         self.exchanges = exchanges(self.method, job.training.rounds)
         self.door = Door(frozenset(self.exchanges))
         self.doors = [self.door]
@@ -102,7 +105,8 @@ class Serial:
     def _answer(self, server: Aggregator, step: Exchange, messages: Sequence[Message], here: Sequence[int]) -> Any:
         sizes = [len(self.clients[k].rows["train"]) for k in here]
         weights = averaging_weights(self.job.training.weighting, sizes)
-        answer = server.combine(step, messages, weights, here, self.round_number)
+        numbers = [self.clients[k].number for k in here]
+        answer = server.combine(step, messages, weights, numbers, self.round_number)
         if step.refine:
             answer = ServerClient(self.job, self.data).refined(step, messages, answer, self.round_number)
             server.sent[step.name] = {n: answer[n] for n in server.sent[step.name]}

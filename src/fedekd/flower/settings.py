@@ -24,7 +24,8 @@ T = TypeVar("T")
 COMPRESSIONS = ("none", "fp16", "int8")
 STARTING = 120.0  # seconds from the start of `fedekd server run` until sites are asked, and to spare
 COMBINATIONS = ("mean", "median", "trimmed", "krum")
-SHARED = ("n", "metric", "delta")
+SHARED = ("n", "metric", "delta", "verdict")
+MENU, PLAIN = "menu", "plain"
 ENDED = "ended"  # file in state/FEDERATION: the server has said that the federation is complete
 GUARANTEES = ("the sent models, end to end", "the sent models, for a fixed private model only")
 
@@ -153,7 +154,9 @@ class SiteSettings:
         example="hospital.models:private",
     )
     share: tuple[str, ...] = entry(
-        "numbers that may leave the site for the report: n, metric, delta; [] keeps them all", SHARED, choices=SHARED
+        "numbers that may leave the site for the report: n, metric, delta, and verdict with its p-value; [] keeps all",
+        SHARED,
+        choices=SHARED,
     )
     leave: tuple[str, ...] = entry(
         'what may leave the site, by the name of its exchange: "proxy"; "private" for methods that average private '
@@ -164,6 +167,12 @@ class SiteSettings:
         "package.module:name of a proxy, a model or a method that the server may have this site import", ()
     )
     local: str = entry('training alone, to compare with: "train", or a file with weights trained before', "train")
+    alone: str = entry(
+        "what joining is compared with: menu, the best of plain training alone, with smoothed targets and the method's "
+        "isolated twin; or plain alone, which saves time",
+        MENU,
+        choices=(MENU, PLAIN),
+    )
     device: str = entry("cpu, cuda or cuda:N", "cpu")
     threads: int = entry("threads for training; 0 takes all cores", 0, low=0)
     port: int = entry("a free port on this machine, open to this machine only", 9094, low=1)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from rich.console import Console
 
 from fedekd.report.tables import Column, print_columns
 from fedekd.runs.federation_report import FederationReport, SiteReport, SiteRow
+from fedekd.runs.verdict_text import STATES, counted
 from fedekd.units import Unit, duration, volume
 
 KEPT = "kept"  # shown for a number that its site does not share
@@ -14,7 +17,9 @@ AWAY = "no answer"  # for a site that was away at the end
 
 def print_report(console: Console, report: FederationReport) -> None:
     _print_sites(console, report)
-    if report.known:
+    if report.states:
+        console.print(verdicts(report))
+    elif report.known:
         chance = f", {report.surely_harmed} beyond the chance of its test rows" if report.harmed else ""
         console.print(f"{report.harmed} of {len(report.known)} sites that share their Δ were harmed by joining{chance}")
     for name, budget in report.budgets().items():
@@ -23,15 +28,26 @@ def print_report(console: Console, report: FederationReport) -> None:
     console.print(f"{report.rounds} rounds of {report.method}, {traffic}, {duration(report.seconds)}")
 
 
+def verdicts(report: FederationReport) -> str:
+    """What sites that share their verdict came to, together."""
+    known = Counter(report.states.values())
+    share = "site shares" if known.total() == 1 else "sites share"
+    return f"{known.total()} {share} a verdict: {counted(known)}"
+
+
 def _print_sites(console: Console, report: FederationReport) -> None:
     unit = report.unit
     rows = [cells(site, unit) for site in report.sites]
     name = "accuracy in %" if unit.higher_is_better else unit.name
-    console.print(f"{name}; Δ: with the federation minus alone{', in points' if unit.higher_is_better else ''}")
+    about = f"{name}; Δ: with the federation minus alone{', in points' if unit.higher_is_better else ''}"
+    console.print(about + ("; verdict: against the best alone" if report.states else ""))
     console.print()
     names = Column("site", [str(site.get("name", "?")) for site in report.sites], "left")
     heads = ("n", "alone", "with", "Δ")
-    print_columns(console, [names], [Column(head, [row[i] for row in rows]) for i, head in enumerate(heads)])
+    columns = [Column(head, [row[i] for row in rows]) for i, head in enumerate(heads)]
+    if report.states:
+        columns.append(Column("verdict", [verdict(report, site) for site in report.sites], "left"))
+    print_columns(console, [names], columns)
 
 
 def cells(site: SiteRow, unit: Unit) -> list[str]:
@@ -40,6 +56,11 @@ def cells(site: SiteRow, unit: Unit) -> list[str]:
     n, delta = site.get("n"), site.get("delta")
     values = [missing if value is None else unit.value(value) for value in (site.get("local"), site.get("value"))]
     return [missing if n is None else str(n), *values, missing if delta is None else unit.delta(delta)]
+
+
+def verdict(report: FederationReport, site: SiteRow) -> str:
+    state = report.states.get(site.get("name", "?"))
+    return STATES[state] if state else KEPT if site.get("answered", True) else AWAY
 
 
 def own_numbers(own: SiteReport) -> str:
@@ -56,4 +77,9 @@ def own_numbers(own: SiteReport) -> str:
     n, alone, value, delta = cells(site, report.unit)
     metric, points = ("accuracy in %", " points") if report.unit.higher_is_better else (report.unit.name, "")
     line = f"{own['name']}, {own['method']}: {metric} {alone} alone, {value} with the federation"
-    return "; ".join([f"{line}, Δ {delta}{points}, {n} training rows", *report.budgets().values()])
+    lines = [f"{line}, Δ {delta}{points}, {n} training rows"]
+    if "verdict" in own:
+        told = [(name, own.get(name)) for name in ("recipe", "federation", "gain")]
+        shown = ", ".join(f"{name} {report.unit.delta(x)}" for name, x in told if isinstance(x, float))
+        lines += [*([shown] if shown else []), f"{own['verdict']['recommendation']}: {own['verdict']['reason']}"]
+    return "; ".join([*lines, *report.budgets().values()])

@@ -11,6 +11,7 @@ from fedekd.errors import FedekdError
 from fedekd.metrics import harmed
 from fedekd.units import Unit
 from fedekd.validation import Finite, Invalid, parse_json, validator
+from fedekd.verdicts import HARMED, HELPED, LEVEL, STATES, UNDECIDED, holm
 
 
 class SiteRow(TypedDict, total=False):
@@ -25,12 +26,29 @@ class SiteRow(TypedDict, total=False):
     delta: float | None
     low: float | None
     high: float | None
+    state: str | None
+    gain: float | None
+    p: float | None
 
 
 class SpentBudget(TypedDict):
     epsilon: float
     delta: float
     guarantee: str
+
+
+class BestAlone(TypedDict):
+    label: str
+    round: int
+    value: float
+
+
+class SiteVerdict(TypedDict):
+    """Of the method after its last round against the best alone."""
+
+    state: str
+    recommendation: str
+    reason: str
 
 
 class SiteReport(TypedDict):
@@ -44,6 +62,11 @@ class SiteReport(TypedDict):
     delta: float
     n_train: int
     privacy: NotRequired[SpentBudget | None]
+    recipe: NotRequired[float]
+    federation: NotRequired[float]
+    gain: NotRequired[float]
+    alone: NotRequired[BestAlone]
+    verdict: NotRequired[SiteVerdict]
 
 
 class RefusedAnswer(TypedDict):
@@ -94,6 +117,20 @@ class FederationReport:
         better = self.unit.higher_is_better
         best = [site.get("high") if better else site.get("low") for site in self.known]
         return sum(end is not None and self.unit.harm(end) > 0 for end in best)
+
+    @property
+    def states(self) -> dict[str, str]:
+        """By name, of the sites that share their verdict.
+
+        A site judges itself alone; here Holm's method is over all of them, and what is not clear after it is undecided.
+        """
+        told = {site.get("name", "?"): site for site in self.sites if site.get("state") in STATES}
+        adjusted = holm([p if (p := site.get("p")) is not None else 1.0 for site in told.values()])
+        found = {}
+        for (name, site), p in zip(told.items(), adjusted, strict=True):
+            state = str(site.get("state"))
+            found[name] = UNDECIDED if state in (HELPED, HARMED) and p >= LEVEL else state
+        return found
 
     def budgets(self) -> dict[str, str]:
         spent = (self.privacy or {}).items()

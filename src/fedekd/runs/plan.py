@@ -253,10 +253,15 @@ def _with_menu(chosen: Mapping[str, Chosen], settings: Settings) -> dict[str, Ch
     found |= {name: _choose(name, methods.get(name), settings) for name in SMOOTH if name not in chosen}
     for name, one in chosen.items():
         found[name] = one
-        if not one.method.twin and exchanges(one.method, settings.rounds or 1):
+        if has_twin(one.method, settings.rounds or 1):
             other = f"{name}{ALONE}"
             found.setdefault(other, Chosen(other, methods.twin(one.method, "alone"), one.changed))
     return found
+
+
+def has_twin(method: Method, rounds: int) -> bool:
+    """Whether there is something to take away: a method that exchanges nothing is its own twin."""
+    return not method.twin and bool(exchanges(method, rounds))
 
 
 def left_out(settings: Settings, federation: Federation) -> str:

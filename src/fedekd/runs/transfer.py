@@ -112,6 +112,16 @@ def best_alone(options: Sequence[Option], n_val: int) -> Option:
     return plain if plain.val_loss <= best.val_loss + (best.val_error or 0.0) else best
 
 
+def comparison(joined: Sequence[Option], alone: Sequence[Option], metric: str) -> Comparison | None:
+    """The same test rows with a method and alone, by seed; None where they are not known."""
+    rows = [[one.rows for one in some] for some in (joined, alone)]
+    if any(r is None for some in rows for r in some):
+        return None
+    right = metric == "accuracy"
+    left, other = (np.stack([r for r in some if r is not None]) for some in rows)
+    return Comparison(left, other, verdicts.share if right else verdicts.root_mean_square, right)
+
+
 def is_menu(method: str) -> bool:
     """Whether a client could do this by itself."""
     return method == "local" or method.startswith("local-smooth") or method.endswith(TWIN)
@@ -165,12 +175,7 @@ class _Unit:
 
     @property
     def comparison(self) -> Comparison | None:
-        rows = [[one.rows for one in some] for some in (self.joined, self.alone)]
-        if any(r is None for some in rows for r in some):
-            return None
-        right = self.metric == "accuracy"
-        joined, alone = (np.stack([r for r in some if r is not None]) for some in rows)
-        return Comparison(joined, alone, verdicts.share if right else verdicts.root_mean_square, right)
+        return comparison(self.joined, self.alone, self.metric)
 
     def transfer(self, verdict: Verdict | None) -> ClientTransfer:
         return ClientTransfer(self.client, self.seeds, self.n_test, self.parts, self.joined, self.alone, verdict)

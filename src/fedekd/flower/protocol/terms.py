@@ -12,7 +12,7 @@ from fedekd.engines.job import Training
 from fedekd.errors import FedekdError
 from fedekd.flower.settings import COMPRESSIONS, ServerSettings
 from fedekd.methods.base import Method
-from fedekd.settings import CHOICES
+from fedekd.settings import CHOICES, NEWER
 
 MOST = 100_000  # rounds, epochs or samples per batch: more is a mistake, or an attack
 
@@ -50,7 +50,10 @@ class Terms:
         return cls(**defaults)
 
     def text(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
+        """Without what older versions do not know, where it is as they have it: their federations go on."""
+        newer = {name: value for name, value in NEWER.items() if name != "participation"}
+        told = {name: value for name, value in asdict(self).items() if (name, value) not in newer.items()}
+        return json.dumps(told, sort_keys=True)
 
     @classmethod
     def parse(cls, text: str) -> Terms:

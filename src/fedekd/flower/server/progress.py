@@ -11,9 +11,10 @@ from typing import Any
 from fedekd.flower.protocol.wire import Payload
 from fedekd.flower.settings import GUARANTEES, usable_name
 from fedekd.tasks import Classification, Regression
+from fedekd.verdicts import STATES
 
 METRICS = (Classification.metric, Regression.metric)
-NUMBERS = ("local", "value", "delta", "low", "high")
+NUMBERS = ("local", "value", "delta", "low", "high", "gain")
 BUDGET = ("epsilon", "delta", "clip")
 
 
@@ -131,6 +132,10 @@ def numbers_in(reply: Payload) -> dict[str, Any]:
         found["n"] = words["n"]
     if words.get("metric") in METRICS:
         found["metric"] = words["metric"]
+    if words.get("state") in STATES:
+        found["state"] = words["state"]
+    if isinstance(p := words.get("p"), (int, float)) and 0 <= p <= 1 and not isinstance(p, bool):
+        found["p"] = p
     if (spent := _budget(words.get("privacy"))) is not None:
         found["privacy"] = spent
     return found

@@ -66,7 +66,12 @@ def guarded(site: SiteSettings, payload: Payload) -> Payload:
 
 def _allowed(site: SiteSettings) -> set[str]:
     allowed = {"code", "name"} | ({"privacy"} if site.dp else set())
-    shared = {"n": {"n"}, "metric": {"metric", "local", "value"}, "delta": {"metric", "delta", "low", "high"}}
+    shared = {
+        "n": {"n"},
+        "metric": {"metric", "local", "value"},
+        "delta": {"metric", "delta", "low", "high"},
+        "verdict": {"metric", "state", "gain", "p"},
+    }
     return allowed.union(*(shared[name] for name in site.share))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,29 +13,38 @@ from fedekd.engines.client import Client
 from fedekd.flower.protocol.wire import Word
 from fedekd.flower.saved_state import write_text
 from fedekd.flower.settings import SiteSettings
+from fedekd.flower.site.alone import PLAIN, AloneMenu
 from fedekd.metrics import sample_interval
-from fedekd.runs import saved_models
+from fedekd.runs import packing, saved_models
+from fedekd.runs.transfer import Option, best_alone, comparison
+from fedekd.runs.verdict_text import Advice, advise
+from fedekd.units import Unit
+from fedekd.verdicts import Verdict, judge
 
 log = logging.getLogger("fedekd.site")
 
 
-def finish(site: SiteSettings, folder: Path, method: str, client: Client, local: Client) -> dict[str, Word]:
+def finish(site: SiteSettings, folder: Path, method: str, client: Client, menu: AloneMenu) -> dict[str, Word]:
     """Write ``report.json`` and two models for `fedekd export`, the private and the one trained alone.
 
     Returns what is shared. The client is to be as it answers: see ``Client.personalised``.
     """
+    local = menu.local()
     with client.personalised(), local.personalised():  # measured and kept after one and the same training
-        return _finish(site, folder, method, client, local)
+        return _finish(site, folder, method, client, local, menu)
 
 
-def _finish(site: SiteSettings, folder: Path, method: str, client: Client, local: Client) -> dict[str, Word]:
+def _finish(
+    site: SiteSettings, folder: Path, method: str, client: Client, local: Client, menu: AloneMenu
+) -> dict[str, Word]:
     value, alone, metric = client.score(), local.score(), client.task.metric
     counts = {f"n_{split}": len(client.rows[split]) for split in ("train", "val", "test")}
     own: dict[str, Any] = {"local": alone, "value": value, "delta": value - alone, **counts}
     privacy = getattr(client, "privacy", None)
     interval = sample_interval(client.errors().tolist(), local.errors().tolist(), client.task.higher_is_better)
     sure: dict[str, Word] = dict(zip(("low", "high"), interval, strict=True)) if interval else {}
-    whole = {"name": site.name, "method": method, "metric": metric, **own, **sure, "privacy": privacy}
+    judged = _judged(method, client, value, alone, menu)
+    whole = {"name": site.name, "method": method, "metric": metric, **own, **sure, **judged.told(), "privacy": privacy}
     write_text(folder / "report.json", json.dumps(whole, indent=1) + "\n")
     result = {"metric": metric, "clients": [{"id": site.name, **own}]}
     if client.models:
@@ -46,6 +57,7 @@ def _finish(site: SiteSettings, folder: Path, method: str, client: Client, local
         *(metric, alone, value, value - alone),
         " (95 %: {:+.4g} to {:+.4g})".format(*interval) if interval else "",
     )
+    log.info("%s: %s", *judged.advice)
     words: dict[str, Word] = {}
     if "n" in site.share:
         words["n"] = counts["n_train"]
@@ -53,6 +65,66 @@ def _finish(site: SiteSettings, folder: Path, method: str, client: Client, local
         words |= {"metric": metric, "local": alone, "value": value}
     if "delta" in site.share:
         words |= {"metric": metric, "delta": value - alone, **sure}
+    if "verdict" in site.share:
+        words |= {"metric": metric, "state": judged.verdict.state}
+        words |= {name: x for name, x in (("gain", judged.gain), ("p", judged.verdict.p)) if math.isfinite(x)}
     if privacy:
         words["privacy"] = json.dumps(privacy)
     return words
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """The method after its last round, beside the best that the site did alone."""
+
+    joined: Option
+    best: Option
+    menu: dict[str, tuple[Option, Option]]
+    parts: dict[str, float]
+    verdict: Verdict
+    advice: Advice
+
+    @property
+    def gain(self) -> float:
+        return self.joined.value - self.best.value
+
+    def told(self) -> dict[str, Any]:
+        verdict = self.verdict
+        numbers = {name: getattr(verdict, name) for name in ("low", "high", "p", "margin", "detectable", "rows")}
+        return {
+            **self.parts,
+            "gain": self.gain,
+            "joined": {"round": self.joined.round, "chosen": "last"},
+            "alone": {**_named(self.best), "chosen": "validation"},
+            "menu": [{**_named(chosen), "last": last.value} for chosen, last in self.menu.values()],
+            "verdict": {
+                "state": verdict.state,
+                "recommendation": self.advice.decision,
+                "reason": self.advice.reason,
+                **{name: x if math.isfinite(x) else None for name, x in numbers.items()},
+                "rows_needed": verdict.rows_needed,
+            },
+        }
+
+
+def _named(one: Option) -> dict[str, Any]:
+    loss = one.val_loss if math.isfinite(one.val_loss) else None
+    return {"label": one.label, "round": one.round, "value": one.value, "val_loss": loss}
+
+
+def _judged(method: str, client: Client, value: float, local: float, menu: AloneMenu) -> _Judged:
+    metric, rows, results = client.task.metric, client.rows, menu.results()
+    right = packing.unpack(packing.pack(client.errors().cpu().numpy()), len(rows["test"]), metric)
+    joined = Option(method, client.job.training.rounds, value, rows=right)
+    best = best_alone([chosen for chosen, _ in results.values()], len(rows["val"]))
+    compared = comparison([joined], [best], metric)
+    assert compared is not None
+    (verdict,) = judge([compared])
+    parts = {}
+    if menu.twin in results:
+        twin = results[menu.twin][1].value
+        parts = {"recipe": twin - local, "federation": value - twin}
+    unit = Unit.of([{"metric": metric, "clients": [{"local": local}]}])
+    given = best.label == PLAIN and menu.given is not None
+    said = "the model trained before" if given else f"{best.label} after round {best.round}"
+    return _Judged(joined, best, results, parts, verdict, advise({method: verdict}, said, unit))

@@ -5,17 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedekd import methods, models, parts
+from fedekd import models, parts
 from fedekd.dataset import Dataset
 from fedekd.engines.client import Client
-from fedekd.engines.job import Job, Rows
+from fedekd.engines.job import Job
 from fedekd.engines.model_checks import check_model
 from fedekd.errors import FedekdError
 from fedekd.exchange import Door, Message, exchanges
@@ -26,7 +25,8 @@ from fedekd.flower.protocol.schema import Schema
 from fedekd.flower.protocol.terms import Terms
 from fedekd.flower.protocol.visits import Visit, alone, called, inwards, outwards, visits
 from fedekd.flower.protocol.wire import Payload
-from fedekd.flower.settings import SiteSettings
+from fedekd.flower.settings import MENU, SiteSettings
+from fedekd.flower.site.alone import AloneMenu
 from fedekd.flower.site.guard import apart
 from fedekd.flower.site.report import finish
 from fedekd.methods.base import Exchange
@@ -34,7 +34,7 @@ from fedekd.trees import moved
 
 
 class SiteTrainer:
-    """A site's client, its baseline, and what it needs for the next upload."""
+    """A site's client, what it trains alone, and what it needs for the next upload."""
 
     def __init__(
         self, site: SiteSettings, folder: Path, terms: Terms, schema: Schema, number: int,
@@ -57,11 +57,10 @@ class SiteTrainer:
             training = terms.training(site.device)
             job = Job(federation, method, terms.seed, training, own, terms.factory("proxy"))
             self.client = self._client(job)
-            self.local = self._client(replace(job, method=methods.get("local")), self.client.data)
-            if site.local != "train":
-                self.local.models["private"].load_state_dict(models_file(site.local))
+            given = models_file(site.local) if site.local != "train" else None
+            whole = site.alone == MENU
+            self.alone = AloneMenu(job, terms.method, number, self.client.data, whole=whole, given=given)
             apart(self.client.models)
-        self.local_rounds = 0
         self.exchanges = exchanges(method, terms.rounds)
         self.door = Door(frozenset(self.exchanges) & frozenset(site.leave))
         self.held: dict[str, dict[str, Tensor]] = {
@@ -80,12 +79,12 @@ class SiteTrainer:
             raise FedekdError(f"the public rows in {site.public} are not the server's; get the file from its operator")
         return found.dataset if found else None
 
-    def _client(self, job: Job, rows: Rows | None = None) -> Client:
+    def _client(self, job: Job) -> Client:
         if self.site.dp is None:
-            return Client(job, 0, self.number, rows)
+            return Client(job, 0, self.number)
         from fedekd.flower.site.privacy import PrivateClient
 
-        return PrivateClient(job, self.number, self.site.dp, self.folder, rows)
+        return PrivateClient(job, self.number, self.site.dp, self.folder)
 
     def check_rows(self, agreement: Mapping[str, str]) -> None:
         """Other rows, or another order of them, are another split: the model would be tested on what it has learned."""
@@ -122,7 +121,8 @@ class SiteTrainer:
         with failing(StatusCode.TRAINING):
             for round, step, again in visit.work:
                 self.client.perform(step, round, again)
-            self._train_alone(visit)
+            count = len(visits(self.client.method, self.terms.rounds))
+            self.alone.train(alone(visit.number, count, self.terms.rounds))
             words = self._words(visit)
             return Payload(words, {step.name: self._sent(step, visit.round or 0) for step in visit.sends})
 
@@ -164,23 +164,13 @@ class SiteTrainer:
             raise FedekdError(f"the server's answer for {called(step)} cannot be used: {message}")
         return message
 
-    def _train_alone(self, visit: Visit) -> None:
-        count = len(visits(self.client.method, self.terms.rounds))
-        target = alone(visit.number, count, self.terms.rounds)
-        if self.site.local == "train":
-            for round in range(self.local_rounds, target):
-                for step in self.local.method.steps(round):
-                    if not isinstance(step, Exchange):
-                        self.local.perform(step, round)
-        self.local_rounds = target
-
     def _words(self, visit: Visit) -> dict[str, wire.Word]:
         """The numbers that leave beside what is exchanged: what the site shares, and no more."""
         words: dict[str, wire.Word] = {"code": int(StatusCode.DONE), "name": self.site.name}
         if visit.last:
-            self.client.round = self.local.round = self.terms.rounds
+            self.client.round = self.terms.rounds
             with self.client.personalised():
-                return words | finish(self.site, self.folder, self.terms.method, self.client, self.local)
+                return words | finish(self.site, self.folder, self.terms.method, self.client, self.alone)
         if visit.sends and self.terms.weighting == "samples" and "n" in self.site.share:
             words["n"] = len(self.client.rows["train"])
         return words
@@ -189,8 +179,7 @@ class SiteTrainer:
         return {
             "number": self.number,
             "client": self.client.state(),
-            "local": self.local.state(),
-            "local_rounds": self.local_rounds,
+            "alone": self.alone.state(),
             "held": self.held,
             "residual": self.residual,
             "dp": self.site.dp is not None,
@@ -203,8 +192,7 @@ class SiteTrainer:
                 "leave with noise and some without; bring it back as it was"
             )
         self.client.restore(state["client"])
-        self.local.restore(state["local"])
-        self.local_rounds = state["local_rounds"]
+        self.alone.restore(state.get("alone", {}))  # a version without them trained Local only
         self.held, self.residual = state["held"], state["residual"]
 
 

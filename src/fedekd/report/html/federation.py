@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
-from fedekd.report.federation import cells
+from fedekd.report.federation import cells, verdict, verdicts
 from fedekd.report.html.chart import (
     Chart,
     ChartColumn,
@@ -21,6 +22,11 @@ from fedekd.report.html.headline import minus
 from fedekd.report.html.section import Block, Page, Section, Variants
 from fedekd.runs.federation_report import FederationReport, SiteRow
 from fedekd.units import count, duration, volume
+from fedekd.verdicts import HARMED, HELPED
+
+ONCE = "A federation runs once: how another seed would have ended is not known."
+OWN = "Each site's own report, on its own disk, has its numbers."
+COLOUR = "Coloured: a clear verdict against the best that the site does alone, where it shares one. "
 
 
 def federation_page(report: FederationReport) -> Page:
@@ -36,6 +42,8 @@ def federation_page(report: FederationReport) -> Page:
 
 
 def _headline(report: FederationReport) -> dict[str, Any]:
+    if report.states:
+        return _judged(report)
     known, harmed, silent = report.known, report.harmed, len(report.sites) - len(report.known)
     if not known:
         title = "No site shares its Δ"
@@ -44,20 +52,50 @@ def _headline(report: FederationReport) -> dict[str, Any]:
     else:
         title = f"{report.method} harmed no site that shares its Δ"
     chance = f"{report.surely_harmed} of them by more than the choice of test rows may do (95 %)." if harmed else ""
-    once = "A federation runs once: how another seed would have ended is not known."
-    own = "Each site's own report, on its own disk, has its numbers."
     return {
         "title": title,
         "tone": "harm" if harmed else "help" if known else "",
-        "lines": [f"No Δ is known of {count(silent, 'site')}. {own}"] if silent else [],
-        "sure": " ".join([chance, once]).strip() if known else "",
+        "lines": [f"No Δ is known of {count(silent, 'site')}. {OWN}"] if silent else [],
+        "sure": " ".join([chance, ONCE]).strip() if known else "",
+        "figures": [(f"{harmed} of {len(known)}", "sites harmed", "harm" if harmed else "help"), *_costs(report)],
+    }
+
+
+def _judged(report: FederationReport) -> dict[str, Any]:
+    """Where sites share their verdict."""
+    found = Counter(report.states.values())
+    total, silent = found.total(), len(report.sites) - found.total()
+    clear = (
+        "Clear: at 5 % over all sites that share a verdict (Holm's method); each compares the method after the last "
+        "round with the best of what it trained alone, on its own test rows, which are assumed independent."
+    )
+    return {
+        "title": verdicts(report),
+        "tone": "harm" if found[HARMED] else "help" if found[HELPED] else "",
+        "lines": [f"No verdict is known of {count(silent, 'site')}. {OWN}"] if silent else [],
+        "sure": f"{clear} {ONCE}",
         "figures": [
-            (f"{harmed} of {len(known)}", "sites harmed", "harm" if harmed else "help"),
-            (volume(report.bytes_up), "sent by the sites", ""),
-            (volume(report.bytes_down), "sent to the sites", ""),
-            (duration(report.seconds), "in all", ""),
+            (f"{found[HARMED]} of {total}", "sites clearly harmed", "harm" if found[HARMED] else ""),
+            (f"{found[HELPED]} of {total}", "sites clearly helped", "help" if found[HELPED] else ""),
+            *_costs(report),
         ],
     }
+
+
+def _costs(report: FederationReport) -> list[tuple[str, str, str]]:
+    return [
+        (volume(report.bytes_up), "sent by the sites", ""),
+        (volume(report.bytes_down), "sent to the sites", ""),
+        (duration(report.seconds), "in all", ""),
+    ]
+
+
+def _effect(report: FederationReport, site: SiteRow, scale: MetricScale) -> str:
+    """By the site's verdict; by the sign of its Δ where it shares that alone."""
+    if state := report.states.get(site.get("name", "?")):
+        return state if state in (HELPED, HARMED) else "same"
+    delta = site.get("delta")
+    return "unknown" if delta is None else scale.effect(delta)
 
 
 def _rows(report: FederationReport, scale: MetricScale) -> list[Row]:
@@ -67,14 +105,14 @@ def _rows(report: FederationReport, scale: MetricScale) -> list[Row]:
         told = dict[str, Any](site)
         values = {key: told.get(key) for key in ("local", "value", "delta", "low", "high")}
         shown = {key: None if value is None else scale.factor * value for key, value in values.items()}
-        delta = values["delta"]
         rows.append(
             {
                 "site": str(site.get("name", "?")),
                 "n": site.get("n"),
                 **shown,
                 "said": minus(cells(site, scale.unit)[-1]),
-                "effect": "unknown" if delta is None else scale.effect(delta),
+                "verdict": verdict(report, site),
+                "effect": _effect(report, site, scale),
             }
         )
     return sorted(rows, key=lambda row: -scale.unit.harm(row["delta"]) if row["delta"] is not None else float("inf"))
@@ -86,6 +124,7 @@ def _deltas(report: FederationReport, scale: MetricScale) -> Chart:
         ChartColumn("local", "alone", scale.value),
         ChartColumn("value", "with the federation", scale.value),
         ChartColumn("said", scale.delta_title),
+        *([ChartColumn("verdict", "verdict")] if report.states else []),
         ChartColumn("effect", "effect"),
         ChartColumn("n", "training samples", ","),
     ]
@@ -123,6 +162,7 @@ def _deltas(report: FederationReport, scale: MetricScale) -> Chart:
     about = (
         f"Each site's result with the federation minus its result alone, on its own test rows; further {better} is "
         "better. The line: what the choice of test rows alone may do (95 %). "
+        f"{COLOUR if report.states else ''}"
         '"kept": the site does not share it; "no answer": it was away at the end.'
     )
     return Chart("deltas", "Site by site", about, spec, columns, {"": rows})
@@ -134,10 +174,12 @@ def _table(report: FederationReport, scale: MetricScale) -> Block:
 
     def row(site: SiteRow) -> tuple[list[str], list[dict[str, str]]]:
         *first, delta = cells(site, scale.unit)
-        effect = scale.effect(change) if (change := site.get("delta")) is not None else ""
-        return [str(site.get("name", "?"))], [*map(cell, first), cell(delta, effect)]
+        effect = _effect(report, site, scale)
+        judged = [cell(verdict(report, site))] if report.states else []
+        return [str(site.get("name", "?"))], [*map(cell, first), cell(delta, effect.replace("unknown", "")), *judged]
 
-    heads = ("training samples", f"alone, {_unit(scale)}", f"with the federation, {_unit(scale)}", scale.delta_title)
+    heads = ["training samples", f"alone, {_unit(scale)}", f"with the federation, {_unit(scale)}", scale.delta_title]
+    heads += ["verdict"] if report.states else []
     table = {"title": "In figures", "heads": ["site"], "columns": [("", head) for head in heads], "notes": []}
     return Block("table.html", {"table": table, "rows": [row(site) for site in report.sites], "open": True})
 

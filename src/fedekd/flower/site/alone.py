@@ -1,0 +1,138 @@
+"""What the site could do by itself, trained beside the federation, a share in every visit.
+
+Plain Local; Local with smoothed targets; and the method's isolated twin, a federation of this one site. None of it
+leaves the site, so that none of it gets noise under ``[dp]``: who stays alone needs none.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from fedekd import methods
+from fedekd.engines.client import Client
+from fedekd.engines.job import Job, Rows
+from fedekd.engines.serial import Serial
+from fedekd.errors import FedekdError
+from fedekd.flower.protocol.codes import Failed
+from fedekd.methods.base import Method
+from fedekd.runs import transfer
+from fedekd.runs.history import History
+from fedekd.runs.plan import ALONE, SMOOTH, has_twin
+from fedekd.runs.records import Record
+from fedekd.runs.transfer import Option
+from fedekd.trees import moved
+
+log = logging.getLogger("fedekd.site")
+PLAIN = "local"
+
+
+class AloneMenu:
+    """One after another, so that there is one such model at a time on the device; between visits they are saved."""
+
+    def __init__(
+        self,
+        job: Job,
+        label: str,
+        number: int,
+        rows: Rows | None = None,
+        *,
+        whole: bool = True,
+        given: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """``label``: of the method; ``number``: the site's, in the random streams; ``whole``: else plain Local alone.
+
+        ``given``: weights that the site has trained before, in place of plain Local.
+        """
+        self.job = replace(job, training=replace(job.training, participation=1.0))
+        self.number, self.rows, self.given, self.twin = number, rows or Rows.of(job), given, f"{label}{ALONE}"
+        self.methods: dict[str, Method] = {PLAIN: methods.get(PLAIN)}
+        if whole:
+            self.methods |= {name: methods.get(name) for name in SMOOTH}
+            if has_twin(job.method, job.training.rounds):
+                self.methods[self.twin] = methods.twin(job.method, "alone")
+        self.kept: dict[str, dict[str, Any]] = {}
+        if given is not None:
+            self._open(PLAIN)  # weights that do not fit are found when the site joins
+
+    def train(self, rounds: int) -> None:
+        """Up to so many rounds in all."""
+        for label in self.methods:
+            before = self.kept.get(label)
+            if before is None or (before["engine"]["round"] < rounds and not before["stopped"]):
+                self._train(label, rounds)
+
+    def _train(self, label: str, rounds: int) -> None:
+        """What fails stays as it was, and costs the site no visit: the federation does not depend on it."""
+        engine, history = self._open(label)
+        try:
+            while engine.round_number < rounds:
+                if label == PLAIN and self.given is not None:
+                    engine.round_number += 1
+                else:
+                    engine.round()
+                history.add(engine.round_number, engine.measure())
+                self._keep(label, engine, history)
+        except Failed:
+            raise
+        except Exception as error:
+            if label not in self.kept:
+                self._keep(label, Serial(engine.job, first=self.number, rows=self.rows), History.fresh(1))
+            self.kept[label]["stopped"] = True
+            log.error(
+                "training %s alone failed and ends here: %s",
+                *(label, error),
+                exc_info=not isinstance(error, FedekdError),
+            )
+
+    def _open(self, label: str) -> tuple[Serial, History]:
+        job = replace(self.job, method=self.methods[label])
+        engine, kept = Serial(job, first=self.number, rows=self.rows), self.kept.get(label)
+        if label == PLAIN and self.given is not None:
+            engine.clients[0].models["private"].load_state_dict(self.given)
+        if kept is None:
+            return engine, History.fresh(1)
+        engine.restore(kept["engine"])
+        return engine, History(**copy.deepcopy(kept["history"]))
+
+    def _keep(self, label: str, engine: Serial, history: History) -> None:
+        state = copy.deepcopy(moved(engine.state(), torch.device("cpu")))
+        self.kept[label] = {"engine": state, "history": copy.deepcopy(vars(history)), "stopped": False}
+
+    def state(self) -> dict[str, Any]:
+        return self.kept
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """What is not there, as after another setting, is trained from its beginning."""
+        self.kept = {label: state[label] for label in self.methods if label in state}
+
+    # --- in the end ---------------------------------------------------------------------------------------
+
+    def local(self) -> Client:
+        """Plain Local after its last round."""
+        return self._open(PLAIN)[0].clients[0]
+
+    def results(self) -> dict[str, tuple[Option, Option]]:
+        """By label, plain Local first: at the round of the lowest validation loss, and at the last round."""
+        found = {}
+        for label, kept in self.kept.items():
+            if label == PLAIN or not kept["stopped"]:
+                engine, history = self._open(label)
+                if not history.curves[0]:
+                    history.add(1, engine.measure())
+                record = self._record(label, engine, history)
+                fixed = label == PLAIN and self.given is not None
+                found[label] = (transfer.option(record, 0, chosen=not fixed), transfer.option(record, 0, chosen=False))
+        return found
+
+    def _record(self, label: str, engine: Serial, history: History) -> Record:
+        row = {**history.clients(0, engine.job)[0], "n_test": len(engine.clients[0].rows["test"])}
+        params = {"rounds": len(history.curves[0])}
+        record = {"label": label, "metric": engine.job.task.metric, "params": params, "clients": [row]}
+        return cast("Record", record)
