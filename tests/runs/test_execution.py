@@ -417,7 +417,12 @@ def test_the_keys_of_kept_runs_stay_as_they_are():
     assert keys == {"local": "7381b9176187ea4e", "fedekd": "bb142a62dd7f6c39", "fedavg": "d9bc41805ae25ae2"}
 
 
-NEWER_VALUES = {"participation": (1, 0.5, 0.25), "weight_decay": (0, 0.01, 0.1), "lr_schedule": ("constant", "cosine")}
+NEWER_VALUES = {
+    "participation": (1, 0.5, 0.25),
+    "weight_decay": (0, 0.01, 0.1),
+    "lr_schedule": ("constant", "cosine"),
+    "choose_rounds": (False, True),
+}
 
 
 @pytest.mark.parametrize("name", NEWER)

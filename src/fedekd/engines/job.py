@@ -42,6 +42,8 @@ class Training:
     participation: float = 1.0
     weight_decay: float = 0.0
     lr_schedule: str = "constant"
+    choose_rounds: bool = False
+    """Whether each client ends with the model of the round with its lowest validation loss, not of the last."""
 
     def of(self, step: Train) -> Training:
         """The settings of one training step, which may have its own epochs, rate and optimiser."""
