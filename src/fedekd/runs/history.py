@@ -46,8 +46,8 @@ class History:
         for curve, seen, best, own in zip(self.curves, self.validation, self.best, measured, strict=True):
             curve.append([one.value for one in own])
             rows = [packing.pack(one.errors) for one in own]
-            lowest = [math.inf if then is None else seen[then[0] - 1][k][1] for k, then in enumerate(best)]
-            better.append([k for k, one in enumerate(own) if one.val_loss < lowest[k]])
+            losses = [[past[k][1] for past in seen if math.isfinite(past[k][1])] for k in range(len(own))]
+            better.append([k for k, one in enumerate(own) if one.val_loss < min(losses[k], default=math.inf)])
             for k in better[-1]:
                 best[k] = (round, own[k].value, rows[k])
             seen.append([(one.val_value, one.val_loss, one.val_error) for one in own])
