@@ -238,7 +238,7 @@ def test_the_smallest_values_are_taken():
         ({"batch-size": 3}, "did you mean 'batch_size'?"),
         ({"bta": 3}, "did you mean 'beta'?"),
         ({"lambda": 3}, "did you mean 'lambda_kd'?"),
-        ({"zzzzzz": 3}, "unknown setting 'zzzzzz'; known: alone, alpha, batch_size"),
+        ({"zzzzzz": 3}, "unknown setting 'zzzzzz'; known: alone, alpha, augment"),
     ],
 )
 def test_unknown_names_are_answered_with_the_nearest(given, hint):

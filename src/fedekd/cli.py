@@ -22,12 +22,13 @@ from fedekd.commands import (
     site,
     study,
     table,
+    tune,
     watch,
 )
 from fedekd.commands.parser import Parser
 from fedekd.errors import FedekdError
 
-COMMANDS = (run, study, watch, table, report, figures, export, predict, methods, data, site, server, federation)
+COMMANDS = (run, tune, study, watch, table, report, figures, export, predict, methods, data, site, server, federation)
 ABOUT = "Federated learning that shows every site whether joining the federation helped or harmed it."
 EXAMPLES = """examples:
   fedekd run                                    FedeKD against Local and FedAvg on digits

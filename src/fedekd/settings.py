@@ -14,7 +14,13 @@ from fedekd.errors import FedekdError, unknown
 
 DEFAULT_PRESET = {"rounds": 10, "epochs": 2, "batch_size": 32, "lr": 1e-3}
 MOST_SEEDS = 10_000
-NEWER = {"participation": 1.0, "weight_decay": 0.0, "lr_schedule": "constant", "augment": "none"}
+NEWER = {
+    "participation": 1.0,
+    "weight_decay": 0.0,
+    "lr_schedule": "constant",
+    "augment": "none",
+    "choose_rounds": False,
+}
 """Training settings that older records and run keys lack, and what those were run with."""
 SHORTCUTS = ("beta", "lambda_kd", "energy")  # parameters that every gated method takes
 CHOICES = {
@@ -58,6 +64,7 @@ class Settings:
     optimizer: str = _help("adam, sgd or momentum (sgd with momentum 0.9), fresh each round", "adam")
     weight_decay: float = _help("decay of the weights in every step; with adam apart from the gradient (AdamW)", 0.0)
     augment: str = _help("none, or flip-crop: random flips and crops of the images that are trained on", "none")
+    choose_rounds: bool = _help("give every client the model of the round with its lowest validation loss", False)
     weighting: str = _help("average uniformly or by training samples", "uniform")
     participation: float = _help("share of the clients that take part in a round, drawn anew each round", 1.0)
     partition: str = _help("auto, dirichlet, iid or sites", "auto")
@@ -173,6 +180,8 @@ def _check(settings: Settings) -> None:
         share = getattr(settings, name)
         if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 < share <= 1:
             raise FedekdError(f"{name} must be a number > 0 and <= 1, got {share!r}")
+    if not isinstance(settings.choose_rounds, bool):
+        raise FedekdError(f"choose_rounds must be true or false, got {settings.choose_rounds!r}")
     if settings.public is not None:
         _check_public(settings.public)
     for name, choices in CHOICES.items():

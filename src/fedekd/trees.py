@@ -40,6 +40,16 @@ def moved(value: Any, device: torch.device) -> Any:
     return pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, value)
 
 
+def copied(value: Any) -> Any:
+    """A copy of it in main memory, which no later training changes; lists and tuples count as trees too."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    return pytree.tree_map(
+        lambda leaf: leaf.detach().to("cpu", copy=True) if isinstance(leaf, torch.Tensor) else leaf, value
+    )
+
+
 def squared_distance(a: Tree, b: Tree) -> Tensor:
     return _total([(a[name] - b[name]).square().sum() for name in a])
 

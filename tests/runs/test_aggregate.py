@@ -61,7 +61,12 @@ def test_a_seed_counts_once_in_a_row():
 
 
 def test_runs_from_before_a_setting_stand_with_those_at_its_default():
-    for name, other in {"participation": 0.5, "weight_decay": 0.01, "lr_schedule": "cosine"}.items():
+    for name, other in {
+        "participation": 0.5,
+        "weight_decay": 0.01,
+        "lr_schedule": "cosine",
+        "choose_rounds": True,
+    }.items():
         params = [{}, {name: NEWER[name]}, {name: other}]
         rows = aggregate([record(seed=seed, params=given) for seed, given in enumerate(params)])
         assert [row["seeds"] for row in rows] == [[0, 1], [2]]

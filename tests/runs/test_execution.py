@@ -422,6 +422,7 @@ NEWER_VALUES = {
     "weight_decay": (0, 0.01, 0.1),
     "lr_schedule": ("constant", "cosine"),
     "augment": ("none", "flip-crop"),
+    "choose_rounds": (False, True),
 }
 
 

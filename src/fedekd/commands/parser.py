@@ -50,6 +50,9 @@ def command(commands: Any, name: str, act: Act | None, text: str, settings: Iter
             words, default = field.metadata["help"], field.default
             if isinstance(default, tuple):
                 default = ",".join(map(str, default))
+            if field.type == "bool":
+                add_switch(parser, field.name, words)
+                continue
             if default is not None or field.name in DEFAULT_PRESET:
                 words += f" (default: {'as suits the dataset' if default is None else default})"
             add_setting(parser, field.name, KINDS.get(str(field.type).removesuffix(" | None"), str), words)
@@ -60,6 +63,11 @@ def add_setting(parser: Any, name: str, kind: type, text: str) -> None:
     placeholder = PLACEHOLDERS.get(name, {int: "N", float: "X"}.get(kind, "NAME"))
     flag = "--" + name.replace("_", "-")
     parser.add_argument(flag, dest=name, type=kind, metavar=placeholder, help=text.replace("%", "%%"))
+
+
+def add_switch(parser: Any, name: str, text: str) -> None:
+    """None where it is not given, as with every setting: a file may say otherwise."""
+    parser.add_argument("--" + name.replace("_", "-"), dest=name, action="store_true", default=None, help=text)
 
 
 def console() -> Console:

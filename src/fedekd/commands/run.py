@@ -41,7 +41,7 @@ def add(commands: Any) -> None:
 
 
 def run_methods(given: argparse.Namespace) -> None:
-    settings = make_settings(_merged(given))
+    settings = make_settings(merged(given))
     from fedekd.api import watched_run
 
     try:
@@ -58,11 +58,11 @@ def run_methods(given: argparse.Namespace) -> None:
         print(f"report in {page}; open it in a browser")
 
 
-def _merged(given: argparse.Namespace) -> dict[str, Any]:
+def merged(given: argparse.Namespace) -> dict[str, Any]:
     """The file's settings under those of the command line, which also overrule the file's [parameters]."""
     file = read_toml(given.config) if given.config else {}
     names = {f.name for f in fields(Settings)} - {"parameters"} | set(SHORTCUTS)
-    line = {name: value for name in names if (value := getattr(given, name)) is not None}
+    line = {name: value for name in names if (value := getattr(given, name, None)) is not None}
     own = file.get("parameters", {})
     if not isinstance(own, dict) or not all(isinstance(table, dict) for table in own.values()):
         raise FedekdError(f"parameters in {given.config} must be tables such as [parameters.fedekd]")

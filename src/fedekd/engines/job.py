@@ -43,6 +43,8 @@ class Training:
     weight_decay: float = 0.0
     lr_schedule: str = "constant"
     augment: str = "none"
+    choose_rounds: bool = False
+    """Whether each client ends with the model of the round with its lowest validation loss, not of the last."""
 
     def augments(self, split: str) -> bool:
         """Whether the batches of this split are flipped and cropped at random."""

@@ -15,7 +15,7 @@ from fedekd.engines.schedule import numbered, participants
 from fedekd.engines.server import ServerClient, server_facts
 from fedekd.exchange import Aggregator, Door, Message, answer_of, averaging_weights, exchanges, same_shapes
 from fedekd.methods.base import Exchange, Train
-from fedekd.trees import moved
+from fedekd.trees import copied, moved
 
 
 class Serial:
@@ -130,6 +130,10 @@ class Serial:
 
     def clients_of(self, job: int) -> list[Client]:
         return self.clients
+
+    def states_of(self, job: int, positions: Sequence[int]) -> list[dict[str, Any]]:
+        """Copies of what these clients are now, for ``Client.restore``."""
+        return [copied(self.clients[k].state()) for k in positions]
 
     def state(self) -> dict[str, Any]:
         return {

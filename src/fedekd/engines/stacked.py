@@ -28,7 +28,7 @@ from fedekd.engines.stackable import check
 from fedekd.exchange import Aggregator, Door, answer_of, averaging_weights
 from fedekd.methods.base import Exchange
 from fedekd.tasks import make_task
-from fedekd.trees import moved, pick
+from fedekd.trees import copied, moved, pick
 
 __all__ = ["CHUNK", "SHRINK_STAGES", "StackMember", "Stacked"]
 
@@ -236,8 +236,9 @@ class Stacked(Stack):
         known = [(group, group.memory.copy(), group.gradients.copy()) for group in self.groups]
         self.personal = True
         try:
-            for index, (step, again) in enumerate(steps):
-                self.perform(("personalise", index), step, range(len(self.members)), again)
+            with precision(self.training.precision, self.device):
+                for index, (step, again) in enumerate(steps):
+                    self.perform(("personalise", index), step, range(len(self.members)), again)
             yield
         finally:
             self.personal = False
@@ -293,15 +294,25 @@ class Stacked(Stack):
         rows = Rows(self.x, scale.targets(self.y), scale)
         for i in self.members_of(job):
             client = Client(one, self.members[i].client, rows=rows)
-            for role, tree in self.weights.items():
-                client.models[role].load_state_dict(pick(tree, i), strict=False)  # tied: one name
-            group = next(group for group in self.groups if i in group.indices)
-            (place,) = group.places([i])
-            client.received, client.memory = group.received.one(place), group.memory.one(place)
-            client.gradients = group.gradients.one(place)
-            client.steps, client.round, client.personal = int(self.steps[i]), self.round_number, self.personal
+            client.restore(self._state_of(i))
+            client.personal = self.personal
             clients.append(client)
         return clients
+
+    def states_of(self, job: int, positions: Sequence[int]) -> list[dict[str, Any]]:
+        """Copies of what these clients of a job are now, for ``Client.restore``."""
+        members = self.members_of(job)
+        return [copied(self._state_of(members[k])) for k in positions]
+
+    def _state_of(self, i: int) -> dict[str, Any]:
+        group = next(group for group in self.groups if i in group.indices)
+        (place,) = group.places([i])
+        models = {}
+        for role, tree in self.weights.items():
+            own = {name: w[i] for name, w in tree.items()}
+            models[role] = own | {name: own[first] for name, first in self.forward.tied(role).items()}
+        known = {name: getattr(group, name).one(place) for name in ("memory", "received", "gradients")}
+        return {"models": models, **known, "steps": int(self.steps[i]), "round": self.round_number}
 
     # --- interruption ------------------------------------------------------------------------------------
 

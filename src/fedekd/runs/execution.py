@@ -6,6 +6,7 @@ import hashlib
 import platform
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
@@ -202,7 +203,8 @@ def train_together(
     artifacts: Artifacts,
 ) -> Iterator[Record]:
     """Runs of one stack, from their last checkpoint or from the start, to their records."""
-    key, rounds = stack_key(runs), runs[0].job.training.rounds
+    key, training = stack_key(runs), runs[0].job.training
+    rounds, choosing = training.rounds, training.choose_rounds
     try:
         worker, history = _resumed(runs, store.restore(key), observer, engine)
     except NotStackable as reason:
@@ -221,7 +223,10 @@ def train_together(
             exchanged.append({"up": door.bytes_up - up, "down": door.bytes_down - down})
         if worker.round_number == rounds:
             break
-        history.add(worker.round_number, worker.measure())
+        with worker.personalised() if choosing else nullcontext():  # so that what is kept is what was measured
+            better = history.add(worker.round_number, worker.measure())
+            if choosing:
+                history.keep(worker, better)
         if artifacts.details:
             _tell(observer, runs, worker, history)
         if len(runs) == 1 or time.perf_counter() - saved_at > STACK_CHECKPOINTS:
@@ -239,6 +244,7 @@ def train_together(
             record = make_record(r, own, alone, door.bytes_up, door.bytes_down, seconds / len(runs), worker.trust[j])
             if artifacts.details:
                 clients = worker.clients_of(j)
+                history.give_back(j, clients)
                 found = details.describe(r.key, clients, history.curves[j], worker.trust[j], history.exchange[j])
                 _leave(store, observer, record, found, clients if r.seed in artifacts.seeds else ())
             store.add(record)

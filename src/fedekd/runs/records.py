@@ -36,6 +36,7 @@ class TestRows(TypedDict):
     """Which test rows were right, or what they were off by: see ``runs.packing``."""
 
     last: str
+    """Of the answers that ``value`` is of."""
     chosen: NotRequired[str]
     """Where that is not the last round."""
 
@@ -43,7 +44,8 @@ class TestRows(TypedDict):
 class ClientRow(TypedDict):
     """One client's numbers. A method that diverges may leave NaN among ``local``, ``value`` and ``delta``.
 
-    What is of validation rows is missing where a client has none.
+    What is of validation rows is missing where a client has none. ``value``, ``val`` and ``val_loss`` are of the last
+    round, or of the chosen one in a run with ``choose_rounds``.
     """
 
     id: str
@@ -105,6 +107,7 @@ class Params(TypedDict):
     weighting: NotRequired[str]
     precision: NotRequired[str]
     participation: NotRequired[Finite]
+    choose_rounds: NotRequired[bool]
 
 
 class Record(TypedDict):

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 from fedekd.runs.eta import Eta
 from fedekd.runs.observers import ClientTrained, Note, Observer, RunFailed, RunFinished, RunsPlanned, RunStarted
+from fedekd.runs.records import Record
 
 QUIET_SECONDS = 60.0  # at most, while there is nothing to tell but the time
 
@@ -44,12 +45,13 @@ class Tally(Observer):
         self.ended += 1
         record = event.record
         alpha = "" if record["alpha"] is None else f" α={record['alpha']:g}"
-        alone = record["method"] == "local"
-        result = f"mean {record['mean']:.4f}" if alone else f"Avg Δ {record['avg_delta']:+.4f}"
         self.write_line(
             f"{self.ended:,}/{self.runs:,} {record['dataset']}{alpha} seed {record['seed']} {record['label']}: "
-            f"{result}, {record['seconds']:.1f} s"
+            f"{self.result(record)}, {record['seconds']:.1f} s"
         )
+
+    def result(self, record: Record) -> str:
+        return f"mean {record['mean']:.4f}" if record["method"] == "local" else f"Avg Δ {record['avg_delta']:+.4f}"
 
     def on_run_failed(self, event: RunFailed) -> None:
         self.ended += 1

@@ -86,7 +86,8 @@ class Terms:
         return methods.get(self.method, **self.parameters)
 
     def training(self, device: str = "cpu") -> Training:
-        shared = {f.name: getattr(self, f.name) for f in fields(Training) if f.name not in ("device", "precision")}
+        agreed = {f.name for f in fields(Terms)}
+        shared = {f.name: getattr(self, f.name) for f in fields(Training) if f.name in agreed}
         return Training(**shared, device=device)
 
     def factory(self, role: str) -> models.Factory:

@@ -1,0 +1,76 @@
+"""fedekd tune: search hyper-parameters of a method, or of Local, on validation rows."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from dataclasses import fields
+from typing import Any
+
+from fedekd.commands.parser import add_setting, command
+from fedekd.commands.run import merged
+from fedekd.errors import FedekdError
+from fedekd.settings import Settings
+
+FIXED = ("methods", "seeds", "alone", "models", "out")  # what tuning decides itself
+
+
+def add(commands: Any) -> None:
+    shared = [field.name for field in fields(Settings) if field.name not in FIXED]
+    text = "search a method's hyper-parameters on validation rows, on seeds that are not reported"
+    tune = command(commands, "tune", tune_method, text, shared)
+    tune.add_argument("--method", default="fedekd", metavar="NAME", help="also local (default: fedekd)")
+    tune.add_argument(
+        "--grid", nargs="+", action="extend", default=[], metavar="NAME=VALUES",
+        help="values to try, such as beta=0.5,1,2 lr=0.001,0.01: the method's parameters, or settings of the training",
+    )  # fmt: skip
+    add_setting(tune, "seeds", str, "to tune on (default: 100-102)")
+    tune.add_argument(
+        "--report-seeds", default="0-9", metavar="LIST",
+        help="seeds that results will be told of, which are not tuned on; or none (default: 0-9)",
+    )  # fmt: skip
+    tune.add_argument(
+        "--by", default="loss", choices=["loss", "value"], help="validation loss or metric (default: loss)"
+    )
+    add_setting(tune, "out", str, "folder for the runs (default: fedekd-tuning)")
+    tune.add_argument(
+        "--set", action="append", default=[], metavar="METHOD.PARAMETER=VALUE", help="a parameter that stays as it is"
+    )
+    tune.add_argument("--config", metavar="FILE", help="TOML file with the same settings; options given here win")
+    tune.add_argument("--workers", type=int, metavar="N", help="processes on a CPU (default: as many as cores)")
+
+
+def tune_method(given: argparse.Namespace) -> None:
+    shared = {name: value for name, value in merged(given).items() if name not in FIXED[:-1]}
+    grid: dict[str, list[str]] = {}
+    for text in given.grid:
+        name, equals, values = text.partition("=")
+        if not (name and equals and values):
+            raise FedekdError(f"--grid takes NAME=VALUE,VALUE such as beta=0.5,1,2, got {text!r}")
+        grid.setdefault(name.replace("-", "_"), []).extend(value for value in values.split(",") if value)
+    from fedekd.studies.tuning import tune
+
+    reported = None if given.report_seeds == "none" else given.report_seeds
+    try:
+        found = tune(given.method, grid, shared, given.seeds or "100-102", reported, given.by, workers=given.workers)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("the same command continues where it stopped") from None
+    print(found.text())
+    print(f"the best: {_run_command(given, found.best.changes)}")
+
+
+def _run_command(given: argparse.Namespace, changes: Any) -> str:
+    """The settings as they were given, with the values found in their place."""
+    values = {f.name: getattr(given, f.name, None) for f in fields(Settings) if f.name not in FIXED}
+    own = dict(text.partition("=")[::2] for text in given.set)
+    for name, value in changes:
+        (own if "." in name else values)[name] = value
+    words = ["fedekd", "run", *(("--config", given.config) if given.config else ()), "--methods", given.method]
+    for name, value in values.items():
+        if value is not None and value is not False:
+            words += ["--" + name.replace("_", "-"), *(() if value is True else (str(value),))]
+    for name, value in own.items():
+        words += ["--set", f"{name}={value}"]
+    if given.report_seeds != "none":
+        words += ["--seeds", given.report_seeds]
+    return shlex.join(words)
