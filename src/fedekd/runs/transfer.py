@@ -5,9 +5,9 @@ beats the best that the client can do alone.
 - ``recipe``: the method's isolated twin (``METHOD@alone``) minus Local: the same training without exchange.
 - ``federation``: the method minus its twin.
 - ``gain``: the method minus the best alone, which each client chooses from a menu by its validation loss: plain Local,
-  Local with smoothed targets, and the twins of the methods that are shown, each at its best round. The method is taken
-  at its best round too. Plain Local stays where no other is better by more than one standard error, and where fewer
-  than 30 validation rows would choose.
+  Local with smoothed targets, and the twins of the methods that are shown. Plain Local stays where no other is better
+  by more than one standard error, and where fewer than 30 validation rows would choose. Each of them, and the method
+  too, is taken at its last round, or at an earlier one that its validation rows clearly prefer.
 
 Everything is composed from records; nothing is trained, and no test row takes part in a choice.
 """
@@ -25,7 +25,7 @@ import numpy as np
 from fedekd import metrics, verdicts
 from fedekd.runs import packing
 from fedekd.runs.aggregate import shared_settings
-from fedekd.runs.records import Record
+from fedekd.runs.records import ChosenRound, ClientRow, Record
 from fedekd.verdicts import Comparison, Verdict
 
 FEW = 30  # validation rows, under which nothing is chosen by them
@@ -85,21 +85,39 @@ class MethodTransfer:
         return {state: found[state] for state in verdicts.STATES} if found else {}
 
 
-def option(record: Record, position: int, chosen: bool = True) -> Option:
-    """A client's result at its chosen round, or at the last."""
+def option(record: Record, position: int) -> Option:
+    """A client's result at the last round, or at that of its lowest validation loss where that is clearly better.
+
+    Clearly: by more than one standard error of the metric on the validation rows. The loss alone would choose too
+    early: accuracy goes on rising while a model grows too sure of itself, and what a site can do alone would seem less
+    than it is.
+    """
     client, metric = record["clients"][position], record["metric"]
-    last, rows = record["params"]["rounds"], client.get("rows")
-    if chosen and (best := client.get("chosen")):
-        at, value, which = best["round"], best["value"], "chosen"
-        loss, error = best["val_loss"], best["val_error"]
-    else:
-        at, value, which = last, client["value"], "last"
-        loss, error = client.get("val_loss", math.nan), client.get("val_error")
-    known = None
-    if rows:
-        packed = rows.get("chosen", rows["last"]) if which == "chosen" else rows["last"]
-        known = packing.unpack(packed, client["n_test"], metric)
-    return Option(record["label"], at, value, loss, error, known)
+    packed = client.get("rows")
+    rows = None if packed is None else packing.unpack(packed["last"], client["n_test"], metric)
+    last = Option(
+        record["label"],
+        record["params"]["rounds"],
+        client["value"],
+        client.get("val_loss", math.nan),
+        client.get("val_error"),
+        rows,
+    )
+    best = client.get("chosen")
+    if best is None or "val" not in client or not _clearly_better(best, client, metric):
+        return last
+    if packed is not None and "chosen" in packed:
+        rows = packing.unpack(packed["chosen"], client["n_test"], metric)
+    return Option(record["label"], best["round"], best["value"], best["val_loss"], best["val_error"], rows)
+
+
+def _clearly_better(best: ChosenRound, client: ClientRow, metric: str) -> bool:
+    if client["n_val"] < FEW:
+        return False
+    if metric == "accuracy":
+        error = math.sqrt(max(best["val"] * (1 - best["val"]), 0.0) / client["n_val"])
+        return best["val"] > client["val"] + error
+    return best["val_loss"] + (best["val_error"] or 0.0) < client["val_loss"]
 
 
 def best_alone(options: Sequence[Option], n_val: int) -> Option:
