@@ -14,6 +14,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd
 from fedekd.errors import FedekdError
 from fedekd.flower.supervise.demo import wait_for_server
 from fedekd.flower.supervise.processes import Child, stopping
+from fedekd.runs.verdict_text import STATES
 
 
 def processes(folder: Path) -> list[int]:
@@ -43,10 +44,12 @@ def test_the_demo_reports_three_sites_and_stops_everything(folder: Path) -> None
     assert done.returncode == 0, done.stdout + done.stderr
     for name in ("north", "south", "west"):
         row = next(line.split() for line in done.stdout.splitlines() if line.split()[:1] == [name])
-        n, alone, joined, delta = (float(number) for number in row[1:])
+        n, alone, joined, delta = (float(number) for number in row[1:5])
+        assert " ".join(row[5:]) in STATES.values()
         assert n >= 60
         assert 1 < alone <= 100, "in percent, as `fedekd run` shows it"
         assert delta == pytest.approx(joined - alone, abs=0.151)
+    assert "3 sites share a verdict: " in done.stdout
     assert "1 rounds of fedekd" in done.stdout
     assert processes(folder) == []
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from village import Hand, federate, make_server, schema_of, state_of, write_sites
+from village import Hand, federate, local_of, make_server, schema_of, state_of, write_sites
 
 pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
 
@@ -265,11 +265,6 @@ def test_a_site_logs_what_it_does(tmp_path, digits, schema, caplog):
 def test_weights_by_samples_need_a_site_that_shares_them(tmp_path, digits, schema):
     (site,) = write_sites(tmp_path, digits, share=("delta",))[:1]
     assert code(answer(site, "join", payload(make_server(tmp_path, weighting="samples"), schema))) == StatusCode.REFUSED
-
-
-def local_of(site):
-    """The model that the site has trained alone."""
-    return state_of(site)["alone"]["local"]["engine"]["clients"][0]["models"]["private"]
 
 
 def test_a_given_baseline_is_used(tmp_path, digits, schema):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from village import federate, make_server, schema_of, state_of, write_sites
+from village import federate, local_of, make_server, schema_of, state_of, write_sites
 
 pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
 
@@ -37,14 +37,13 @@ def export(site, to: Path, *more: str) -> int:
     return main(["export", str(folder_of(site)), "--client", site.name, "--to", str(to), *more])
 
 
-@pytest.mark.parametrize(
-    ("more", "part", "name"), [([], "client", "fedekd"), (["--method", "local"], "local", "local")]
-)
-def test_either_model_can_be_used(site, tmp_path, capsys, more, part, name):
+@pytest.mark.parametrize(("more", "name"), [([], "fedekd"), (["--method", "local"], "local")])
+def test_either_model_can_be_used(site, tmp_path, capsys, more, name):
     to, report = tmp_path / "m.safetensors", json.loads((folder_of(site) / "report.json").read_text())
-    assert export(site, to, *(["--method", "local"] if name == "local" else [])) == 0
+    assert export(site, to, *more) == 0
     assert f"client {site.name}, {name}" in capsys.readouterr().out
-    kept, given = state_of(site)[part]["models"]["private"], load_file(to)
+    kept = local_of(site) if name == "local" else state_of(site)["client"]["models"]["private"]
+    given = load_file(to)
     assert kept.keys() == given.keys()
     assert all(torch.equal(kept[key], given[key]) for key in kept)
 

@@ -127,5 +127,10 @@ def state_of(site: SiteSettings) -> dict:
     """What a site has on its disk after the last visit."""
     from fedekd.flower.saved_state import SavedState
 
-    (folder,) = site.state.iterdir()
-    return SavedState(folder).load()[1]
+    (file,) = site.state.glob("*/state.pt")
+    return SavedState(file.parent).load()[1]
+
+
+def local_of(site: SiteSettings) -> dict:
+    """The model that it has trained alone, plainly."""
+    return state_of(site)["alone"]["local"]["engine"]["clients"][0]["models"]["private"]
