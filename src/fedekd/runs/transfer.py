@@ -80,7 +80,27 @@ class MethodTransfer:
     """By part: mean, worst and tail over clients, as means over seeds, and the paired interval of the mean."""
 
     @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(sorted({seed for client in self.clients for seed in client.seeds}))
+
+    @property
+    def one_split(self) -> bool:
+        """Whether a client is one and the same, with the same test rows, on all seeds."""
+        return all(len(client.seeds) == len(self.seeds) for client in self.clients)
+
+    @property
+    def by_sign(self) -> int:
+        """How many client-runs have a Δ on the wrong side of zero, by however little: for want of a verdict."""
+        deltas = [one["delta"] for client in self.clients for one in client.by_seed]
+        return metrics.harmed(deltas, self.metric == "accuracy")
+
+    @property
+    def client_runs(self) -> int:
+        return sum(len(client.seeds) for client in self.clients)
+
+    @property
     def states(self) -> dict[str, int]:
+        """Of clients, or of client-runs where every seed splits the data anew; nothing without test rows."""
         found = Counter(c.verdict.state for c in self.clients if c.verdict)
         return {state: found[state] for state in verdicts.STATES} if found else {}
 
@@ -117,6 +137,12 @@ def is_menu(method: str) -> bool:
     return method == "local" or method.startswith("local-smooth") or method.endswith(TWIN)
 
 
+def needs_federation(record: Record) -> bool:
+    """Whether this is a method to join with. What is not is a control: a twin, or something done alone."""
+    sent = record["bytes_up"] + record["bytes_down"] > 0
+    return sent and "@" not in record["method"] and not is_menu(record["method"])
+
+
 def twin_label(record: Record) -> str:
     """What the isolated twin of a run is called."""
     return str(record["label"]).replace(record["method"], record["method"] + TWIN, 1)
@@ -137,7 +163,7 @@ def analyse(records: Sequence[Record], level: float = verdicts.LEVEL) -> list[Me
 def _table(runs: Mapping[str, Mapping[int, Record]], level: float) -> list[MethodTransfer]:
     """``runs`` by label and seed."""
     method = {label: next(iter(some.values()))["method"] for label, some in runs.items()}
-    shown = [label for label in runs if "@" not in method[label] and not is_menu(method[label])]
+    shown = [label for label, some in runs.items() if needs_federation(next(iter(some.values())))]
     plain = [label for label in runs if method[label] == "local"]
     smooth = [label for label in runs if is_menu(method[label]) and "@" not in method[label] and label not in plain]
     twins = {label: twin_label(next(iter(runs[label].values()))) for label in shown}

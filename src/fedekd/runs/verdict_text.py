@@ -1,0 +1,165 @@
+"""The words for what ``verdicts`` finds, the same wherever they stand: four states, and what a site should do."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from fedekd.runs.transfer import ClientTransfer, MethodTransfer
+from fedekd.units import Unit
+from fedekd.verdicts import EQUIVALENT, FEW, HARMED, HELPED, UNDECIDED, Verdict
+
+STATES = {HARMED: "clearly harmed", HELPED: "clearly helped", EQUIVALENT: "equivalent", UNDECIDED: "undecided"}
+"""In the order in which they are told."""
+JOIN, STAY, OPEN = DECISIONS = ("join", "stay alone", "undecided")
+PARTS = {"delta": "Δ against Local", "recipe": "recipe", "federation": "federation", "gain": "gain over the best alone"}
+NO_ROWS = "these records do not hold the test rows that a verdict needs: it is by sign alone"
+
+
+class Advice(NamedTuple):
+    """What a client should do, and why in one sentence."""
+
+    decision: str
+    reason: str
+
+
+def counted(states: Mapping[str, int]) -> str:
+    """0 clearly harmed, 2 clearly helped, 1 equivalent, 3 undecided."""
+    return ", ".join(f"{states[state]:,} {words}" for state, words in STATES.items())
+
+
+def advise(by_method: Mapping[str, Verdict], alone: str, unit: Unit) -> Advice:
+    """For one client, from its verdicts by method; ``alone`` names the best that it can do by itself.
+
+    It joins where a method clearly helps, stays alone where none could, and is undecided as long as one is.
+    """
+    found = {state: _best(by_method, state, unit) for state in STATES}
+    for state, decision in ((HELPED, JOIN), (UNDECIDED, OPEN), (EQUIVALENT, STAY), (HARMED, STAY)):
+        if (best := found[state]) is not None:
+            return Advice(decision, _reason(state, *best, alone, unit, len(by_method)))
+    raise ValueError("no verdict to advise by")
+
+
+def _best(by_method: Mapping[str, Verdict], state: str, unit: Unit) -> tuple[str, Verdict] | None:
+    some = [(method, verdict) for method, verdict in by_method.items() if verdict.state == state]
+
+    def rank(one: tuple[str, Verdict]) -> float:
+        return math.inf if math.isnan(one[1].difference) else unit.harm(one[1].difference)
+
+    return min(some, key=rank) if some else None
+
+
+def _reason(state: str, method: str, verdict: Verdict, alone: str, unit: Unit, methods: int) -> str:
+    if state == UNDECIDED:
+        return undecided(method, verdict, unit)
+    if state == EQUIVALENT:
+        more = "; no method here gives more" if methods > 1 else ""
+        return f"with {method} it is within {unit.amount(verdict.margin)} of alone ({alone}): nothing is gained{more}"
+    better = "better" if state == HELPED else "worse"
+    size = f"{unit.amount(verdict.difference)} {better} than alone ({alone}), 95 % interval {interval(verdict, unit)}"
+    most = max(abs(verdict.low), abs(verdict.high))
+    small = f", less than the margin of {unit.amount(verdict.margin)}" if most <= verdict.margin else ""
+    others = "; no method here gives more" if state == HARMED and methods > 1 else ""
+    return f"with {method} its {unit.name} is {size}{small}{others}"
+
+
+def undecided(method: str, verdict: Verdict, unit: Unit) -> str:
+    """What a client's test rows could have shown, and how many the margin needs."""
+    if verdict.reason:
+        few = f", and nothing is said of fewer than {FEW}" if verdict.rows < FEW else ""
+        return verdict.reason + few
+    points = " points" if unit.higher_is_better else f" of {unit.name}"
+    change = f"with {method} {unit.delta(verdict.difference)}{points}"
+    if not math.isfinite(verdict.detectable):
+        return change
+    can = f"{change}, but its {verdict.rows:,} test rows cannot show less than {detectable(verdict, unit)}"
+    needed = verdict.rows_needed
+    return can + (f"; {unit.amount(verdict.margin)} need about {_about(needed):,} such rows" if needed else "")
+
+
+def interval(verdict: Verdict, unit: Unit) -> str:
+    return f"{unit.delta(verdict.low)} to {unit.delta(verdict.high)}" if math.isfinite(verdict.low) else ""
+
+
+def detectable(verdict: Verdict, unit: Unit) -> str:
+    return unit.amount(verdict.detectable) if math.isfinite(verdict.detectable) else ""
+
+
+def _about(rows: int) -> int:
+    """Two digits: it is no more exact than that."""
+    size = 10 ** max(0, len(str(rows)) - 2)
+    return -(-rows // size) * size
+
+
+# --- of an analysis --------------------------------------------------------------------------------------
+
+
+def told(method: MethodTransfer) -> str:
+    """The four states, or by sign alone where the records do not hold the test rows."""
+    if method.states:
+        return counted(method.states)
+    return f"{method.by_sign:,} of {method.client_runs:,} harmed by sign alone"
+
+
+def alone_label(client: ClientTransfer) -> str:
+    """The best that a client can do by itself; on several seeds it may choose differently."""
+    return " or ".join(dict.fromkeys(one.label for one in client.alone))
+
+
+def advice_by_client(methods: Iterable[MethodTransfer], unit: Unit) -> dict[tuple[str, tuple[int, ...]], Advice]:
+    """By client and the seeds on which it is the same client; those without test rows are left out."""
+    verdicts: dict[tuple[str, tuple[int, ...]], dict[str, Verdict]] = {}
+    alone: dict[tuple[str, tuple[int, ...]], str] = {}
+    for method in methods:
+        for client in method.clients:
+            if client.verdict is not None:
+                verdicts.setdefault((client.client, client.seeds), {})[method.label] = client.verdict
+                alone[client.client, client.seeds] = alone_label(client)
+    return {key: advise(by_method, alone[key], unit) for key, by_method in verdicts.items()}
+
+
+def decided(advice: Iterable[Advice]) -> str:
+    """2 should join, 1 should stay alone, 3 are undecided."""
+    found = Counter(one.decision for one in advice)
+    are = "is" if found[OPEN] == 1 else "are"
+    return f"{found[JOIN]:,} should join, {found[STAY]:,} should stay alone, {found[OPEN]:,} {are} undecided"
+
+
+def caveats(methods: Sequence[MethodTransfer], unit: Unit) -> list[str]:
+    """What must stand beside the verdicts of one table: the menu, what is assumed, and what seeds can tell."""
+    if not methods:
+        return []
+    if not any(method.states for method in methods):
+        return [f"{NO_ROWS[0].upper()}{NO_ROWS[1:]}."]
+    compared = sum(client.verdict is not None for method in methods for client in method.clients)
+    return [menu(methods[0]), assumed(f"all {compared:,} comparisons here", unit), seeds(methods)]
+
+
+def menu(method: MethodTransfer) -> str:
+    if len(method.menu) < 2:
+        return "Compared with plain Local; --alone menu compares with the best a site can do alone."
+    return f"Alone: the best of {', '.join(method.menu)}, chosen for each client on its validation rows."
+
+
+def assumed(family: str, unit: Unit) -> str:
+    """``family`` names what Holm's method is over."""
+    margin = "2 points" if unit.higher_is_better else f"2 % of the {unit.name} alone"
+    return (
+        "Method and alone are each taken at the round that is best on validation rows. Test rows are assumed "
+        f"independent; clear: at 5 % over {family} (Holm's method), so that an interval can "
+        f"leave out zero and nothing be clear; equivalent: the whole interval lies within {margin}."
+    )
+
+
+def seeds(methods: Sequence[MethodTransfer]) -> str:
+    all_ = {seed for method in methods for seed in method.seeds}
+    if len(all_) == 1:
+        return "One seed tells of these trained models, not of the method: --seeds 0-4 --split-seed 0 tells more."
+    if all(method.one_split for method in methods):
+        return f"Clients and test rows are the same on all {len(all_)} seeds, so that a verdict is about the method."
+    return (
+        "Every seed splits the data anew, so that client 3 is another client in each: verdicts are of client-runs, one "
+        "training each. --split-seed 0 holds clients and test rows fixed."
+    )
