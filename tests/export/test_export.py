@@ -19,7 +19,11 @@ from fedekd.export.card import make_card, verdict
 from fedekd.export.export import export
 from fedekd.export.predict import predict
 from fedekd.runs.metadata import ModelMetadata
+from fedekd.runs.results import load
 from fedekd.runs.saved_models import find_models, read_metadata
+from fedekd.runs.transfer import analyse
+from fedekd.runs.verdict_text import STATES, advice_by_client
+from fedekd.units import Unit
 from tiny import tiny_proxy
 from trained import Trained, by_number, patients, train, write_patients
 
@@ -102,20 +106,34 @@ def test_the_card_of_pictures_names_their_range(scans: Trained, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("about", "words"),
     [
-        ({"delta": 0.02}, "fedekd helped"),
+        ({"delta": 0.02}, "better off by sign alone"),
         ({"delta": -0.02}, "--method local"),
         ({"delta": 0.0}, "no difference"),
-        ({"delta": 3.0, "metric": "rmse"}, "harmed"),
-        ({"delta": -3.0, "metric": "rmse"}, "helped"),
+        ({"delta": 3.0, "metric": "rmse"}, "worse off by sign alone"),
+        ({"delta": -3.0, "metric": "rmse"}, "better off by sign alone"),
         ({"delta": None}, "not known"),
         ({"delta": 0.0, "method": "local"}, "trained alone"),
     ],
 )
-def test_the_verdict(wards: Trained, about: dict[str, Any], words: str) -> None:
+def test_without_the_runs_record_the_sign_is_all_there_is(wards: Trained, about: dict[str, Any], words: str) -> None:
     one = find_models(wards.folder)[0]
     metadata = ModelMetadata(one.path, {**one.about, "method": "fedekd", "metric": "accuracy", **about})
-    assert words in verdict(metadata)
-    assert words in make_card(metadata, {}, "m.onnx")  # also where the run's record is gone
+    assert words in verdict(metadata, [])
+    assert words in make_card(metadata, [], "m.onnx")
+
+
+def test_the_card_has_the_verdict_of_its_folder(wards: Trained, tmp_path: Path) -> None:
+    export(wards.folder, "south", tmp_path / "m.safetensors", method="fedavg")
+    card = (tmp_path / "m.card.md").read_text()
+    records = load(wards.folder).records
+    methods = {method.label: method for method in analyse(records)}
+    (own,) = [client for client in methods["fedavg"].clients if client.client == "south"]
+    unit = Unit.of(records)
+    (advice,) = [one for (name, _), one in advice_by_client(methods.values(), unit).items() if name == "south"]
+    assert f"fedavg: {STATES[own.verdict.state]}: " in card
+    assert f"Should this client join? {advice.decision.capitalize()}" in card
+    assert f"gain over the best alone (local) | {unit.delta(own.verdict.difference)} points" in card
+    assert "One seed tells of these trained models" in card
 
 
 def test_onnx_takes_any_number_of_raw_rows(scans: Trained, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from html.parser import HTMLParser
@@ -10,11 +11,16 @@ from pathlib import Path
 
 import pytest
 from made_details import make_details
+from rich.console import Console
 
 from fedekd.cli import main
 from fedekd.errors import FedekdError
+from fedekd.export.card import verdict
 from fedekd.report import palette
 from fedekd.report.page import write_page
+from fedekd.report.terminal import print_result
+from fedekd.runs.metadata import ModelMetadata
+from fedekd.runs.results import load
 
 PAPER = Path(__file__).parents[2] / "results" / "paper"
 NASTY = '<script>alert("x")</script>'
@@ -61,11 +67,11 @@ def page(folder: Path) -> str:
 
 
 def test_a_run_has_its_headline_its_charts_and_its_settings(tmp_path, result):
-    text = page(save(tmp_path, result(methods=3, seeds=3).records))
+    text = page(save(tmp_path, result(methods=3, seeds=3, rows=100).records))
     outline, charts = Outline(text), page_data(text)["charts"]
     words = " ".join(outline.words)
     assert {"clients", "methods", "curves", "holdings", "trust", "reliability", "traffic", "time"} <= set(charts)
-    assert "fedekd harmed" in words
+    assert re.search(r"fedekd: \d+ clearly harmed, \d+ clearly helped, \d+ equivalent, \d+ undecided", words)
     assert "95 % interval" in words
     assert outline.count("main") == outline.count("nav") == outline.count("footer") == 1
     for name, attributes in outline.tags:
@@ -81,20 +87,43 @@ def test_headings_never_skip_a_level(tmp_path, result):
         assert all(after <= before + 1 for before, after in pairwise(levels))
 
 
-def test_the_headline_counts_who_was_harmed_and_names_the_worst(tmp_path, record):
-    local, fedekd = record("local"), record("fedekd", deltas=(0.05, -0.04, 0.01, 0.0, 0.02, -0.11))
-    words = " ".join(Outline(page(save(tmp_path, [local, fedekd]))).words)
-    assert "fedekd harmed 2 of 6 clients" in words
-    assert "Worst off is client 5" in words
-    assert "−11.0 points" in words
-    assert "One seed says nothing about chance" in words
+def test_the_headline_counts_the_four_states_and_names_the_worst(tmp_path, record):
+    deltas = (0.05, -0.04, 0.0, 0.0, 0.02, -0.11)
+    records = [record(name, deltas, rows=2000) for name in ("local", "fedekd", "local-smooth", "fedekd@alone")]
+    text = page(save(tmp_path, records))
+    words = " ".join(Outline(text).words)
+    assert "fedekd: 2 clearly harmed, 2 clearly helped, 2 equivalent, 0 undecided" in words
+    assert "Worst off is client 5: accuracy 81.0\u00a0% alone (local), 70.0\u00a0% with the method" in words
+    assert "One seed tells of these trained models, not of the method" in words
+    assert "assumed independent" in words
+    assert "2 should join, 4 should stay alone, 0 are undecided" in words
+    assert "with fedekd its accuracy is 11.0 points worse than alone (local), 95 % interval" in words
+    found = page_data(text)
+    assert found["choices"]["method"]["options"] == ["fedekd"]  # the others are controls
+    assert "local-smooth" in words
+    clients = found["charts"]["clients"]
+    titles = {"gain, points", "95 % from", "95 % to", "detectable", "verdict", "best alone", "test rows"}
+    assert titles <= {column["title"] for column in clients["columns"]}
+    states = [row[clients["fields"].index("state")] for row in clients["rows"]["0|0"]]
+    assert states == ["clearly harmed"] * 2 + ["equivalent"] * 2 + ["clearly helped"] * 2
+    parts = found["charts"]["parts"]
+    assert {row[parts["fields"].index("part")] for row in parts["rows"][""]} >= {"recipe", "federation"}
 
 
-def test_a_harmless_run_says_so(tmp_path, record):
-    words = " ".join(
-        Outline(page(save(tmp_path, [record(m, deltas=(0.05, 0.0, 0.01)) for m in ("local", "fedekd")]))).words
-    )
-    assert "fedekd harmed no client" in words
+def test_a_row_or_two_harm_nobody(tmp_path, record):
+    text = page(save(tmp_path, [record(m, (0.05, -0.04, 0.03), rows=30) for m in ("local", "fedekd")]))
+    words = " ".join(Outline(text).words)
+    assert "fedekd: 0 clearly harmed, 0 clearly helped, 0 equivalent, 3 undecided" in words
+    assert 'class="harm' not in text
+    assert 'class="help' not in text
+    assert "test rows cannot show less than" in words
+
+
+def test_old_records_are_told_by_sign_alone(tmp_path, record):
+    text = page(save(tmp_path, [record("local"), record("fedekd")]))
+    assert "fedekd: 1 of 6 harmed by sign alone" in text
+    assert "do not hold the test rows" in text
+    assert 'class="harm' not in text
 
 
 def test_regression_is_worded_by_its_error(tmp_path, result):
@@ -104,24 +133,38 @@ def test_regression_is_worded_by_its_error(tmp_path, result):
     assert rows[0][3][0] == "20 to 53"
 
 
-def test_clients_that_are_the_same_sites_get_intervals_over_seeds(tmp_path, result):
-    records = result(2, 4).records
+def test_a_split_that_is_held_fixed_gets_verdicts_over_seeds(tmp_path, result):
+    records = result(2, 4, rows=60).records
     dealt = page_data(page(save(tmp_path / "dealt", records)))["charts"]["clients"]
     assert dealt["follows"] == ["method", "seed"]
     low, high = (dealt["fields"].index(name) for name in ("low", "high"))
     assert all(row[low] < row[high] for rows in dealt["rows"].values() for row in rows)
     for one in records:
-        one["partition"] |= {"kind": "sites"}
-    sites = page_data(page(save(tmp_path / "sites", records)))["charts"]["clients"]
-    assert sites["follows"] == ["method"]
-    low, delta, high = (sites["fields"].index(name) for name in ("low", "delta", "high"))
-    assert all(row[low] < row[delta] < row[high] for row in sites["rows"]["0"])
-    assert "95 % from" in [column["title"] for column in sites["columns"]]
+        one["partition"] |= {"seed": 0, "fixed": True, "fingerprint": "0f"}
+    text = page(save(tmp_path / "held", records))
+    held = page_data(text)["charts"]["clients"]
+    assert held["follows"] == ["method"]
+    low, gain, high = (held["fields"].index(name) for name in ("low", "gain", "high"))
+    assert all(row[low] < row[gain] < row[high] for row in held["rows"]["0"])
+    assert "the same on all 4 seeds" in text
 
 
-def test_one_seed_says_how_many_lost_more_than_chance_explains(tmp_path, record):
-    records = [record("local"), record("fedekd", [-0.6, -0.001, 0.0, 0.01, 0.02, 0.03])]
-    assert "Of the harmed, 1 lost more than chance in the test samples explains." in page(save(tmp_path, records))
+def card_verdict(records, method, client):
+    one = next(r for r in records if r["method"] == method)
+    return verdict(ModelMetadata(Path("m"), {"method": method, "client": client, "key": one["key"]}), records)
+
+
+def test_terminal_page_and_card_say_the_same(tmp_path, record):
+    records = [record(m, (0.05, -0.04, 0.0), rows=300) for m in ("local", "fedekd")]
+    folder = save(tmp_path, records)
+    out = io.StringIO()
+    print_result(Console(file=out, width=200), load(folder))
+    clients = page_data(page(folder))["charts"]["clients"]
+    place, state = (clients["fields"].index(name) for name in ("client", "state"))
+    lines = out.getvalue()[out.getvalue().index("95 % interval") :].splitlines()
+    for row in clients["rows"]["0|0"]:
+        assert next(line for line in lines if line.startswith(f"{row[place]} ")).rstrip().endswith(row[state])
+        assert row[state] in card_verdict(load(folder).records, "fedekd", row[place])
 
 
 def test_without_a_gate_there_is_nothing_about_trust(tmp_path, record):
@@ -178,7 +221,7 @@ def test_a_run_of_nothing_but_local_has_a_page(tmp_path, record):
 def test_a_result_that_is_not_a_number_is_shown_as_none(tmp_path, record):
     records = [record("local"), record("fedavg", deltas=(float("nan"), 0.1, 0.0, 0.0, 0.0, 0.0))]
     clients = page_data(page(save(tmp_path, records, details=False)))["charts"]["clients"]
-    place = clients["fields"].index("delta")
+    place = clients["fields"].index("gain")
     assert None in [row[place] for row in clients["rows"]["0|0"]]
 
 

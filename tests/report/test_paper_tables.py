@@ -11,6 +11,7 @@ import pytest
 from fedekd import metrics
 from fedekd.errors import FedekdError
 from fedekd.report.paper_tables import make_tables, paper_figures, render, select
+from made_records import make_record as made
 
 CLASSIFICATION = ("fashionmnist", "cifar10", "octmnist", "organamnist")
 
@@ -20,7 +21,9 @@ def record(
 ):
     task = "regression" if dataset in ("retinamnist", "dr_regular", "diabetes") else "classification"
     values = [local + d for d in deltas]
-    clients = [{"id": str(k), "local": local, "value": v, "delta": v - local} for k, v in enumerate(values)]
+    shared = {"n_val": 20, "n_test": 40, "local": local}
+    clients = [{"id": str(k), **shared, "value": v, "delta": v - local} for k, v in enumerate(values)]
+    sent = 0 if method in ("local", "constant") else 9
     return {
         "dataset": dataset,
         "alpha": alpha,
@@ -32,8 +35,10 @@ def record(
         "metric": "accuracy" if task == "classification" else "rmse",
         "clients": clients,
         **metrics.summarise(values, [local] * len(values), task == "classification"),
+        "bytes_up": sent,
+        "bytes_down": sent,
         "trust": more.pop("trust", []),
-        "partition": {"kind": "dirichlet", "clients": len(values)},
+        "partition": {"kind": "dirichlet", "clients": len(values), "fingerprint": str(seed)},
         "key": f"{method} {label} {dataset} {alpha} {seed} {more}",
         **more,
     }
@@ -198,7 +203,7 @@ def test_for_errors_an_interval_below_zero_is_the_better_side():
     assert cells(table_of(make_tables(runs), "paired_fedekd_reg"), "local")["Diabetic Retinopathy α=0.1"].mark == "best"
 
 
-def test_clients_harmed_are_counted_over_seeds():
+def test_without_test_rows_clients_are_harmed_by_sign_alone():
     runs = [record("fedekd", d, seed=s) for s, d in enumerate([[0.1, -0.1, 0], [0.1, 0.2, -0.1]])]
     runs += [record("fedavg", [-0.1, -0.1, -0.1], seed=s) for s in (0, 1)]
     runs += [record("fedekd", [0.1, -0.2, 0], dataset="retinamnist")]
@@ -209,6 +214,38 @@ def test_clients_harmed_are_counted_over_seeds():
     assert cells(table, "fedavg")["CIFAR-10 α=0.1"].share == (6, 6)
     assert cells(table_of(tables, "harmed_reg"), "fedekd")["RetinaMNIST α=0.1"].share == (1, 3)
     assert "**2/6**" in render([table])
+    assert "by sign alone" in table.title
+    assert not any(t.name.startswith(("states", "transfer")) for t in tables)
+
+
+def test_states_and_parts_stand_where_records_hold_test_rows():
+    names = ("local", "local-smooth", "fedekd@alone", "fedekd", "constant")
+    deltas = {"fedekd": [0.05, -0.05, 0.0], "fedekd@alone": [0.01] * 3}
+    runs = [made(n, deltas.get(n, [0.0] * 3), rows=2000, seed=s) for s in range(3) for n in names]
+    for run in runs:
+        run["bytes_up"] = run["bytes_down"] = 0 if run["method"] == "constant" else run["bytes_up"]
+    tables = make_tables([*runs, record("fedekd", [-0.1, 0.1]), record("local", [0, 0])])
+    states = table_of(tables, "states_cls")
+    assert [(row.heads, row.cells[0].share) for row in states.rows] == [
+        (("fedekd", "clearly harmed"), (3, 9)),
+        (("fedekd", "clearly helped"), (3, 9)),
+        (("fedekd", "equivalent"), (3, 9)),
+        (("fedekd", "undecided"), (0, 9)),
+    ]
+    assert states.columns == (("digits", "α=0.1"),)
+    assert any("client 3 is another client" in note for note in states.notes)
+    parts = {row.heads[1]: row.cells[0] for row in table_of(tables, "transfer_cls").rows}
+    assert {name: round(cell.mean, 6) for name, cell in parts.items()} == {
+        "recipe, Avg": 0.01, "recipe, Worst": 0.01, "federation, Avg": -0.01, "federation, Worst": -0.06,
+        "gain, Avg": 0.0, "gain, Worst": -0.05,
+    }  # fmt: skip
+    assert parts["recipe, Avg"].mark == "best"
+    assert parts["federation, Avg"].mark == "second"
+    assert cells(table_of(tables, "harmed_cls"), "fedekd")["CIFAR-10 α=0.1"].share == (1, 2)
+    assert cells(table_of(tables, "harmed_cls"), "fedekd")["digits α=0.1"].share is None
+    assert "local-smooth" in [row.label for row in table_of(tables, "paired_local_cls").rows]
+    for format in ("markdown", "latex", "csv"):
+        assert "clearly harmed" in render([states], format)
 
 
 def test_a_sweep_has_a_row_for_each_value_and_the_default_among_them():

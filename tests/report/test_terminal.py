@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -37,7 +38,8 @@ def test_one_seed_shows_every_client(record: Make) -> None:
     assert row(text, "1 ")[-1] == "0.0"
     assert row(text, "2 ") == ["2", "102", "32", "86.4", "85.2", "-1.2"]
     assert row(text, "fedekd ") == ["fedekd", "+1.6", "-1.2", "-0.6", "1/6", "87.1", "84.0", "2.5", "MB", "12", "s"]
-    assert "fedekd: 4 of 6 clients helped, 1 harmed; worst client 2 loses 1.2 points" in text
+    assert "fedekd: 1 of 6 clients harmed by sign alone" in text
+    assert "do not hold the test rows" in text
     assert "results of 2 runs in out/results.jsonl" in text
 
 
@@ -45,27 +47,74 @@ def test_rmse_reads_the_other_way_round(record: Make) -> None:
     deltas = [1.5, -2.0, 0.0]
     records = [record(m, deltas, local=55.0, metric="rmse") for m in ("local", "fedekd")]
     text = text_of(RunResults(records))
-    assert "1 of 3 clients helped, 1 harmed; worst client 0: RMSE up by 1.50" in text
+    assert "fedekd: 1 of 3 clients harmed by sign alone" in text
     assert "P90" in text
     assert "P10" not in text
     assert row(text, "fedekd ")[1:4] == ["-0.17", "+1.50", "+1.20"]
-    ansi = ansi_of(RunResults(records))
-    assert "\x1b[31m+1.50" in ansi
-    assert "\x1b[32m-2.00" in ansi
-    assert "\x1b[2m 0.00" in ansi
+    worse = [record(m, [8.0] * 3, local=55.0, metric="rmse", rows=200) for m in ("local", "fedekd")]
+    assert "fedekd: 3 clearly harmed, 0 clearly helped" in (text := text_of(RunResults(worse)))
+    assert "  0: stay alone: with fedekd its RMSE is 8.00 worse than alone (local), 95 % interval +" in text
 
 
-def test_accuracy_colours(record: Make) -> None:
-    ansi = ansi_of(RunResults([record("local"), record("fedekd")]))
-    assert "\x1b[32m+5.0" in ansi
-    assert "\x1b[31m-1.2" in ansi
+def test_the_four_states_and_what_a_client_should_do(record: Make) -> None:
+    deltas = [0.05, -0.05, 0.002, -0.002]
+    text = text_of(RunResults([record(m, deltas, rows=2000) for m in ("local", "fedekd")]))
+    assert "fedekd: 1 clearly harmed, 1 clearly helped, 2 equivalent, 0 undecided" in text
+    assert "  mean over clients: Δ against Local 0.0, gain over the best alone 0.0" in text
+    table = text[text.index("95 % interval") :]
+    assert " ".join(row(table, "0 ")) == "0 2,000 90.0 local 95.0 +5.0 +4.0 to +6.0 1.6 points clearly helped"
+    assert row(table, "1 ")[-2:] == ["clearly", "harmed"]
+    assert row(table, "2 ")[-1] == row(table, "3 ")[-1] == "equivalent"
+    assert "  0: join: with fedekd its accuracy is 5.0 points better than alone (local), 95 % interval" in text
+    assert "  1: stay alone: with fedekd its accuracy is 5.0 points worse than alone (local)" in text
+    assert "  2: stay alone: with fedekd it is within 2.0 points of alone (local): nothing is gained" in text
+    assert "Compared with plain Local; --alone menu compares with" in text
+    assert "One seed tells of these trained models, not of the method" in text
+    assert "assumed independent" in text
 
 
-def test_no_harm_and_no_change(record: Make) -> None:
-    records = [record("local"), record("fedekd", [0.1] * 6), record("fedavg", [0.0] * 6)]
-    text = text_of(RunResults(records))
-    assert "fedekd: 6 of 6 clients helped, none harmed" in text
-    assert "fedavg: 0 of 6 clients helped, none harmed" in text
+def test_few_rows_decide_nothing(record: Make) -> None:
+    """The deltas are those of the first test, but of 30 rows: one or two of them changed."""
+    text = text_of(RunResults([record(m, rows=30) for m in ("local", "fedekd")]))
+    assert "fedekd: 0 clearly harmed, 0 clearly helped, 0 equivalent, 6 undecided" in text
+    assert "  0: undecided: with fedekd +6.7 points, but its 30 test rows cannot show less than " in text
+    assert "; 2.0 points need about " in text
+    tiny = text_of(RunResults([record(m, rows=4) for m in ("local", "fedekd")]))
+    assert "undecided: only 4 test rows, and nothing is said of fewer than 5" in tiny
+
+
+def test_only_what_is_clear_has_a_colour(record: Make) -> None:
+    ansi = ansi_of(RunResults([record(m, [0.05, -0.05, 0.001], rows=2000) for m in ("local", "fedekd")]))
+    assert "\x1b[32mclearly helped" in ansi
+    assert "\x1b[31mclearly harmed" in ansi
+    for records in ([record("local"), record("fedekd")], [record(m, rows=30) for m in ("local", "fedekd")]):
+        assert not {"\x1b[31m", "\x1b[32m"} & set(re.findall(r"\x1b\[3\dm", ansi_of(RunResults(records))))
+
+
+def test_what_is_done_alone_is_no_method_that_helps_or_harms(record: Make) -> None:
+    names = ("local", "local-smooth", "fedekd", "fedekd@alone", "fedekd@shuffled")
+    text = text_of(RunResults([record(name, rows=100) for name in names]))
+    assert [line.split(":")[0] for line in text.splitlines() if "undecided" in line and "clearly" in line] == ["fedekd"]
+    for name in names:
+        assert row(text, f"{name} ")
+    assert "Alone: the best of local, local-smooth, fedekd@alone, chosen for each client" in text
+    assert "recipe" in text
+
+
+def test_a_split_of_every_seeds_own_has_verdicts_by_client_run(record: Make) -> None:
+    dealt = [record(m, [0.05] * 3, rows=2000, seed=seed) for seed in range(3) for m in ("local", "fedekd")]
+    text = text_of(RunResults(dealt))
+    assert "fedekd: 0 clearly harmed, 9 clearly helped" in text
+    assert "should a client join? of 9 client-runs: 9 should join, 0 should stay alone, 0 are undecided" in text
+    assert "client 3 is another client in each" in text
+    assert "--split-seed 0" in text
+    assert "[" in row_text(text, "  mean over clients: Δ against Local +5.0")
+    for one in dealt:
+        one["partition"] |= {"seed": 0, "fixed": True, "fingerprint": "0f"}
+    held = text_of(RunResults(dealt))
+    assert "fedekd: 0 clearly harmed, 3 clearly helped" in held
+    assert "  0: join: " in held
+    assert "the same on all 3 seeds" in held
 
 
 def test_several_seeds_are_summed_up(result: Make) -> None:
@@ -75,8 +124,7 @@ def test_several_seeds_are_summed_up(result: Make) -> None:
     assert "95 % interval" in text
     assert " ± " in row_text(text, "fedekd ")
     assert "/30" in row_text(text, "fedekd ")
-    assert "of 30 client-runs helped" in text
-    assert "of seed" in text
+    assert "of 30 client-runs harmed by sign alone; on average it" in text
 
 
 def row_text(text: str, start: str) -> str:
@@ -117,9 +165,11 @@ def test_trust_of_gated_methods(result: Make, record: Make) -> None:
 @pytest.mark.parametrize("width", [60, 80, 100, 140])
 @pytest.mark.parametrize(("methods", "seeds"), [(8, 1), (8, 3), (1, 1), (0, 1)])
 def test_no_table_is_wider_than_the_terminal(result: Make, width: int, methods: int, seeds: int) -> None:
-    made = result(methods=methods, seeds=seeds)
+    made = result(methods=methods, seeds=seeds, rows=50)
     text = text_of(made, width=width, show_clients=True)
-    tables = [line for line in text.splitlines() if line and ":" not in line and "alpha" not in line]
+    tables = [
+        line for line in text.splitlines() if line and line[-1] != "." and ":" not in line and "alpha" not in line
+    ]
     assert max(len(line) for line in tables) <= width
     for record in made.records:
         for client in record["clients"]:
@@ -137,7 +187,7 @@ def test_long_labels_and_names_fold(record: Make) -> None:
         client["id"] = f"University Hospital of Somewhere [north] {client['id']}"
     text = text_of(RunResults(records), width=80)
     assert "[north]" in text
-    assert max(len(line) for line in text.splitlines() if "clients helped" not in line) <= 90
+    assert max(len(line) for line in text.splitlines() if ":" not in line and "rows" not in line) <= 90
 
 
 def test_datasets_are_kept_apart(record: Make) -> None:
@@ -150,7 +200,7 @@ def test_datasets_are_kept_apart(record: Make) -> None:
 def test_partitions_without_an_alpha(record: Make) -> None:
     records = [record("local"), record("fedekd")]
     for r in records:
-        r |= {"alpha": None, "partition": {"kind": "sites", "clients": 6}}
+        r |= {"alpha": None, "partition": {"kind": "sites", "clients": 6, "fingerprint": "0f"}}
     assert text_of(RunResults(records)).startswith("\ndigits, the data's own sites, 6 clients, seed 0")
 
 

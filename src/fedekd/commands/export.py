@@ -28,6 +28,7 @@ def export_model(given: argparse.Namespace) -> None:
 
     from fedekd.export.card import card_path, verdict
     from fedekd.export.export import export
+    from fedekd.runs.store import read_records
 
     metadata = export(
         given.folder,
@@ -45,4 +46,4 @@ def export_model(given: argparse.Namespace) -> None:
         )
     card = card_path(Path(given.to))
     print(f"client {metadata.client}, {metadata.method}, seed {metadata.seed}: {given.to}, its model card {card}")
-    print(verdict(metadata))
+    print(verdict(metadata, read_records(Path(given.folder) / "results.jsonl")))

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from fedekd.runs.aggregate import shared_settings
 from fedekd.runs.metadata import ModelMetadata
 from fedekd.runs.records import Record
+from fedekd.runs.transfer import ClientTransfer, MethodTransfer, analyse
+from fedekd.runs.verdict_text import STATES, STAY, advice_by_client, advise, alone_label, caveats, interval
 from fedekd.units import Unit
 
 MOST_NAMES = 60
@@ -31,10 +34,11 @@ def card_path(model: Path) -> Path:
     return model.with_suffix(".card.md")
 
 
-def make_card(metadata: ModelMetadata, record: Record | None, file: str) -> str:
-    """``record`` is the run's, or None where it is gone; ``file`` is what the model's file is called."""
+def make_card(metadata: ModelMetadata, records: Sequence[Record], file: str) -> str:
+    """``records`` are those of the model's folder, with the run's own unless it is gone; ``file`` names the model."""
+    record = _own(metadata, records)
     sections = {
-        "Did joining help?": _comparison(metadata, record),
+        "Did joining help?": _comparison(metadata, records),
         "Data": _data(metadata, record),
         "Inputs": _inputs(metadata),
         "Output": [*_answers(metadata), *_output(metadata)],
@@ -48,36 +52,74 @@ def make_card(metadata: ModelMetadata, record: Record | None, file: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _comparison(metadata: ModelMetadata, record: Record | None) -> list[str]:
+def _own(metadata: ModelMetadata, records: Sequence[Record]) -> Record | None:
+    return next((record for record in reversed(records) if record["key"] == metadata.about.get("key")), None)
+
+
+def _analysed(metadata: ModelMetadata, records: Sequence[Record]) -> tuple[list[MethodTransfer], ClientTransfer | None]:
+    """What the page of the same folder is made from, and this client with this method in it."""
+    own = _own(metadata, records)
+    if own is None:
+        return [], None
+    same = [r for r in records if (r["dataset"], r["alpha"]) == (own["dataset"], own["alpha"])]
+    methods = analyse([r for r in same if shared_settings(r) == shared_settings(own)])
+    of = [client for method in methods if method.label == own["label"] for client in method.clients]
+    return methods, next((c for c in of if c.client == metadata.client and own["seed"] in c.seeds), None)
+
+
+def _comparison(metadata: ModelMetadata, records: Sequence[Record]) -> list[str]:
     value, local, delta = (metadata.number(name) for name in ("value", "local", "delta"))
     alone = {"metric": metadata.about.get("metric", "accuracy"), "clients": [{"local": local}]}
-    unit = Unit.of([record or alone])
-    percent = " %" if unit.higher_is_better else ""
-    return [
+    unit = Unit.of([_own(metadata, records) or alone])
+    percent, points = (" %", " points") if unit.higher_is_better else ("", "")
+    lines = [
         f"| {unit.name} on its test rows | |",
         "| --- | --- |",
         f"| trained alone (Local) | {unit.value(local)}{percent} |",
         f"| {metadata.method} | {unit.value(value)}{percent} |",
-        f"| **Δ** | **{unit.delta(delta)}{' points' if unit.higher_is_better else ''}** |",
-        "",
-        verdict(metadata),
+        f"| **Δ** | **{unit.delta(delta)}{points}** |",
     ]
+    _, client = _analysed(metadata, records)
+    if client is not None and client.verdict is not None:
+        gain = f"{unit.delta(client.parts['gain'])}{points}, 95 % interval {interval(client.verdict, unit)}"
+        lines.append(f"| gain over the best alone ({_plain(alone_label(client))}) | {gain} |")
+    return [*lines, "", verdict(metadata, records)]
 
 
-def verdict(metadata: ModelMetadata) -> str:
-    """Whether the federation helped this client, in one sentence."""
-    delta = metadata.number("delta")
-    unit = Unit(metadata.about.get("metric", "accuracy"), 1)
+def verdict(metadata: ModelMetadata, records: Sequence[Record]) -> str:
+    """Whether the federation helped this client, and what it should do: as terminal and page of its folder say it."""
     if metadata.method == "local":
         return "This is the model the client trained alone."
+    methods, client = _analysed(metadata, records)
+    if client is None or client.verdict is None:
+        return _by_sign(metadata)
+    unit = Unit.of([r for r in records if r["key"] == metadata.about.get("key")])
+    own = advise({metadata.method: client.verdict}, alone_label(client), unit)
+    best = advice_by_client(methods, unit)[client.client, client.seeds]
+    why = "" if best.reason == own.reason else f": {best.reason}"
+    words = [
+        f"{metadata.method}: {STATES[client.verdict.state]}: {own.reason}.",
+        f"Should this client join? {best.decision.capitalize()}{why}.",
+        *caveats(methods, unit),
+    ]
+    if best.decision == STAY:
+        words.insert(2, "The model it trained alone is `--method local`.")
+    return " ".join(words)
+
+
+def _by_sign(metadata: ModelMetadata) -> str:
+    """What can be said where no record holds the test rows."""
+    delta = metadata.number("delta")
+    unit = Unit(metadata.about.get("metric", "accuracy"), 1)
     if math.isnan(delta):
         return "Whether joining helped is not known: the file does not say its Δ."
     if abs(delta) < 1e-12:
         return f"{metadata.method} made no difference to this client."
-    if unit.harm(delta) < 0:
-        return f"{metadata.method} helped this client."
-    better = "the model it trained alone (`--method local`) is better on its own rows"
-    return f"{metadata.method} harmed this client: {better}."
+    effect = "better" if unit.harm(delta) < 0 else "worse"
+    return (
+        f"With {metadata.method} this client is {effect} off by sign alone: there is no record of its test rows to say "
+        "whether that is more than chance. The model it trained alone is `--method local`."
+    )
 
 
 def _data(metadata: ModelMetadata, record: Record | None) -> list[str]:

@@ -12,7 +12,6 @@ from fedekd.errors import FedekdError, unknown
 from fedekd.export.card import card_path, make_card
 from fedekd.files import write_whole
 from fedekd.runs.metadata import ModelMetadata, OwnCode
-from fedekd.runs.records import Record
 from fedekd.runs.saved_models import find_models
 from fedekd.runs.store import read_records
 
@@ -47,7 +46,7 @@ def export(
             "them (features and targets); add --with-rows to let them out, or choose another --method"
         )
     code = OwnCode(private, proxy, method if method and ":" in method else None)
-    card = make_card(metadata, _record(Path(folder), metadata), target.name)
+    card = make_card(metadata, read_records(Path(folder) / "results.jsonl"), target.name)
     content = _onnx if target.suffix.lower() == ".onnx" else _safetensors
     about = {name: json.dumps(value) for name, value in {**metadata.about, "card": card}.items()}
     readers = 0o600 | metadata.path.stat().st_mode & 0o666  # a site keeps its models for its owner alone
@@ -74,12 +73,6 @@ def choose(kept: list[ModelMetadata], client: str, method: str | None, seed: int
         names = ", ".join(dict.fromkeys(metadata.client for metadata in fitting))
         raise FedekdError(f"no client {client!r} here; the clients are: {names}")
     return max(own, key=lambda metadata: metadata.path.stat().st_mtime)
-
-
-def _record(folder: Path, metadata: ModelMetadata) -> Record | None:
-    """The run's line in results.jsonl, for what the card says of the training; None where it is gone."""
-    records = read_records(folder / "results.jsonl")
-    return next((record for record in reversed(records) if record["key"] == metadata.about.get("key")), None)
 
 
 def _safetensors(metadata: ModelMetadata, about: dict[str, str], code: OwnCode) -> bytes:

@@ -1,15 +1,21 @@
-"""The table of clients on one seed: what each has alone, what it has with each method, and the difference."""
+"""The tables of clients: what each has alone and with each method on one seed, and the verdict on each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from rich.console import Console
 from rich.text import Text
 
 from fedekd.report.tables import Column, print_columns
 from fedekd.runs.records import Record
-from fedekd.units import Unit
+from fedekd.runs.transfer import ClientTransfer, MethodTransfer, needs_federation
+from fedekd.runs.verdict_text import STATES, alone_label, detectable, interval
+from fedekd.units import BAD, GOOD, Unit
+from fedekd.verdicts import HARMED, HELPED
+
+COLOURS = {HELPED: GOOD, HARMED: BAD}
 
 
 def print_clients(console: Console, records: Sequence[Record], unit: Unit) -> None:
@@ -21,16 +27,35 @@ def print_clients(console: Console, records: Sequence[Record], unit: Unit) -> No
         Column("n test", [str(c["n_test"]) for c in clients], style="dim"),
         Column("local", [unit.value(c["local"]) for c in clients]),
     ]
-    compared = [record for record in records if record["method"] != "local"]
-    print_columns(console, keys, [_method(record, unit) for record in compared])
+    print_columns(console, keys, [_method(record, unit) for record in records if needs_federation(record)])
 
 
 def _method(record: Record, unit: Unit) -> Column:
     values = [unit.value(c["value"]) for c in record["clients"]]
     deltas = [unit.delta(c["delta"]) for c in record["clients"]]
     wide, signed = max(map(len, values)), max(map(len, deltas))
-    cells = [
-        Text.assemble(value.rjust(wide), "  ", (delta.rjust(signed), unit.style(c["delta"])))
-        for value, delta, c in zip(values, deltas, record["clients"], strict=True)
-    ]
+    cells = [f"{value.rjust(wide)}  {delta.rjust(signed)}" for value, delta in zip(values, deltas, strict=True)]
     return Column(record["label"], cells)
+
+
+def print_verdicts(console: Console, method: MethodTransfer, unit: Unit) -> None:
+    """A line for each client, or for each client and seed where every seed splits the data anew."""
+    clients = [client for client in method.clients if client.verdict is not None]
+    keys = [Column("client", [client.client for client in clients], "left")]
+    if not method.one_split:
+        keys.append(Column("seed", [", ".join(map(str, client.seeds)) for client in clients]))
+    judged = [client.verdict for client in clients if client.verdict is not None]
+    columns = [
+        Column("n test", [f"{client.n_test:,}" for client in clients], style="dim"),
+        Column("alone", [_alone(client, unit) for client in clients], "left"),
+        Column("with", [unit.value(fmean(one.value for one in client.joined)) for client in clients]),
+        Column("gain", [unit.delta(client.parts["gain"]) for client in clients]),
+        Column("95 % interval", [interval(verdict, unit) for verdict in judged], whole=True),
+        Column("detectable", [detectable(verdict, unit) for verdict in judged]),
+        Column("verdict", [Text(STATES[v.state], COLOURS.get(v.state, "")) for v in judged], "left"),
+    ]
+    print_columns(console, keys, columns)
+
+
+def _alone(client: ClientTransfer, unit: Unit) -> str:
+    return f"{unit.value(fmean(one.value for one in client.alone))} {alone_label(client)}"

@@ -1,4 +1,5 @@
-"""The paper's nine tables computed from a study's records, and what it lacks: paired differences, harm, sweeps.
+"""The paper's nine tables computed from a study's records, and what it lacks: paired differences, verdicts,
+sweeps.
 
 Which tables there are, with which rows and columns, is read from the file of the paper's own figures.
 """
@@ -11,10 +12,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 
-from fedekd import metrics
 from fedekd.report.study_records import StudyRecords
 from fedekd.report.sweeps import sweep_tables
-from fedekd.report.table_formats import NOTHING, Table, TableCell, TableRow, ranked, render, select
+from fedekd.report.table_formats import NOTHING, Table, TableRow, ranked, render, select
+from fedekd.report.transfer_tables import SHORT, TransferTables, by_interval
 from fedekd.runs.records import FailureRow, Figure, Record
 
 __all__ = ["Table", "make_tables", "paper_figures", "render", "select"]
@@ -50,7 +51,6 @@ QUANTITIES: dict[str, tuple[Figure, str]] = {
     "Mean_RMSE": ("mean", "Mean client RMSE"),
 }
 ABLATION = "ablation_energy_cls"
-TASKS = {"classification": "cls", "regression": "reg"}
 
 
 def paper_figures() -> list[dict[str, str]]:
@@ -104,21 +104,25 @@ def _layouts() -> tuple[Layout, ...]:
 def make_tables(
     records: Sequence[Record], failures: Sequence[FailureRow] = (), against_paper: bool = False
 ) -> list[Table]:
+    return study_tables(StudyRecords(records, failures), against_paper)
+
+
+def study_tables(study: StudyRecords, against_paper: bool = False) -> list[Table]:
     """Every table that the records give something for.
 
-    ``failures`` are the lines of the study's ``failures.jsonl``, which say why cells are empty. With
-    ``against_paper`` each cell also holds the paper's figure.
+    With ``against_paper`` each cell also holds the paper's figure.
     """
-    study = StudyRecords(records, failures)
     tables = []
     for layout in _layouts():
         table = _paper_table(layout, study)
         if table and against_paper:
             table = _beside_paper(table, layout, _columns(layout, study))
         tables += [table] if table else []
-    for task in TASKS:
+    for task in SHORT:
         layout = next(one for one in _layouts() if one.task == task)
-        tables += [_paired(layout, study, "fedekd"), _paired(layout, study, "local"), _harmed(layout, study)]
+        tables += [_paired(layout, study, "fedekd"), _paired(layout, study, "local")]
+        methods, columns = _all_rows(layout, study, "local"), _columns(layout, study)
+        tables += TransferTables(study, task, methods, columns).tables()
     return [table for table in tables if table.rows] + sweep_tables(study)
 
 
@@ -186,7 +190,7 @@ def _paired(layout: Layout, study: StudyRecords, one: str) -> Table:
     rows = []
     for other in _all_rows(layout, study, one):
         pair = ("fedekd", other) if one == "fedekd" else (other, "local")
-        cells = (_judged(study.difference(*pair, c), higher) for c in columns)
+        cells = (by_interval(study.difference(*pair, c), higher) for c in columns)
         rows.append(TableRow((other,), other, tuple(cells)))
     rows = [row for row in rows if any(cell.mean is not None for cell in row.cells)]
     what = "FedeKD minus each method" if one == "fedekd" else "Each method minus Local"
@@ -198,30 +202,4 @@ def _paired(layout: Layout, study: StudyRecords, one: str) -> Table:
     )
     title = f"{what}, mean client {metric}, paired by seed ({'positive' if higher else 'negative'} is better)"
     heads = study.heads(columns)
-    return Table(f"paired_{one}_{TASKS[layout.task]}", title, ("method",), heads, tuple(rows), notes)
-
-
-def _judged(cell: TableCell, higher: bool) -> TableCell:
-    if cell.interval is None:
-        return cell
-    low, high = cell.interval if higher else (-cell.interval[1], -cell.interval[0])
-    return replace(cell, mark="best" if low > 0 else "second" if high < 0 else "")
-
-
-def _harmed(layout: Layout, study: StudyRecords) -> Table:
-    columns, higher = _columns(layout, study), layout.task == "classification"
-
-    def cell(method: str, column: tuple[str, float | None]) -> TableCell:
-        runs = study.runs(method, column)
-        deltas = [client["delta"] for run in runs for client in run["clients"]]
-        if not deltas:
-            return TableCell()
-        share = metrics.harmed(deltas, higher), len(deltas)
-        return TableCell(share=share, seeds=len(runs), few=study.few(len(runs), column))
-
-    rows = [TableRow((m,), m, tuple(cell(m, c) for c in columns)) for m in _all_rows(layout, study, "local")]
-    marked = ranked(rows, lambda cell: -cell.share[0] / cell.share[1] if cell.share else None)
-    title = f"Clients harmed, {layout.task}: client-runs that ended worse than alone, of all"
-    notes = ("bold: fewest of the column, underlined: second", *study.notes([row.label for row in rows], columns))
-    heads = study.heads(columns)
-    return Table(f"harmed_{TASKS[layout.task]}", title, ("method",), heads, marked, notes)
+    return Table(f"paired_{one}_{SHORT[layout.task]}", title, ("method",), heads, tuple(rows), notes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 from fedekd import metrics
@@ -11,6 +12,7 @@ from fedekd.data.paper import PAPER
 from fedekd.report.table_formats import TableCell
 from fedekd.runs.aggregate import shared_settings
 from fedekd.runs.records import FailureRow, Figure, Record
+from fedekd.runs.transfer import MethodTransfer, analyse
 from fedekd.units import count
 
 StudyColumn = tuple[str, float | None]  # dataset and alpha
@@ -40,6 +42,12 @@ class StudyRecords:
     @staticmethod
     def key_of(title: str) -> str:
         return next(key for key, known in TITLES.items() if known == title)
+
+    @cached_property
+    def transfer(self) -> dict[tuple[str, StudyColumn], MethodTransfer]:
+        """By label and column, of methods as they are: Holm's method is over what one column shows."""
+        plain = [record for record in self.records if record["label"] == record["method"]]
+        return {(one.label, (one.dataset, one.alpha)): one for one in analyse(plain)}
 
     # --- what there is -----------------------------------------------------------------------------------
 

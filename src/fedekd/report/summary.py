@@ -1,4 +1,4 @@
-"""The summary over clients and seeds on the terminal: the table, and the same in plain words."""
+"""The summary over clients and seeds on the terminal: the table, and what each method did in plain words."""
 
 from __future__ import annotations
 
@@ -8,39 +8,50 @@ from statistics import fmean
 from rich.console import Console
 from rich.text import Text
 
+from fedekd.report.clients import COLOURS
 from fedekd.report.tables import Column, print_columns
 from fedekd.runs.aggregate import SummaryRow
 from fedekd.runs.records import Record
-from fedekd.runs.summary import direction, summary_columns
-from fedekd.units import BAD, GOOD, Unit, blocks, count
+from fedekd.runs.summary import summary_columns
+from fedekd.runs.transfer import MethodTransfer
+from fedekd.runs.verdict_text import PARTS, STATES
+from fedekd.units import Unit, blocks, count
 
 
-def print_summary(console: Console, rows: Sequence[SummaryRow], unit: Unit) -> None:
-    """``rows`` as ``aggregate`` makes them."""
+def print_summary(console: Console, rows: Sequence[SummaryRow], analysed: Sequence[MethodTransfer], unit: Unit) -> None:
+    """``rows`` as ``aggregate`` makes them, ``analysed`` as ``analyse`` does."""
     methods, *columns = (
         Column(column.header, [Text(*cell) for cell in column.cells], column.justify, whole=column.whole)
-        for column in summary_columns(rows, unit)
+        for column in summary_columns(rows, analysed, unit)
     )
     print_columns(console, [methods], columns)
 
 
-def verdict(records: Sequence[Record], row: SummaryRow, unit: Unit) -> Text:
-    """One line about one method: how many it helped and harmed, and whom it harmed most."""
-    several = len(records) > 1
-    everyone = [(unit.harm(c["delta"]), c, r) for r in records for c in r["clients"]]
-    helped, harmed = sum(h < 0 for h, *_ in everyone), row["harmed"]
-    noun = "client-run" if several else "client"
-    text = Text.assemble((row["label"], "bold"), f": {helped} of {count(len(everyone), noun)} helped, ")
-    text.append(f"{harmed} harmed" if harmed else "none harmed", BAD if harmed else GOOD)
-    if harmed:
-        _, client, record = max(everyone, key=lambda item: item[0])
-        where = f" of seed {record['seed']}" if several else ""
-        loses = " loses" if unit.higher_is_better else f": {unit.name} up by"
-        text.append(f"; worst client {client['id']}{where}{loses} {unit.amount(client['delta'])}")
-    if several:
-        effect = {1: "harms", -1: "helps", 0: "makes no clear difference"}[direction(row, unit)]
+def verdict(method: MethodTransfer, unit: Unit) -> Text:
+    """One line about one method: the four states, or by sign alone where the records do not hold the test rows."""
+    text = Text.assemble((method.label, "bold"), ": ")
+    if not method.states:
+        noun = "client-run" if len(method.seeds) > 1 else "client"
+        text.append(f"{method.by_sign} of {count(method.client_runs, noun)} harmed by sign alone")
+    for k, (state, words) in enumerate(STATES.items() if method.states else ()):
+        found = method.states[state]
+        text.append(", " if k else "").append(f"{found:,} {words}", COLOURS.get(state, "") if found else "")
+    if len(method.seeds) > 1:
+        low, high = sorted(unit.harm(x) for x in method.summary["gain"]["interval"])
+        effect = "harms" if low > 0 else "helps" if high < 0 else "makes no clear difference"
         text.append(f"; on average it {effect}")
     return text
+
+
+def parts(method: MethodTransfer, unit: Unit) -> Text:
+    """Δ taken apart into recipe and federation, and the gain over the best alone, as means over clients."""
+    known = {}
+    for part, found in method.summary.items():
+        low_high = found["interval"]
+        sure = f" [{', '.join(unit.delta(x) for x in low_high)}]" if low_high else ""
+        known[part] = f"{PARTS[part]} {unit.delta(found['mean'])}{sure}"
+    within = ", ".join(known[part] for part in ("recipe", "federation") if part in known)
+    return Text(f"  mean over clients: {known['delta']}{f' ({within})' if within else ''}, {known['gain']}")
 
 
 def trust(records: Sequence[Record]) -> Text | None:

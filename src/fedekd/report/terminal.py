@@ -8,13 +8,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from fedekd.report.clients import print_clients
-from fedekd.report.summary import print_summary, trust, verdict
+from fedekd.report.clients import print_clients, print_verdicts
+from fedekd.report.summary import parts, print_summary, trust, verdict
 from fedekd.runs.aggregate import aggregate, grouped
 from fedekd.runs.records import Record
 from fedekd.runs.results import RunResults
 from fedekd.runs.summary import legend, title
-from fedekd.units import Unit, count
+from fedekd.runs.transfer import MethodTransfer, analyse
+from fedekd.runs.verdict_text import JOIN, STAY, advice_by_client, caveats, decided
+from fedekd.units import GOOD, Unit, count
 
 
 def print_result(
@@ -39,16 +41,41 @@ def _print_one(console: Console, records: Sequence[Record], show_clients: bool) 
             if len(seeds) > 1:
                 _say(console, Text(f"seed {on_seed[0]['seed']}", "bold"))
             print_clients(console, on_seed, unit)
-    rows = aggregate(records)
-    print_summary(console, rows, unit)
+    analysed = analyse(records)
+    print_summary(console, aggregate(records), analysed, unit)
+    for method in analysed:
+        _say(console, verdict(method, unit))
+        _say(console, parts(method, unit))
+        if method.states and (method.one_split or show_clients):
+            console.print()
+            print_verdicts(console, method, unit)
+    _print_advice(console, analysed, unit)
     by_label = {group[0]["label"]: group for group in grouped(records, "label")}
-    compared = [row for row in rows if row["method"] != "local"]
-    lines = [verdict(by_label[row["label"]], row, unit) for row in compared]
-    lines += [line for row in compared if (line := trust(by_label[row["label"]]))]
-    for line in lines:
-        _say(console, line)
-    _say(console, Text(legend(unit, len(seeds) > 1), "dim"))
+    for method in analysed:
+        if line := trust(by_label[method.label]):
+            _say(console, line)
+    for note in (legend(unit, len(seeds) > 1), *caveats(analysed, unit)):
+        _say(console, Text(note, "dim"))
     console.print()
+
+
+def _print_advice(console: Console, analysed: Sequence[MethodTransfer], unit: Unit) -> None:
+    """Join, stay alone or undecided: a line for each client, or their number where every seed has others."""
+    advice = advice_by_client(analysed, unit)
+    if not advice:
+        return
+    if not all(method.one_split for method in analysed):
+        _say(
+            console,
+            Text.assemble(
+                ("should a client join?", "bold"), f" of {len(advice):,} client-runs: {decided(advice.values())}"
+            ),
+        )
+        return
+    _say(console, Text("should a client join?", "bold"))
+    for (client, _), (decision, reason) in advice.items():
+        style = {JOIN: GOOD, STAY: "bold"}.get(decision, "")
+        _say(console, Text.assemble(f"  {client}: ", (decision, style), f": {reason}"))
 
 
 def _say(console: Console, line: Text) -> None:

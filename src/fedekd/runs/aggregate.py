@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict
 
 import numpy as np
 
-from fedekd.metrics import OverSeeds, harmed, over_seeds, paired_interval
+from fedekd.metrics import OverSeeds, over_seeds, paired_interval
 from fedekd.runs.records import Record
 from fedekd.settings import NEWER
 
@@ -31,7 +31,6 @@ class SummaryRow(TypedDict):
     tail_delta: OverSeeds
     mean: OverSeeds
     worst: OverSeeds
-    harmed: int
     clients: int
     bytes_up: float
     bytes_down: float
@@ -70,7 +69,7 @@ def aggregate(records: Sequence[Record]) -> list[SummaryRow]:
 
 
 def _row(group: Sequence[Record]) -> SummaryRow:
-    first, better = group[0], group[0]["metric"] == "accuracy"
+    first = group[0]
     average = [r["avg_delta"] for r in group]
     return {
         "dataset": first["dataset"],
@@ -84,7 +83,6 @@ def _row(group: Sequence[Record]) -> SummaryRow:
         "tail_delta": over_seeds([r["tail_delta"] for r in group]),
         "mean": over_seeds([r["mean"] for r in group]),
         "worst": over_seeds([r["worst"] for r in group]),
-        "harmed": sum(harmed([c["delta"] for c in r["clients"]], better) for r in group),
         "clients": sum(len(r["clients"]) for r in group),
         "bytes_up": float(np.mean([r["bytes_up"] for r in group])),
         "bytes_down": float(np.mean([r["bytes_down"] for r in group])),

@@ -11,6 +11,7 @@ from fedekd.runs.aggregate import SummaryRow, aggregate
 from fedekd.runs.records import Record
 from fedekd.runs.store import read_records
 from fedekd.runs.summary import as_html
+from fedekd.runs.transfer import MethodTransfer, analyse
 
 if TYPE_CHECKING:
     import pandas
@@ -33,6 +34,11 @@ class RunResults:
     def summary(self) -> list[SummaryRow]:
         """One row per dataset, alpha and method: mean and std over seeds, paired 95 % interval of avg_delta."""
         return aggregate(self.records)
+
+    @property
+    def transfer(self) -> list[MethodTransfer]:
+        """Each method's Δ taken apart, with a verdict on every client: see ``fedekd.runs.transfer``."""
+        return analyse(self.records)
 
     def to_frame(self) -> pandas.DataFrame:
         """``clients`` as a pandas DataFrame."""

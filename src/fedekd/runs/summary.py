@@ -9,7 +9,10 @@ from typing import Literal, NamedTuple
 
 from fedekd.runs.aggregate import SummaryRow, aggregate, grouped
 from fedekd.runs.records import Record
+from fedekd.runs.transfer import MethodTransfer, analyse
+from fedekd.runs.verdict_text import STATES, caveats
 from fedekd.units import BAD, GOOD, SAME, Unit, count, duration, volume
+from fedekd.verdicts import HARMED, HELPED
 
 COLOURS = {GOOD: "#1a7f37", BAD: "#d1242f"}  # readable on white and on black; the sign says the same
 PARTITIONS = {"sites": "the data's own sites", "iid": "dealt out evenly"}  # without an alpha
@@ -30,8 +33,11 @@ class SummaryColumn:
     whole: bool = False  # keep the header on one line
 
 
-def summary_columns(rows: Sequence[SummaryRow], unit: Unit) -> list[SummaryColumn]:
-    """``rows`` as ``aggregate`` makes them; the methods' names come first."""
+def summary_columns(rows: Sequence[SummaryRow], methods: Sequence[MethodTransfer], unit: Unit) -> list[SummaryColumn]:
+    """``rows`` as ``aggregate`` makes them, ``methods`` as ``analyse`` does; the methods' names come first.
+
+    Colour is for what is clear: an interval on one side of zero, clients that are clearly helped or harmed.
+    """
     several = any(len(row["seeds"]) > 1 for row in rows)
 
     def plain(header: str, cells: Sequence[str], justify: Literal["left", "right"] = "right") -> SummaryColumn:
@@ -50,11 +56,33 @@ def summary_columns(rows: Sequence[SummaryRow], unit: Unit) -> list[SummaryColum
         *columns,
         delta("Worst Δ", "worst_delta"),
         delta(f"{unit.tail} Δ", "tail_delta"),
-        plain("harmed", ["" if _alone(r) else f"{r['harmed']}/{r['clients']}" for r in rows]),
+        *state_columns(rows, methods),
         value(f"mean {unit.name}", "mean"),
         value(f"worst {unit.name}", "worst"),
         plain("sent", [_sent(r["bytes_up"] + r["bytes_down"]) for r in rows]),
         plain("time", [duration(r["seconds"]) for r in rows]),
+    ]
+
+
+def state_columns(rows: Sequence[SummaryRow], methods: Sequence[MethodTransfer]) -> list[SummaryColumn]:
+    """How many are clearly helped and harmed; without test rows, how many lie below alone by sign."""
+    by = {method.label: method for method in methods}
+    found = [by.get(row["label"]) for row in rows]
+    if not any(one and one.states for one in found):
+        cells = [StyledText(f"{one.by_sign}/{one.client_runs}" if one else "") for one in found]
+        return [SummaryColumn("harmed, by sign alone", cells)] if methods else []
+    colours = {HELPED: GOOD, HARMED: BAD}
+    return [
+        SummaryColumn(
+            STATES[state],
+            [
+                StyledText(f"{one.states[state]}/{sum(one.states.values())}", colour if one.states[state] else "")
+                if one and one.states
+                else StyledText("")
+                for one in found
+            ],
+        )
+        for state, colour in colours.items()
     ]
 
 
@@ -70,7 +98,7 @@ def _delta(row: SummaryRow, key: Deltas, unit: Unit, several: bool) -> StyledTex
     if _alone(row):
         return StyledText("")
     mean, std = row[key]["mean"], row[key]["std"]
-    return StyledText(_spread(unit.delta(mean), unit, std, several), unit.style(mean))
+    return StyledText(_spread(unit.delta(mean), unit, std, several))
 
 
 def _interval(row: SummaryRow, unit: Unit) -> StyledText:
@@ -108,7 +136,7 @@ def title(records: Sequence[Record], unit: Unit) -> str:
 def legend(unit: Unit, several: bool) -> str:
     sign = "in points, negative is harm" if unit.higher_is_better else "positive is harm"
     spread = "; ± is the deviation over seeds, the interval is paired" if several else ""
-    return f"Δ: with the method minus alone, {sign}{spread}; sent: by all, up and down"
+    return f"Δ: with the method minus Local, both after the last round, {sign}{spread}; sent: by all, up and down"
 
 
 def as_html(records: Sequence[Record]) -> str:
@@ -118,7 +146,8 @@ def as_html(records: Sequence[Record]) -> str:
 
 def _table(records: Sequence[Record]) -> str:
     unit = Unit.of(records)
-    columns = summary_columns(aggregate(records), unit)
+    methods = analyse(records)
+    columns = summary_columns(aggregate(records), methods, unit)
     caption = escape(f"{records[0]['dataset']}, {title(records, unit)}")
     heads = "".join(f'<th scope="col" style="text-align: {c.justify}">{escape(c.header)}</th>' for c in columns)
     rows = "".join(
@@ -128,7 +157,7 @@ def _table(records: Sequence[Record]) -> str:
     return (
         f'<table><caption style="text-align: left; white-space: nowrap">{caption}</caption>'
         f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
-        f"<small>{escape(legend(unit, several))}</small>"
+        f"<small>{escape(' '.join([legend(unit, several) + '.', *caveats(methods, unit)]))}</small>"
     )
 
 

@@ -80,9 +80,36 @@ class MethodTransfer:
     """By part: mean, worst and tail over clients, as means over seeds, and the paired interval of the mean."""
 
     @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(sorted({seed for client in self.clients for seed in client.seeds}))
+
+    @property
+    def one_split(self) -> bool:
+        """Whether a client is one and the same, with the same test rows, on all seeds."""
+        return all(len(client.seeds) == len(self.seeds) for client in self.clients)
+
+    @property
+    def by_sign(self) -> int:
+        """How many client-runs have a Δ on the wrong side of zero, by however little: for want of a verdict."""
+        deltas = [one["delta"] for client in self.clients for one in client.by_seed]
+        return metrics.harmed(deltas, self.metric == "accuracy")
+
+    @property
+    def client_runs(self) -> int:
+        return sum(len(client.seeds) for client in self.clients)
+
+    @property
     def states(self) -> dict[str, int]:
+        """Of clients, or of client-runs where every seed splits the data anew; nothing without test rows."""
         found = Counter(c.verdict.state for c in self.clients if c.verdict)
         return {state: found[state] for state in verdicts.STATES} if found else {}
+
+
+def last_round(record: Record, position: int) -> Option:
+    client, packed = record["clients"][position], record["clients"][position].get("rows")
+    rows = None if packed is None else packing.unpack(packed["last"], client["n_test"], record["metric"])
+    loss, error = client.get("val_loss", math.nan), client.get("val_error")
+    return Option(record["label"], record["params"]["rounds"], client["value"], loss, error, rows)
 
 
 def option(record: Record, position: int) -> Option:
@@ -92,23 +119,14 @@ def option(record: Record, position: int) -> Option:
     early: accuracy goes on rising while a model grows too sure of itself, and what a site can do alone would seem less
     than it is.
     """
-    client, metric = record["clients"][position], record["metric"]
-    packed = client.get("rows")
-    rows = None if packed is None else packing.unpack(packed["last"], client["n_test"], metric)
-    last = Option(
-        record["label"],
-        record["params"]["rounds"],
-        client["value"],
-        client.get("val_loss", math.nan),
-        client.get("val_error"),
-        rows,
-    )
-    best = client.get("chosen")
-    if best is None or "val" not in client or not _clearly_better(best, client, metric):
+    client, last = record["clients"][position], last_round(record, position)
+    best, packed = client.get("chosen"), client.get("rows")
+    if best is None or "val" not in client or not _clearly_better(best, client, record["metric"]):
         return last
+    rows = last.rows
     if packed is not None and "chosen" in packed:
-        rows = packing.unpack(packed["chosen"], client["n_test"], metric)
-    return Option(record["label"], best["round"], best["value"], best["val_loss"], best["val_error"], rows)
+        rows = packing.unpack(packed["chosen"], client["n_test"], record["metric"])
+    return Option(last.label, best["round"], best["value"], best["val_loss"], best["val_error"], rows)
 
 
 def _clearly_better(best: ChosenRound, client: ClientRow, metric: str) -> bool:
@@ -145,6 +163,12 @@ def is_menu(method: str) -> bool:
     return method == "local" or method.startswith("local-smooth") or method.endswith(TWIN)
 
 
+def needs_federation(record: Record) -> bool:
+    """Whether this is a method to join with. What is not is a control: a twin, or something done alone."""
+    sent = record["bytes_up"] + record["bytes_down"] > 0
+    return sent and "@" not in record["method"] and not is_menu(record["method"])
+
+
 def twin_label(record: Record) -> str:
     """What the isolated twin of a run is called."""
     return str(record["label"]).replace(record["method"], record["method"] + TWIN, 1)
@@ -165,7 +189,7 @@ def analyse(records: Sequence[Record], level: float = verdicts.LEVEL) -> list[Me
 def _table(runs: Mapping[str, Mapping[int, Record]], level: float) -> list[MethodTransfer]:
     """``runs`` by label and seed."""
     method = {label: next(iter(some.values()))["method"] for label, some in runs.items()}
-    shown = [label for label in runs if "@" not in method[label] and not is_menu(method[label])]
+    shown = [label for label, some in runs.items() if needs_federation(next(iter(some.values())))]
     plain = [label for label in runs if method[label] == "local"]
     smooth = [label for label in runs if is_menu(method[label]) and "@" not in method[label] and label not in plain]
     twins = {label: twin_label(next(iter(runs[label].values()))) for label in shown}

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from fedekd.runs.transfer import ClientTransfer, MethodTransfer
 from fedekd.units import Unit
 from fedekd.verdicts import EQUIVALENT, FEW, HARMED, HELPED, UNDECIDED, Verdict
 
 STATES = {HARMED: "clearly harmed", HELPED: "clearly helped", EQUIVALENT: "equivalent", UNDECIDED: "undecided"}
 """In the order in which they are told."""
 JOIN, STAY, OPEN = DECISIONS = ("join", "stay alone", "undecided")
+PARTS = {"delta": "Δ against Local", "recipe": "recipe", "federation": "federation", "gain": "gain over the best alone"}
+NO_ROWS = "these records do not hold the test rows that a verdict needs: it is by sign alone"
 
 
 class Advice(NamedTuple):
@@ -70,7 +74,7 @@ def undecided(method: str, verdict: Verdict, unit: Unit) -> str:
     change = f"with {method} {unit.delta(verdict.difference)}{points}"
     if not math.isfinite(verdict.detectable):
         return change
-    can = f"{change}, but its {verdict.rows:,} test rows show no less than {detectable(verdict, unit)}"
+    can = f"{change}, but its {verdict.rows:,} test rows cannot show less than {detectable(verdict, unit)}"
     needed = verdict.rows_needed
     return can + (f"; {unit.amount(verdict.margin)} need about {_about(needed):,} such rows" if needed else "")
 
@@ -87,3 +91,76 @@ def _about(rows: int) -> int:
     """Two digits: it is no more exact than that."""
     size = 10 ** max(0, len(str(rows)) - 2)
     return -(-rows // size) * size
+
+
+# --- of an analysis --------------------------------------------------------------------------------------
+
+
+def told(method: MethodTransfer) -> str:
+    """The four states, or by sign alone where the records do not hold the test rows."""
+    if method.states:
+        return counted(method.states)
+    return f"{method.by_sign:,} of {method.client_runs:,} harmed by sign alone"
+
+
+def alone_label(client: ClientTransfer) -> str:
+    """The best that a client can do by itself; on several seeds it may choose differently."""
+    return " or ".join(dict.fromkeys(one.label for one in client.alone))
+
+
+def advice_by_client(methods: Iterable[MethodTransfer], unit: Unit) -> dict[tuple[str, tuple[int, ...]], Advice]:
+    """By client and the seeds on which it is the same client; those without test rows are left out."""
+    verdicts: dict[tuple[str, tuple[int, ...]], dict[str, Verdict]] = {}
+    alone: dict[tuple[str, tuple[int, ...]], str] = {}
+    for method in methods:
+        for client in method.clients:
+            if client.verdict is not None:
+                verdicts.setdefault((client.client, client.seeds), {})[method.label] = client.verdict
+                alone[client.client, client.seeds] = alone_label(client)
+    return {key: advise(by_method, alone[key], unit) for key, by_method in verdicts.items()}
+
+
+def decided(advice: Iterable[Advice]) -> str:
+    """2 should join, 1 should stay alone, 3 are undecided."""
+    found = Counter(one.decision for one in advice)
+    are = "is" if found[OPEN] == 1 else "are"
+    return f"{found[JOIN]:,} should join, {found[STAY]:,} should stay alone, {found[OPEN]:,} {are} undecided"
+
+
+def caveats(methods: Sequence[MethodTransfer], unit: Unit) -> list[str]:
+    """What must stand beside the verdicts of one table: the menu, what is assumed, and what seeds can tell."""
+    if not methods:
+        return []
+    if not any(method.states for method in methods):
+        return [f"{NO_ROWS[0].upper()}{NO_ROWS[1:]}."]
+    compared = sum(client.verdict is not None for method in methods for client in method.clients)
+    return [menu(methods[0]), assumed(f"all {compared:,} comparisons here", unit), seeds(methods)]
+
+
+def menu(method: MethodTransfer) -> str:
+    if len(method.menu) < 2:
+        return "Compared with plain Local; --alone menu compares with the best a site can do alone."
+    return f"Alone: the best of {', '.join(method.menu)}, chosen for each client on its validation rows."
+
+
+def assumed(family: str, unit: Unit) -> str:
+    """``family`` names what Holm's method is over."""
+    margin = "2 points" if unit.higher_is_better else f"2 % of the {unit.name} alone"
+    return (
+        "Method and alone are each taken at the last round, or at an earlier one that validation rows clearly prefer. "
+        "Test rows are assumed "
+        f"independent; clear: at 5 % over {family} (Holm's method), so that an interval can "
+        f"leave out zero and nothing be clear; equivalent: the whole interval lies within {margin}."
+    )
+
+
+def seeds(methods: Sequence[MethodTransfer]) -> str:
+    all_ = {seed for method in methods for seed in method.seeds}
+    if len(all_) == 1:
+        return "One seed tells of these trained models, not of the method: --seeds 0-4 --split-seed 0 tells more."
+    if all(method.one_split for method in methods):
+        return f"Clients and test rows are the same on all {len(all_)} seeds, so that a verdict is about the method."
+    return (
+        "Every seed splits the data anew, so that client 3 is another client in each: verdicts are of client-runs, one "
+        "training each. --split-seed 0 holds clients and test rows fixed."
+    )

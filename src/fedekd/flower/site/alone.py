@@ -119,7 +119,7 @@ class AloneMenu:
         return self._open(PLAIN)[0].clients[0]
 
     def results(self) -> dict[str, tuple[Option, Option]]:
-        """By label, plain Local first: at the round of the lowest validation loss, and at the last round."""
+        """By label, plain Local first: at the round that validation rows prefer, and at the last."""
         found = {}
         for label, kept in self.kept.items():
             if label == PLAIN or not kept["stopped"]:
@@ -128,11 +128,16 @@ class AloneMenu:
                     history.add(1, engine.measure())
                 record = self._record(label, engine, history)
                 fixed = label == PLAIN and self.given is not None
-                found[label] = (transfer.option(record, 0, chosen=not fixed), transfer.option(record, 0, chosen=False))
+                last = transfer.last_round(record, 0)
+                found[label] = (last if fixed else transfer.option(record, 0), last)
         return found
 
+    @staticmethod
+    def _sizes(engine: Serial) -> dict[str, int]:
+        return {f"n_{split}": len(engine.clients[0].rows[split]) for split in ("val", "test")}
+
     def _record(self, label: str, engine: Serial, history: History) -> Record:
-        row = {**history.clients(0, engine.job)[0], "n_test": len(engine.clients[0].rows["test"])}
+        row = {**history.clients(0, engine.job)[0], **self._sizes(engine)}
         params = {"rounds": len(history.curves[0])}
         record = {"label": label, "metric": engine.job.task.metric, "params": params, "clients": [row]}
         return cast("Record", record)

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedekd.report.palette import SERIES, SHAPES
+from fedekd.runs.verdict_text import STATES
 from fedekd.units import Unit
+from fedekd.verdicts import Verdict
 
 Row = dict[str, Any]
 Spec = dict[str, Any]
@@ -51,6 +53,7 @@ class Chart:
     marks: tuple[str, ...] = ()  # choices that change only what is drawn strongly
     notes: Mapping[str, str] = field(default_factory=dict)
     empty: str = "There is nothing to draw here."
+    open: bool = False  # whether its table is shown from the start
     half: bool = False  # two stand side by side where there is room
     name: str = ""  # of its file among the figures, where that is not its id
 
@@ -95,18 +98,36 @@ def tooltip(columns: Iterable[ChartColumn]) -> list[Spec]:
 EFFECTS = ("helped", "same", "harmed")
 
 
-def effect_colour(legend: bool = False) -> Spec:
+def effect_colour() -> Spec:
     return {
         "field": "effect",
         "type": "nominal",
         "scale": {"domain": EFFECTS, "range": ["$help", "$muted", "$harm"]},
-        "legend": {"title": None, "orient": "top"} if legend else None,
+        "legend": None,
     }
 
 
-def effect_shape(legend: bool = False) -> Spec:
-    scale = {"domain": EFFECTS, "range": ["triangle-up", "circle", "triangle-down"]}
-    return {**effect_colour(legend), "scale": scale}
+NO_VERDICT = "no verdict"
+DOMAIN = (*STATES.values(), NO_VERDICT)
+
+
+def state_of(verdict: Verdict | None) -> str:
+    return STATES[verdict.state] if verdict else NO_VERDICT
+
+
+def state_colour(legend: bool = False) -> Spec:
+    """Colour is for what is clear."""
+    return {
+        "field": "state",
+        "type": "nominal",
+        "scale": {"domain": DOMAIN, "range": ["$harm", "$help", "$muted", "$muted", "$muted"]},
+        "legend": {"title": None, "orient": "top", "values": list(STATES.values())} if legend else None,
+    }
+
+
+def state_shape(legend: bool = False) -> Spec:
+    scale = {"domain": DOMAIN, "range": ["triangle-down", "triangle-up", "square", "circle", "circle"]}
+    return {**state_colour(legend), "scale": scale}
 
 
 def zero_line(channel: str = "x") -> Spec:

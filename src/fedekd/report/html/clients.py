@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
-from fedekd import metrics
 from fedekd.report.html.chart import (
     MANY,
     Chart,
@@ -14,113 +13,133 @@ from fedekd.report.html.chart import (
     MetricScale,
     Row,
     Spec,
-    effect_colour,
-    effect_shape,
     lines_of,
     names,
+    state_colour,
+    state_of,
+    state_shape,
     tooltip,
     variant,
     zero_line,
 )
 from fedekd.report.html.run_data import RunData, fewer
-from fedekd.runs.records import ClientRow, Details
+from fedekd.report.html.section import Block, Variants
+from fedekd.runs.transfer import ClientTransfer
+from fedekd.runs.verdict_text import Advice, advice_by_client, alone_label, caveats, decided
 
 WHOLE = "datum.value > 100 ? '' : datum.label"  # there is no accuracy above 100 %
 
 
 def client_rows(data: RunData) -> dict[str, list[Row]]:
-    """By variant, the most harmed client first. Over all seeds where clients are the same sites, else seed by seed."""
-    if not data.same_sites or len(data.seeds) == 1:
-        made = {key: _one_seed(data, label, seed) for key, label, seed, _ in data.runs()}
-        return made if not data.same_sites else {key.split("|")[0]: rows for key, rows in made.items()}
-    return {variant(m): _over_seeds(data, label) for m, label in enumerate(data.compared)}
+    """By variant, the client that loses most first. Over all seeds where they share one split, else seed by seed."""
+    rows: dict[str, list[Row]] = {}
+    for m, method in enumerate(data.transfer.values()):
+        for client in method.clients:
+            keys = [variant(m)] if data.one_split else [variant(m, data.seeds.index(seed)) for seed in client.seeds]
+            for key in keys:
+                rows.setdefault(key, []).append(_row(client, data))
+    return {key: sorted(group, key=lambda row: -data.unit.harm(row["gain"])) for key, group in rows.items()}
 
 
-def _one_seed(data: RunData, label: str, seed: int) -> list[Row]:
-    """How sure a client's Δ is, its test samples say: those that it gets wrong with the method, and alone."""
-    clients = data.by[label, seed]["clients"]
-    both = [_errors(data.detail(name, seed)) for name in (label, data.alone)]
-    intervals: list[tuple[float, float] | None] = [None] * len(clients)
-    if all(both) and [len(e) for e in both[0]] == [len(e) for e in both[1]]:
-        better = data.unit.higher_is_better
-        intervals = [metrics.sample_interval(a, b, better) for a, b in zip(*both, strict=True)]
-    rows = [_row(str(c["id"]), [c], i, data.scale) for c, i in zip(clients, intervals, strict=True)]
-    return _ordered(rows, data.scale)
-
-
-def _errors(detail: Details | None) -> list[list[float | bool]]:
-    return detail.get("errors", []) if detail else []
-
-
-def _over_seeds(data: RunData, label: str) -> list[Row]:
-    by_client: dict[str, list[ClientRow]] = {}
-    for record in data.of(label):
-        for client in record["clients"]:
-            by_client.setdefault(str(client["id"]), []).append(client)
-    rows = [
-        _row(name, group, metrics.paired_interval([c["delta"] for c in group]), data.scale)
-        for name, group in by_client.items()
-    ]
-    return _ordered(rows, data.scale)
-
-
-def _ordered(rows: list[Row], scale: MetricScale) -> list[Row]:
-    return sorted(rows, key=lambda row: -scale.unit.harm(row["delta"]))
-
-
-def _row(name: str, group: Sequence[ClientRow], interval: tuple[float, float] | None, scale: MetricScale) -> Row:
-    f = scale.factor
-    local, value, delta = (
-        f * fmean(column) for column in zip(*((c["local"], c["value"], c["delta"]) for c in group), strict=True)
-    )
-    low, high = (f * interval[0], f * interval[1]) if interval else (delta, delta)
-    most = 100.0 if scale.unit.higher_is_better else math.inf
-    ends = [min(most, max(0.0, end)) for end in (local + low, local + high)]
+def _row(client: ClientTransfer, data: RunData) -> Row:
+    f, verdict = data.scale.factor, client.verdict
+    alone, value = (f * fmean(one.value for one in some) for some in (client.alone, client.joined))
+    gain = f * client.parts["gain"]
+    low, high = (f * verdict.low, f * verdict.high) if verdict and math.isfinite(verdict.low) else (gain, gain)
+    most = 100.0 if data.unit.higher_is_better else math.inf
+    ends = [min(most, max(0.0, end)) for end in (alone + low, alone + high)]
     return {
-        "client": name,
-        "n": group[0]["n_train"],
-        "local": local,
+        "client": client.client,
+        "n": client.n_test,
+        "alone": alone,
+        "by": alone_label(client),
         "value": value,
-        "delta": delta,
+        "gain": gain,
         "low": low,
         "high": high,
         "from": ends[0],
         "to": ends[1],
-        "effect": scale.effect(delta),
+        "detectable": f * verdict.detectable if verdict else None,
+        "state": state_of(verdict),
     }
 
 
 def dumbbells(data: RunData) -> Chart:
     scale, every = data.scale, client_rows(data)
     rows = {key: _ends(group) for key, group in every.items()}
-    over_seeds = data.same_sites and len(data.seeds) > 1
     banded = any(row["low"] < row["high"] for group in every.values() for row in group)
+    gain = f"gain{', points' if scale.unit.higher_is_better else f' of {scale.unit.name}'}"
     columns = [
         ChartColumn("client", "client"),
-        ChartColumn("local", "alone", scale.value),
+        ChartColumn("n", "test rows", ","),
+        ChartColumn("alone", "alone", scale.value),
+        ChartColumn("by", "best alone"),
         ChartColumn("value", "with the method", scale.value),
-        ChartColumn("delta", scale.delta_title, scale.delta),
+        ChartColumn("gain", gain, scale.delta),
     ]
     if banded:
-        columns += [ChartColumn("low", "95 % from", scale.delta), ChartColumn("high", "95 % to", scale.delta)]
-    columns += [ChartColumn("effect", "effect"), ChartColumn("n", "training samples", ",")]
+        columns += [
+            ChartColumn("low", "95 % from", scale.delta),
+            ChartColumn("high", "95 % to", scale.delta),
+            ChartColumn("detectable", "detectable", scale.value),
+        ]
+    columns.append(ChartColumn("state", "verdict"))
     better = "right" if scale.unit.higher_is_better else "left"
     about = (
-        f"Each line leads from what a client reaches alone (ring) to what it reaches with the method; further {better} "
-        "is better. ▲ gained, ▼ lost by joining. Δ stands on the right; the most harmed are on top."
+        "Each line leads from the best a client reaches alone (ring) to what it reaches with the method; further "
+        f"{better} is better, and the gain stands on the right. Coloured, with ▲ or ▼, is what is clear."
     )
-    if over_seeds:
-        about += " Bands are 95 % intervals of Δ over the seeds."
-    elif banded:
-        about += " Bands are 95 % intervals of Δ over the client's test samples: the fewer it has, the wider."
-    if not over_seeds and len(data.seeds) > 1:
-        about += " Every seed deals the data out anew, so clients are not averaged over seeds: choose one above; the "
-        about += "page opens with the worst."
+    if banded:
+        about += " Bands are 95 % intervals of the gain: the fewer test rows, the wider."
+        about += " Detectable is the smallest difference that a client's test rows would show four times in five. "
+        about += " ".join(caveats(list(data.transfer.values()), data.unit)[:2])
+    if not data.one_split and len(data.seeds) > 1:
+        about += " Every seed splits the data anew: choose one above; the page opens with the worst."
     count = max((len(group) for group in every.values()), default=0)
     shown = max((len(group) for group in rows.values()), default=0)
-    about += fewer(count, shown, "most harmed and most helped")
-    follows = ("method",) if data.same_sites else ("method", "seed")
-    return Chart("clients", "Client by client", about, _spec(scale, columns, banded), columns, rows, follows)
+    about += fewer(count, shown, "that lose and gain most")
+    return Chart(
+        "clients",
+        "Client by client",
+        about,
+        _spec(scale, columns, banded),
+        columns,
+        rows,
+        follows(data),
+        open=True,
+    )
+
+
+def follows(data: RunData) -> tuple[str, ...]:
+    return ("method",) if data.one_split else ("method", "seed")
+
+
+def advice(data: RunData) -> Block | None:
+    """Join, stay alone or undecided, over all methods; the reader's choice of method changes nothing."""
+    found = advice_by_client(data.transfer.values(), data.unit)
+    by: dict[str, dict[tuple[str, tuple[int, ...]], Advice]] = {}
+    for (client, seeds), one in found.items():
+        keys = [""] if data.one_split else [variant(data.seeds.index(seed)) for seed in seeds]
+        for key in keys:
+            by.setdefault(key, {})[client, seeds] = one
+    if not by:
+        return None
+    several = len(data.transfer) > 1
+    content = {
+        key: {
+            "decided": decided(group.values()),
+            "rows": [(client, *one) for (client, _), one in group.items()] if len(group) <= MANY else [],
+        }
+        for key, group in by.items()
+    }
+    first = "" if data.one_split else variant(data.worst_seed)
+    about = (
+        "Join: a method is clearly better for this client than the best it can do alone. Stay alone: no method is, "
+        "and its test rows are enough to say so."
+    )
+    about += f" The methods compared are {', '.join(data.transfer)}." if several else ""
+    block = Variants(("seed",), content, first, "Nothing is known of this seed.")
+    return Block("advice.html", block, "Should this client join?", about)
 
 
 def _ends(rows: list[Row]) -> list[Row]:
@@ -130,7 +149,7 @@ def _ends(rows: list[Row]) -> list[Row]:
 def _spec(scale: MetricScale, columns: Sequence[ChartColumn], band: bool) -> Spec:
     whole = {"labelExpr": WHOLE} if scale.unit.higher_is_better else {}
     x = {
-        "field": "local",
+        "field": "alone",
         "type": "quantitative",
         "title": scale.value_title,
         "scale": {"zero": False, "nice": False, "padding": 16},
@@ -139,7 +158,7 @@ def _spec(scale: MetricScale, columns: Sequence[ChartColumn], band: bool) -> Spe
     layers: list[Spec] = [
         {
             "mark": {"type": "rule", "strokeWidth": 2.5, "opacity": 0.55, "aria": False},
-            "encoding": {"x": x, "x2": {"field": "value"}, "color": effect_colour()},
+            "encoding": {"x": x, "x2": {"field": "value"}, "color": state_colour()},
         },
         {
             "mark": {"type": "point", "filled": True, "fill": "$surface", "stroke": "$soft", "size": 75, "opacity": 1},
@@ -147,18 +166,18 @@ def _spec(scale: MetricScale, columns: Sequence[ChartColumn], band: bool) -> Spe
         },
         {
             "mark": {"type": "point", "filled": True, "size": 125, "opacity": 1},
-            "encoding": {"x": {**x, "field": "value"}, "color": effect_colour(), "shape": effect_shape()},
+            "encoding": {"x": {**x, "field": "value"}, "color": state_colour(), "shape": state_shape()},
         },
         {
             "mark": {"type": "text", "align": "left", "dx": 12, "fontWeight": 600, "aria": False},
             "encoding": {
                 "x": {"value": "width"},
                 "text": {
-                    "condition": {"test": "datum.effect === 'same'", "value": "±0"},
-                    "field": "delta",
+                    "condition": {"test": "datum.gain === 0", "value": "±0"},
+                    "field": "gain",
                     "format": scale.delta,
                 },
-                "color": effect_colour(),
+                "color": state_colour(),
             },
         },
     ]
@@ -167,7 +186,7 @@ def _spec(scale: MetricScale, columns: Sequence[ChartColumn], band: bool) -> Spe
             0,
             {
                 "mark": {"type": "rule", "strokeWidth": 9, "opacity": 0.2, "aria": False},
-                "encoding": {"x": {**x, "field": "from"}, "x2": {"field": "to"}, "color": effect_colour()},
+                "encoding": {"x": {**x, "field": "from"}, "x2": {"field": "to"}, "color": state_colour()},
             },
         )
     encoding = {"y": names("client", grid=True), "tooltip": tooltip(columns)}
@@ -175,23 +194,23 @@ def _spec(scale: MetricScale, columns: Sequence[ChartColumn], band: bool) -> Spe
 
 
 def ranks(data: RunData) -> Chart | None:
-    """Every client's Δ in order; only where there are more than the dumbbells can show."""
+    """Every client's gain in order; only where there are more than the dumbbells can show."""
     every = client_rows(data)
     if max((len(group) for group in every.values()), default=0) <= MANY:
         return None
     scale = data.scale
     rows = {key: [{**row, "rank": i} for i, row in enumerate(group, start=1)] for key, group in every.items()}
-    keep = ("rank", "client", "local", "value", "delta", "effect")
+    keep = ("rank", "client", "alone", "value", "gain", "state")
     rows = {key: [{k: row[k] for k in keep} for row in group] for key, group in rows.items()}
     columns = [
         ChartColumn("rank", "rank", ","),
         ChartColumn("client", "client"),
-        ChartColumn("local", "alone", scale.value),
+        ChartColumn("alone", "alone", scale.value),
         ChartColumn("value", "with the method", scale.value),
-        ChartColumn("delta", scale.delta_title, scale.delta),
-        ChartColumn("effect", "effect"),
+        ChartColumn("gain", "gain", scale.delta),
+        ChartColumn("state", "verdict"),
     ]
-    y = {"field": "delta", "type": "quantitative", "title": scale.delta_title}
+    y = {"field": "gain", "type": "quantitative", "title": "gain"}
     spec: Spec = {
         "height": 240,
         "layer": [
@@ -200,13 +219,12 @@ def ranks(data: RunData) -> Chart | None:
                 "encoding": {
                     "x": {"field": "rank", "type": "ordinal", "axis": {"labels": False, "ticks": False, "title": None}},
                     "y": y,
-                    "color": effect_colour(legend=True),
+                    "color": state_colour(legend=True),
                     "tooltip": tooltip(columns),
                 },
             },
             zero_line("y"),
         ],
     }
-    about = "Every client's Δ, from the most harmed to the most helped; what lies beyond zero on the harmed side lost."
-    follows = ("method",) if data.same_sites else ("method", "seed")
-    return Chart("ranks", "All clients at a glance", about, spec, columns, rows, follows)
+    about = "Every client's gain over the best alone, from the worst to the best; coloured is what is clear."
+    return Chart("ranks", "All clients at a glance", about, spec, columns, rows, follows(data))

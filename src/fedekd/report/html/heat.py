@@ -7,6 +7,7 @@ from typing import Any
 
 from fedekd.report.html.chart import Chart, ChartColumn, MetricScale, Spec, lines_of, names, tooltip, variant
 from fedekd.report.html.study_data import StudyData, alpha_title, dataset_title
+from fedekd.runs.verdict_text import told
 
 
 def heat_rows(data: StudyData, task: str) -> list[dict[str, Any]]:
@@ -17,7 +18,10 @@ def heat_rows(data: StudyData, task: str) -> list[dict[str, Any]]:
             figures = data.delta(label, (dataset, alpha))
             if figures:
                 place = {"method": label, "dataset": dataset_title(dataset), "alpha": alpha_title(alpha)}
-                rows.append({**place, "cell": f"{place['dataset']} {place['alpha']}", **figures})
+                method = data.study.transfer[label, (dataset, alpha)]
+                rows.append(
+                    {**place, "cell": f"{place['dataset']} {place['alpha']}", **figures, "clients": told(method)}
+                )
     shade = _shade(data.scales[task], [row["mean"] for row in rows])
     return [{**row, "shade": shade(row["mean"])} for row in rows]
 
@@ -64,8 +68,7 @@ def _columns(scale: MetricScale, *first: ChartColumn) -> list[ChartColumn]:
         ChartColumn("low", "95 % from", scale.delta),
         ChartColumn("high", "95 % to", scale.delta),
         ChartColumn("verdict", "verdict"),
-        ChartColumn("harmed", "client-runs harmed", ","),
-        ChartColumn("of", "of", ","),
+        ChartColumn("clients", "clients or client-runs"),
         ChartColumn("seeds", "seeds"),
     ]
 

@@ -1,4 +1,4 @@
-"""All methods side by side: how Δ spreads over clients and seeds, with its mean and its worst."""
+"""All methods side by side: how the gain spreads over clients and seeds, and what Δ is made of."""
 
 from __future__ import annotations
 
@@ -11,44 +11,46 @@ from fedekd.report.html.chart import (
     ChartColumn,
     Row,
     Spec,
-    effect_colour,
-    effect_shape,
     lines_of,
     names,
+    shapes,
+    state_colour,
+    state_of,
+    state_shape,
     tooltip,
     zero_line,
 )
 from fedekd.report.html.run_data import RunData
+from fedekd.runs.verdict_text import PARTS, told
 
 POINTS = 1500  # more than that are summed up instead of drawn one by one
 
 
 def method_rows(data: RunData) -> list[dict[str, Any]]:
-    """One row per method, best mean first: mean and worst Δ, its spread, and every client's."""
+    """One row per method, best mean first: mean and worst gain, its spread, and every client's."""
     f, harm = data.scale.factor, data.unit.harm
     rows = []
-    for label in data.compared:
-        records = data.of(label)
-        clients = [(f * c["delta"], str(c["id"]), r["seed"]) for r in records for c in r["clients"]]
-        deltas = [c[0] for c in clients]
-        summary = data.summary[label]
-        low, high = summary["avg_delta"]["interval"] or (None, None)
-        p10, p25, p75, p90 = (float(x) for x in np.percentile(deltas, (10, 25, 75, 90)))
+    for label, method in data.transfer.items():
+        clients = [
+            (f * c.parts["gain"], c.client, ", ".join(map(str, c.seeds)), state_of(c.verdict)) for c in method.clients
+        ]
+        gains = [c[0] for c in clients]
+        low, high = method.summary["gain"]["interval"] or (None, None)
+        p10, p25, p75, p90 = (float(x) for x in np.percentile(gains, (10, 25, 75, 90)))
         rows.append(
             {
                 "method": label,
-                "mean": f * summary["avg_delta"]["mean"],
+                "mean": f * method.summary["gain"]["mean"],
                 "low": None if low is None else f * low,
                 "high": None if high is None else f * high,
-                "worst": max(deltas, key=harm),
-                "best": min(deltas, key=harm),
+                "worst": max(gains, key=harm),
+                "best": min(gains, key=harm),
                 "p10": p10,
                 "p25": p25,
                 "p75": p75,
                 "p90": p90,
-                "harmed": summary["harmed"],
-                "of": summary["clients"],
-                "share": summary["harmed"] / summary["clients"],
+                "states": told(method),
+                "of": len(clients),
                 "clients": clients,
             }
         )
@@ -60,25 +62,29 @@ def strip(data: RunData) -> Chart:
     several = len(data.seeds) > 1
     columns = [
         ChartColumn("method", "method"),
-        ChartColumn("mean", "mean Δ", scale.delta),
+        ChartColumn("mean", "mean gain", scale.delta),
         *(
             [ChartColumn("low", "95 % from", scale.delta), ChartColumn("high", "95 % to", scale.delta)]
             if several
             else []
         ),
-        ChartColumn("worst", "worst Δ", scale.delta),
-        ChartColumn("best", "best Δ", scale.delta),
-        ChartColumn("harmed", "harmed", ","),
+        ChartColumn("worst", "worst gain", scale.delta),
+        ChartColumn("best", "best gain", scale.delta),
+        ChartColumn("states", "clients"),
         ChartColumn("of", "of", ","),
     ]
     axis = scale.stretched(d for row in rows for d, *_ in row["clients"])
     many = sum(len(row["clients"]) for row in rows) > POINTS
     gain, loss = ("right", "left") if scale.unit.higher_is_better else ("left", "right")
     if many:
-        about = f"Boxes hold the middle half of all clients, thin lines 80 % of them; {gain} of zero is gain."
+        about = (
+            "Boxes hold the middle half of all clients' gains over the best alone, thin lines 80 % of them; "
+            f"{gain} is better."
+        )
     else:
         about = (
-            f"One mark for every client{' and seed' if several else ''}: ▲ {gain} of the line gained, ▼ {loss} lost."
+            f"One mark for every client{' and seed' if several and not data.one_split else ''}: its gain over the best "
+            f"alone, {gain} of the line better, {loss} worse. Coloured, as ▲ or ▼, is what is clear."
         )
     about += " The tall bar is the mean"
     about += ", with its 95 % interval over seeds" if several else ""
@@ -95,25 +101,26 @@ def _flat(rows: list[dict[str, Any]], scale: Any, many: bool) -> list[Row]:
     """Client rows carry their method's figures, so that one table of rows feeds every layer."""
     whole = [{k: v for k, v in row.items() if k != "clients"} for row in rows]
     if many:
-        return [{**row, "delta": row["mean"], "effect": scale.effect(row["mean"]), "shift": 0.5} for row in whole]
+        return [{**row, "gain": row["mean"], "shift": 0.5} for row in whole]
     return [
         {
             **(head if i == 0 else dict.fromkeys(head) | {"method": head["method"]}),
-            "delta": delta,
+            "gain": gain,
             "client": client,
             "seed": seed,
-            "effect": scale.effect(delta),
+            "state": state,
             "shift": (i * 7919 % 101) / 100,
         }
         for head, row in zip(whole, rows, strict=True)
-        for i, (delta, client, seed) in enumerate(sorted(row["clients"], key=lambda c: -scale.unit.harm(c[0])))
+        for i, (gain, client, seed, state) in enumerate(sorted(row["clients"], key=lambda c: -scale.unit.harm(c[0])))
     ]
 
 
 def _spec(data: RunData, axis: Spec, columns: list[ChartColumn], many: bool) -> Spec:
     scale = data.scale
-    title = scale.delta_title + (" (harm ← → help)" if scale.unit.higher_is_better else " (help ← → harm)")
-    x: Spec = {"field": "delta", "type": "quantitative", "title": title, "scale": axis, "axis": {"tickCount": 7}}
+    unit = "points" if scale.unit.higher_is_better else scale.unit.name
+    title = f"gain, {unit} " + ("(worse ← → better)" if scale.unit.higher_is_better else "(better ← → worse)")
+    x: Spec = {"field": "gain", "type": "quantitative", "title": title, "scale": axis, "axis": {"tickCount": 7}}
     strong = {"condition": {"test": "datum.label === method", "value": 700}, "value": 400}
     y = names("method", grid=True, labelFontWeight=strong)
     known = {"filter": "isValid(datum.mean)"}
@@ -121,7 +128,8 @@ def _spec(data: RunData, axis: Spec, columns: list[ChartColumn], many: bool) -> 
         ChartColumn("method", "method"),
         ChartColumn("client", "client"),
         ChartColumn("seed", "seed"),
-        ChartColumn("delta", scale.delta_title, scale.delta),
+        ChartColumn("gain", "gain", scale.delta),
+        ChartColumn("state", "verdict"),
     ]
     offset: Spec = {"type": "quantitative", "scale": {"domain": [-0.4, 1.4]}}
     if many:
@@ -142,8 +150,8 @@ def _spec(data: RunData, axis: Spec, columns: list[ChartColumn], many: bool) -> 
                 "encoding": {
                     "x": x,
                     "yOffset": {"field": "shift", **offset},
-                    "color": effect_colour(legend=True),
-                    "shape": effect_shape(legend=True),
+                    "color": state_colour(legend=True),
+                    "shape": state_shape(legend=True),
                     "tooltip": tooltip(client),
                 },
             }
@@ -170,3 +178,62 @@ def _spec(data: RunData, axis: Spec, columns: list[ChartColumn], many: bool) -> 
         },
     ]
     return {**lines_of("method", 36), "encoding": {"y": y}, "layer": [zero_line(), *cloud, *bars]}
+
+
+def parts(data: RunData) -> Chart | None:
+    """Recipe, federation and gain; only where a method's twin has run."""
+    if not any("recipe" in method.summary for method in data.transfer.values()):
+        return None
+    scale, several = data.scale, len(data.seeds) > 1
+    rows = []
+    for method in data.transfer.values():
+        for part, found in method.summary.items():
+            low, high = found["interval"] or (found["mean"], found["mean"])
+            place = {"method": method.label, "part": PARTS[part]}
+            rows.append(
+                {**place} | {k: scale.factor * v for k, v in (("mean", found["mean"]), ("low", low), ("high", high))}
+            )
+    columns = [
+        ChartColumn("method", "method"),
+        ChartColumn("part", "part"),
+        ChartColumn("mean", "mean", scale.delta),
+        *(
+            [ChartColumn("low", "95 % from", scale.delta), ChartColumn("high", "95 % to", scale.delta)]
+            if several
+            else []
+        ),
+    ]
+    words = list(PARTS.values())
+    inks = {"domain": words, "range": ["$muted", "$other", "$accent", "$ink"]}
+    x: Spec = {"field": "mean", "type": "quantitative", "title": "mean over clients", "axis": {"tickCount": 7}}
+    look: Spec = {
+        "color": {"field": "part", "type": "nominal", "scale": inks, "legend": {"title": None, "orient": "top"}},
+    }
+    shape = {"field": "part", "type": "nominal", "scale": shapes(words), "legend": {"title": None, "orient": "top"}}
+    spec: Spec = {
+        **lines_of("method", 64),
+        "encoding": {
+            "y": names("method", grid=True),
+            "yOffset": {"field": "part", "type": "nominal", "sort": words},
+            "tooltip": tooltip(columns),
+        },
+        "layer": [
+            zero_line(),
+            {
+                "mark": {"type": "rule", "strokeWidth": 1.5, "aria": False},
+                "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}, **look},
+            },
+            {
+                "mark": {"type": "point", "filled": True, "size": 90, "opacity": 1},
+                "encoding": {"x": x, **look, "shape": shape},
+            },
+        ],
+    }
+    spec["layer"][0]["encoding"]["yOffset"] = None
+    about = (
+        "Δ is the method minus plain Local. Of it the recipe is what the method's isolated twin, which exchanges "
+        "nothing, gives as well; federation is the rest. Gain is the method minus the best that each client can do "
+        "alone, both at the round chosen on validation rows."
+    )
+    about += " Lines are 95 % intervals, paired by seed." if several else ""
+    return Chart("parts", "What Δ is made of", about, spec, columns, {"": rows})

@@ -12,8 +12,8 @@ from fedekd.report.html.run_data import RunData
 from fedekd.report.html.section import Block, Page, Section, Variants
 from fedekd.runs.aggregate import SHARED, SummaryRow
 from fedekd.runs.records import DoubtedSample, PublicPart
-from fedekd.runs.summary import Deltas
-from fedekd.units import duration, volume
+from fedekd.runs.summary import Deltas, direction, state_columns
+from fedekd.units import BAD, GOOD, duration, volume
 
 NO_DETAILS = (
     "This folder holds results but no details of rounds, trust weights and samples: `fedekd run` leaves them, studies "
@@ -31,10 +31,11 @@ def run_page(data: RunData, notes: Sequence[str] = ()) -> Page:
         "lines": ["Only training alone has run; name methods with --methods."],
     }
     hero = Variants(("method",), heads or {"": alone}, str(data.favourite) if heads else "")
-    compared = [clients.dumbbells(data), clients.ranks(data)] if heads else []
+    compared = [clients.dumbbells(data), clients.advice(data), clients.ranks(data)] if heads else []
+    side_by_side = [methods.strip(data), methods.parts(data)] if heads else []
     sections = [
-        Section("sites", "Did joining help?", [chart for chart in compared if chart]),
-        Section("all", "All methods", [*([methods.strip(data)] if heads else []), _summary(data)]),
+        Section("sites", "Did joining help?", [part for part in compared if part]),
+        Section("all", "All methods", [*(part for part in side_by_side if part), _summary(data)]),
     ]
     if data.details:
         sections += [
@@ -71,21 +72,23 @@ def _gate(data: RunData) -> list[Section]:
 def _summary(data: RunData) -> Block:
     unit = data.unit
     rows = []
-    for label, row in data.summary.items():
+    states = state_columns(list(data.summary.values()), list(data.transfer.values()))
+    marks = {GOOD: "helped", BAD: "harmed"}
+    for k, (label, row) in enumerate(data.summary.items()):
         alone, interval = label == data.alone, row["avg_delta"]["interval"]
+        clear = {1: "harmed", -1: "helped", 0: ""}[direction(row, unit)]
 
-        def signed(key: Deltas, row: SummaryRow = row, alone: bool = alone) -> tuple[str, str]:
-            mean = row[key]["mean"]
-            return ("", "") if alone else (minus(unit.delta(mean)), data.scale.effect(mean))
+        def signed(key: Deltas, effect: str = "", row: SummaryRow = row, alone: bool = alone) -> tuple[str, str]:
+            return ("", "") if alone else (minus(unit.delta(row[key]["mean"])), effect)
 
         between = " to ".join(minus(unit.delta(x)) for x in interval) if interval and not alone else ""
         sent = row["bytes_up"] + row["bytes_down"]
         rows.append(
             {
                 "label": label,
-                "deltas": [signed("avg_delta"), signed("worst_delta"), signed("tail_delta")],
+                "deltas": [signed("avg_delta", clear), signed("worst_delta"), signed("tail_delta")],
                 "interval": between,
-                "harmed": "" if alone else f"{row['harmed']}/{row['clients']}",
+                "states": [(column.cells[k].text, marks.get(column.cells[k].style, "")) for column in states],
                 "figures": [
                     unit.value(row["mean"]["mean"]),
                     unit.value(row["worst"]["mean"]),
@@ -95,11 +98,13 @@ def _summary(data: RunData) -> Block:
             }
         )
     several = len(data.seeds) > 1
-    heads = ["Avg Δ", *(["95 % interval"] if several else []), "Worst Δ", f"{unit.tail} Δ", "harmed"]
+    heads = ["Avg Δ", *(["95 % interval"] if several else []), "Worst Δ", f"{unit.tail} Δ"]
+    heads += [column.header for column in states]
     percent = ", %" if unit.higher_is_better else ""
     heads += [f"mean {unit.name}{percent}", f"worst {unit.name}{percent}", "sent", "time"]
     about = (
-        f"{'Means over seeds. ' if several else ''}Δ: with the method minus alone{', in points' if percent else ''}; "
+        f"{'Means over seeds. ' if several else ''}Δ: with the method minus Local, both after the last round"
+        f"{', in points' if percent else ''}; "
         f"worst and {unit.tail} look to the harmed side of {'each seed' if several else 'the run'}'s clients."
     )
     return Block("summary.html", {"heads": heads, "rows": rows, "several": several}, "In figures", about)

@@ -8,6 +8,7 @@ from functools import cached_property
 from fedekd.report.html.chart import Choice, MetricScale, variant
 from fedekd.runs.aggregate import SummaryRow, aggregate
 from fedekd.runs.records import Details, Record
+from fedekd.runs.transfer import analyse
 from fedekd.units import Unit
 
 FAVOURITE = "fedekd"  # what the page opens with where it has run
@@ -26,12 +27,18 @@ class RunData:
         self.seeds = sorted({r["seed"] for r in self.records})
         self.labels = list(dict.fromkeys(r["label"] for r in self.records))
         self.alone = next((r["label"] for r in self.records if r["method"] == "local"), None)
-        self.compared = [label for label in self.labels if label != self.alone]
+        self.transfer = {method.label: method for method in analyse(self.records)}
+        self.compared = list(self.transfer)
 
     @property
     def same_sites(self) -> bool:
         """Whether a client is the same on every seed; otherwise each seed deals the data out anew."""
         return bool(self.first["partition"]["kind"] == "sites")
+
+    @property
+    def one_split(self) -> bool:
+        """Whether all seeds have the same clients and test rows, so that a verdict is over the seeds."""
+        return len(self.seeds) > 1 and all(method.one_split for method in self.transfer.values())
 
     @property
     def names(self) -> list[str]:

@@ -10,15 +10,16 @@ from fedekd.report.html import agreement, bars, heat, sweep
 from fedekd.report.html.chart import Choice
 from fedekd.report.html.section import Block, Page, Section, Variants
 from fedekd.report.html.study_data import StudyData, alpha_title
-from fedekd.report.paper_tables import make_tables
+from fedekd.report.paper_tables import study_tables
 from fedekd.report.table_formats import NOTHING, Table, TableCell, number
 from fedekd.runs.records import FailureRow, Record
+from fedekd.runs.verdict_text import counted
 from fedekd.units import count
 
 
 def study_page(records: Sequence[Record], failures: Sequence[FailureRow] = ()) -> Page:
     data = StudyData(records, failures)
-    tables = make_tables(records, failures, against_paper=True)
+    tables = study_tables(data.study, against_paper=True)
     heads = {str(m): _headline(data, label) for m, label in enumerate(data.compared)}
     heads = heads or {"": {"title": "Nothing to compare yet", "tone": "", "lines": [], "sure": "", "figures": []}}
     hero = Variants(("method",), heads, str(data.favourite) if data.compared else "")
@@ -60,11 +61,19 @@ def _notes(data: StudyData, failures: Sequence[FailureRow]) -> list[str]:
 
 
 def _headline(data: StudyData, label: str) -> dict[str, Any]:
-    """How many cells a method helps and harms by their paired intervals, and how many client-runs it harmed."""
-    cells = [figures for task in data.tasks for column in data.columns(task) if (figures := data.delta(label, column))]
+    """How many cells a method helps and harms by their paired intervals, and the states of all clients."""
+    columns = [column for task in data.tasks for column in data.columns(task)]
+    cells = [figures for column in columns if (figures := data.delta(label, column))]
+    methods = [method for column in columns if (method := data.study.transfer.get((label, column)))]
     verdicts = Counter(cell["verdict"] for cell in cells)
     helps, harms, total = verdicts["helps"], verdicts["harms"], len(cells)
-    harmed, runs = sum(cell["harmed"] for cell in cells), sum(cell["of"] for cell in cells)
+    states = Counter[str]()
+    for method in methods:
+        states.update(method.states)
+    unjudged = [method for method in methods if not method.states]
+    worse, runs = sum(method.by_sign for method in unjudged), sum(method.client_runs for method in unjudged)
+    clients = [f"Clients against the best alone: {counted(states)}."] if states else []
+    clients += [f"By sign alone, {worse:,} of {runs:,} client-runs ended worse than alone."] if unjudged else []
     title = f"{label} helps in {helps} of {total} cells"
     title += " and harms in none" if not harms else f", harms in {harms}"
     seeds = sorted({cell["seeds"] for cell in cells})
@@ -72,14 +81,13 @@ def _headline(data: StudyData, label: str) -> dict[str, Any]:
     return {
         "title": title,
         "tone": "" if bool(harms) == bool(helps) else "harm" if harms else "help",
-        "lines": [f"Of {runs:,} client-runs {harmed:,} ended worse than alone ({harmed / runs:.0%})."],
+        "lines": clients,
         "sure": f"A cell is one dataset and split. It counts as helped or harmed when the 95 % interval of its mean Δ "
-        f"over {span} seeds, paired by seed, lies wholly on one side of zero.",
+        f"against Local over {span} seeds, paired by seed, lies wholly on one side of zero.",
         "figures": [
             (f"{helps} of {total}", "cells helped", "help" if helps else ""),
             (f"{verdicts['undecided'] + verdicts['one seed']} of {total}", "cells undecided", ""),
             (f"{harms} of {total}", "cells harmed", "harm" if harms else ""),
-            (f"{harmed / runs:.0%}", "client-runs harmed", ""),
         ],
     }
 

@@ -27,7 +27,8 @@ class StudyData:
         known = dict.fromkeys(("local", FAVOURITE, *METHODS.values(), *OURS))
         plain = self.study.plain_labels()
         self.labels = [m for m in known if m in plain] + [m for m in plain if m not in known]
-        self.compared = [m for m in self.labels if m != "local"]
+        joined = {label for label, _ in self.study.transfer}
+        self.compared = [m for m in self.labels if m in joined]
         self.alphas = sorted({r["alpha"] for r in self.records}, key=lambda alpha: (alpha is None, alpha))
 
     @property
@@ -49,16 +50,11 @@ class StudyData:
         deltas = [scale.factor * run["avg_delta"] for run in runs]
         mean = sum(deltas) / len(deltas)
         interval = metrics.paired_interval(deltas)
-        clients = [c["delta"] for run in runs for c in run["clients"]]
-        harmed = metrics.harmed(clients, scale.unit.higher_is_better)
         return {
             "mean": mean,
             "low": interval[0] if interval else None,
             "high": interval[1] if interval else None,
             "seeds": len(runs),
-            "harmed": harmed,
-            "of": len(clients),
-            "share": harmed / len(clients),
             "verdict": _verdict(interval, scale),
         }
 

@@ -1,0 +1,130 @@
+"""Tables of what ``analyse`` finds: Δ taken apart, and how many clients are in each of the four states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fedekd.report.study_records import StudyColumn, StudyRecords
+from fedekd.report.table_formats import Table, TableCell, TableRow, ranked
+from fedekd.runs.transfer import MethodTransfer
+from fedekd.runs.verdict_text import STATES, assumed, menu, seeds
+from fedekd.units import Unit
+
+PARTS = ("recipe", "federation", "gain")
+SHORT = {"classification": "cls", "regression": "reg"}
+Analysed = dict[tuple[str, StudyColumn], MethodTransfer]
+
+
+@dataclass(frozen=True, eq=False)
+class TransferTables:
+    """The tables of one task, with the methods and columns of its other tables."""
+
+    study: StudyRecords
+    task: str
+    methods: Sequence[str]
+    columns: Sequence[StudyColumn]
+
+    def tables(self) -> list[Table]:
+        return [table for table in (self.parts(), self.states(), self.by_sign()) if table.rows]
+
+    @property
+    def higher(self) -> bool:
+        return self.task == "classification"
+
+    def parts(self) -> Table:
+        """Where twins or test rows are known; otherwise gain is Δ, which has tables of its own."""
+        told = {place: one for place, one in self.study.transfer.items() if "recipe" in one.summary or one.states}
+        columns = self._with(told)
+        rows = [
+            TableRow(
+                (method, f"{part}, {name}"), method, tuple(self._part(told, method, c, part, key) for c in columns)
+            )
+            for method in self.methods
+            for part in PARTS
+            for name, key in (("Avg", "mean"), ("Worst", "worst"))
+        ]
+        rows = [row for row in rows if any(cell.mean is not None for cell in row.cells)]
+        notes = (
+            "recipe: the method's isolated twin minus Local; federation: the method minus its twin; gain: the method "
+            "minus the best alone, both at the round chosen on validation rows",
+            "Avg: mean over clients, with its 95 % interval paired by seed (bold: on the better side of zero, "
+            "underlined: on the worse); Worst: the client that loses most, mean over seeds",
+        )
+        better = "positive" if self.higher else "negative"
+        title = f"Δ taken apart, {self.task}: recipe, federation and gain over the best alone ({better} is better)"
+        return self._table("transfer", title, ("method", "part"), columns, tuple(rows), notes)
+
+    def _part(self, told: Analysed, method: str, column: StudyColumn, part: str, key: str) -> TableCell:
+        one = told.get((method, column))
+        if one is None or part not in one.summary:
+            return TableCell()
+        interval = one.summary[part]["interval"] if key == "mean" else None
+        cell = replace(self._cell(one, column), mean=one.summary[part][key], interval=interval)
+        return by_interval(cell, self.higher)
+
+    def states(self) -> Table:
+        """Of clients that are the same on every seed, or of client-runs."""
+        told = {place: one for place, one in self.study.transfer.items() if one.states and place[1] in self.columns}
+        columns = self._with(told)
+        rows = []
+        for method in self.methods:
+            own = [told.get((method, column)) for column in columns]
+            for state, words in STATES.items() if any(own) else ():
+                cells = [
+                    replace(self._cell(one, c), share=(one.states[state], sum(one.states.values())))
+                    if one
+                    else TableCell()
+                    for one, c in zip(own, columns, strict=True)
+                ]
+                rows.append(TableRow((method, words), method, tuple(cells)))
+        unit, all_ = Unit("accuracy" if self.higher else "rmse", 1), list(told.values())
+        family = "all methods and clients of one column"
+        notes = (*dict.fromkeys(map(menu, all_)), assumed(family, unit), seeds(all_)) if all_ else ()
+        title = f"Clients in each state against the best alone, {self.task}: of all clients, or client-runs"
+        return self._table("states", title, ("method", "state"), columns, tuple(rows), notes)
+
+    def by_sign(self) -> Table:
+        """What is left to count where records do not hold the test rows."""
+        told = {place: one for place, one in self.study.transfer.items() if not one.states}
+        rows = []
+        for method in self.methods:
+            own = [told.get((method, column)) for column in self.columns]
+            cells = [
+                replace(self._cell(one, c), share=(one.by_sign, one.client_runs)) if one else TableCell()
+                for one, c in zip(own, self.columns, strict=True)
+            ]
+            rows += [TableRow((method,), method, tuple(cells))] if any(own) else []
+        marked = ranked(rows, lambda cell: -cell.share[0] / cell.share[1] if cell.share else None)
+        title = f"Clients harmed by sign alone, {self.task}: client-runs that ended worse than alone, of all"
+        notes = (
+            "these records do not hold the test rows that a verdict needs: a difference counts however small it is",
+            "bold: fewest of the column, underlined: second",
+            *self.study.notes([row.label for row in rows], self.columns),
+        )
+        return self._table("harmed", title, ("method",), self.columns, marked, notes)
+
+    def _with(self, told: Analysed) -> list[StudyColumn]:
+        return [column for column in self.columns if any(at == column for _, at in told)]
+
+    def _cell(self, one: MethodTransfer, column: StudyColumn) -> TableCell:
+        return TableCell(seeds=len(one.seeds), few=self.study.few(len(one.seeds), column))
+
+    def _table(
+        self,
+        name: str,
+        title: str,
+        heads: tuple[str, ...],
+        columns: Sequence[StudyColumn],
+        rows: tuple[TableRow, ...],
+        notes: Sequence[str],
+    ) -> Table:
+        return Table(f"{name}_{SHORT[self.task]}", title, heads, self.study.heads(columns), rows, tuple(notes))
+
+
+def by_interval(cell: TableCell, higher: bool) -> TableCell:
+    """Marked best where the whole interval lies on the better side of zero, second where on the worse."""
+    if cell.interval is None:
+        return cell
+    low, high = cell.interval if higher else (-cell.interval[1], -cell.interval[0])
+    return replace(cell, mark="best" if low > 0 else "second" if high < 0 else "")
