@@ -125,15 +125,12 @@ def test_a_client_without_validation_rows_keeps_the_last_round(tmp_path):
     assert read_records(tmp_path / "out" / "results.jsonl") == records
 
 
-def test_transfer_reads_the_chosen_round_of_either_kind_of_record(digits, tmp_path):
-    chosen, last = (
-        trained(digits, tmp_path / str(choose), methods=["fedavg"], choose_rounds=choose)[-1]
-        for choose in (True, False)
-    )
-    for position in range(3):
-        one, other = option(chosen, position), option(last, position)
-        assert (one.round, one.value) == (other.round, other.value)
-        assert (one.rows == other.rows).all()
+def test_a_verdict_is_on_the_chosen_round(digits, tmp_path):
+    record = trained(digits, tmp_path, methods=["fedavg"], choose_rounds=True)[-1]
+    for position, client in enumerate(record["clients"]):
+        one = option(record, position)
+        assert (one.round, one.value) == (client["chosen"]["round"], client["value"])
+        assert one.rows.mean() == pytest.approx(client["value"])
 
 
 def test_choosing_is_on_or_off():

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -121,6 +121,8 @@ def option(record: Record, position: int) -> Option:
     """
     client, last = record["clients"][position], last_round(record, position)
     best, packed = client.get("chosen"), client.get("rows")
+    if best is not None and record["params"].get("choose_rounds"):  # what the record tells is of that round already
+        return replace(last, round=best["round"])
     if best is None or "val" not in client or not _clearly_better(best, client, record["metric"]):
         return last
     rows = last.rows
