@@ -21,7 +21,7 @@ from fedekd.flower.protocol import wire
 from fedekd.flower.protocol.visits import visits
 from fedekd.runs.history import History
 from fedekd.runs.plan import SMOOTH
-from fedekd.runs.transfer import best_alone, comparison, option
+from fedekd.runs.transfer import best_alone, comparison, last_round, option
 from fedekd.verdicts import judge
 
 TRAINED = [name for name, method in methods.known().items() if method.roles]
@@ -144,7 +144,10 @@ def test_what_a_site_does_alone_is_what_a_simulation_says_of_it(request, tmp_pat
             assert one["round"] == other.round
             assert (one["value"], one["val_loss"]) == pytest.approx((other.value, other.val_loss), abs=1e-5)
             assert one["last"] == pytest.approx(records[one["label"]]["clients"][position]["value"], abs=1e-5)
-        best, last = best_alone(options, client["n_val"]), option(records[method], position, chosen=False)
+        best, last = (
+            best_alone(options, client["n_val"], client["metric"] == "accuracy"),
+            last_round(records[method], position),
+        )
         (verdict,) = judge([comparison([last], [best], client["metric"])])
         value, local, twin = (records[label]["clients"][position]["value"] for label in (method, "local", menu[-1]))
         assert (own["alone"]["label"], own["alone"]["round"]) == (best.label, best.round)

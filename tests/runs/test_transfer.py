@@ -88,26 +88,37 @@ def test_a_client_is_one_over_seeds_only_where_its_rows_are():
     assert {client.verdict.seeds for client in other.clients} == {1}
 
 
-PLAIN = Option("local", 5, 0.7, 1.0, 0.02)
+PLAIN = Option("local", 5, 0.7, 0.8)
 
 
 @pytest.mark.parametrize(
-    ("loss", "error", "n_val", "chosen"),
+    ("val", "n_val", "higher", "chosen"),
     [
-        (0.9, 0.02, 100, "smooth"),
-        (0.99, 0.02, 100, "local"),  # within one standard error
-        (0.9, None, 100, "smooth"),
-        (0.5, 0.02, 29, "local"),  # too few rows to choose by
-        (math.nan, 0.02, 100, "local"),
+        (0.81, 100, True, "smooth"),
+        (0.8, 100, True, "local"),
+        (0.99, 29, True, "local"),  # too few rows to choose by
+        (math.nan, 100, True, "local"),
+        (0.79, 100, False, "smooth"),
     ],
 )
-def test_what_is_chosen(loss, error, n_val, chosen):
-    assert best_alone([PLAIN, Option("smooth", 5, 0.6, loss, error)], n_val).label == chosen
+def test_what_is_chosen(val, n_val, higher, chosen):
+    assert best_alone([PLAIN, Option("smooth", 5, 0.6, val)], n_val, higher).label == chosen
 
 
 def test_the_test_rows_do_not_choose():
-    """A better test value at a worse validation loss stays where it is."""
-    assert best_alone([PLAIN, Option("lucky", 5, 0.99, 1.5, 0.02)], 100).label == "local"
+    """A better test value at a worse validation value stays where it is."""
+    assert best_alone([PLAIN, Option("lucky", 5, 0.99, 0.7)], 100).label == "local"
+
+
+@pytest.mark.parametrize(("then", "n_val", "at"), [(0.9, 100, 4), (0.72, 100, 10), (0.9, 29, 10)])
+def test_an_earlier_round_must_be_clearly_better(then, n_val, at):
+    one = record("local", 0.7, 0.9, n_val=n_val)
+    client = one["clients"][0]
+    client["chosen"] = {"round": 4, "value": 0.6, "val": then, "val_loss": 0.1, "val_error": 0.01}
+    client["rows"]["chosen"] = packing.pack(rows_of(0.6, 0))
+    found = transfer.option(one, 0)
+    assert (found.round, found.value) == (at, 0.6 if at == 4 else 0.7)
+    assert found.rows.mean() == pytest.approx(found.value)
 
 
 def test_rows_are_packed_and_come_back():

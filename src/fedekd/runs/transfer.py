@@ -4,9 +4,9 @@ beats the best that the client can do alone.
 - ``delta``: with the method minus plain Local, as in the paper.
 - ``recipe``: the method's isolated twin (``METHOD@alone``) minus Local: the same training without exchange.
 - ``federation``: the method minus its twin.
-- ``gain``: the method minus the best alone, which each client chooses from a menu by its validation loss: plain Local,
-  Local with smoothed targets, and the twins of the methods that are shown. Plain Local stays where no other is better
-  by more than one standard error, and where fewer than 30 validation rows would choose. Each of them, and the method
+- ``gain``: the method minus the best alone, which each client chooses from a menu on its validation rows: plain Local,
+  Local with smoothed targets, and the twins of the methods that are shown. Plain Local stays where
+  fewer than 30 validation rows would choose. Each of them, and the method
   too, is taken at its last round, or at an earlier one that its validation rows clearly prefer.
 
 Everything is composed from records; nothing is trained, and no test row takes part in a choice.
@@ -40,8 +40,9 @@ class Option:
     label: str
     round: int
     value: float
+    val: float = math.nan
+    """The metric on the validation rows."""
     val_loss: float = math.nan
-    val_error: float | None = None
     rows: np.ndarray | None = None
     """Of each test row: 1 where the answer is right, or its error."""
 
@@ -108,8 +109,8 @@ class MethodTransfer:
 def last_round(record: Record, position: int) -> Option:
     client, packed = record["clients"][position], record["clients"][position].get("rows")
     rows = None if packed is None else packing.unpack(packed["last"], client["n_test"], record["metric"])
-    loss, error = client.get("val_loss", math.nan), client.get("val_error")
-    return Option(record["label"], record["params"]["rounds"], client["value"], loss, error, rows)
+    val, loss = client.get("val", math.nan), client.get("val_loss", math.nan)
+    return Option(record["label"], record["params"]["rounds"], client["value"], val, loss, rows)
 
 
 def option(record: Record, position: int) -> Option:
@@ -128,7 +129,7 @@ def option(record: Record, position: int) -> Option:
     rows = last.rows
     if packed is not None and "chosen" in packed:
         rows = packing.unpack(packed["chosen"], client["n_test"], record["metric"])
-    return Option(last.label, best["round"], best["value"], best["val_loss"], best["val_error"], rows)
+    return Option(last.label, best["round"], best["value"], best["val"], best["val_loss"], rows)
 
 
 def _clearly_better(best: ChosenRound, client: ClientRow, metric: str) -> bool:
@@ -140,14 +141,16 @@ def _clearly_better(best: ChosenRound, client: ClientRow, metric: str) -> bool:
     return best["val_loss"] + (best["val_error"] or 0.0) < client["val_loss"]
 
 
-def best_alone(options: Sequence[Option], n_val: int) -> Option:
-    """By validation loss, with one standard error towards the first, which is plain Local."""
-    plain = options[0]
-    known = [one for one in options if math.isfinite(one.val_loss)]
-    if n_val < FEW or not known or not math.isfinite(plain.val_loss):
-        return plain
-    best = min(known, key=lambda one: one.val_loss)
-    return plain if plain.val_loss <= best.val_loss + (best.val_error or 0.0) else best
+def best_alone(options: Sequence[Option], n_val: int, higher_is_better: bool = True) -> Option:
+    """By the metric on the validation rows, the first of equals; the first of all, plain Local, where rows are few.
+
+    The validation loss with one standard error towards plain Local would be weaker: smoothing costs likelihood where it
+    gains accuracy, so that it would rarely be chosen.
+    """
+    known = [one for one in options if math.isfinite(one.val)]
+    if n_val < FEW or not known:
+        return options[0]
+    return max(known, key=lambda one: one.val if higher_is_better else -one.val)
 
 
 def comparison(joined: Sequence[Option], alone: Sequence[Option], metric: str) -> Comparison | None:
@@ -240,7 +243,9 @@ def _units(runs: Mapping[str, Mapping[int, Record]], label: str, twin: str, menu
                 row = own["clients"][position]
                 best = Option("local", int(own["params"]["rounds"]), row["local"])
                 if there and there[0]["method"] == "local":
-                    best = best_alone([option(one, position) for one in there], row["n_val"])
+                    best = best_alone(
+                        [option(one, position) for one in there], row["n_val"], own["metric"] == "accuracy"
+                    )
                 alone.append(best)
                 found = {"delta": row["delta"], "gain": joined[-1].value - best.value}
                 if other is not None:

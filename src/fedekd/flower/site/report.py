@@ -116,7 +116,7 @@ def _judged(method: str, client: Client, value: float, local: float, menu: Alone
     metric, rows, results = client.task.metric, client.rows, menu.results()
     right = packing.unpack(packing.pack(client.errors().cpu().numpy()), len(rows["test"]), metric)
     joined = Option(method, client.job.training.rounds, value, rows=right)
-    best = best_alone([chosen for chosen, _ in results.values()], len(rows["val"]))
+    best = best_alone([chosen for chosen, _ in results.values()], len(rows["val"]), client.task.higher_is_better)
     compared = comparison([joined], [best], metric)
     assert compared is not None
     (verdict,) = judge([compared])
