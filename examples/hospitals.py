@@ -17,6 +17,7 @@ from sklearn.datasets import load_breast_cancer
 import fedekd
 from fedekd.export.export import export
 from fedekd.export.predict import predict
+from fedekd.runs.verdict_text import told
 
 SIZES = {"university": 300, "city": 150, "county": 80, "island": 39}
 MALIGNANT = {
@@ -57,8 +58,8 @@ def main(folder: Path) -> None:
     deltas = frame.pivot_table("delta", "id", "method", sort=False)[["fedekd", "fedavg"]] * 100
     alone = frame[frame["method"] == "local"].groupby("id")["value"].mean() * 100
     print(deltas.assign(alone=alone, rows=SIZES).loc[list(SIZES)].round(1).to_string())
-    for row in result.summary[1:]:
-        print(f"{row['method']}: {row['harmed']} of {row['clients']} client-runs harmed")
+    for method in result.transfer:
+        print(f"{method.label}: {told(method)}")
 
     export(folder / "results", "island", folder / "island.safetensors")
     found = predict(folder / "island.safetensors", folder / "sites" / "island.csv")

@@ -17,6 +17,7 @@ from torch import nn
 
 import fedekd
 from fedekd.models import CNN
+from fedekd.runs.verdict_text import told
 
 KINDS = ("large CNN", "small CNN", "perceptron", "linear model")
 
@@ -54,9 +55,9 @@ def main(folder: Path) -> None:
     frame["model"] = [KINDS[int(client)] for client in frame["id"]]
     print("accuracy in %, mean of two seeds")
     print((frame.pivot_table("value", "model", "method", sort=False) * 100).round(1).to_string())
-    for row in result.summary[1:]:
-        mean = 100 * row["avg_delta"]["mean"]
-        print(f"{row['method']}: Avg Δ {mean:+.1f} points, {row['harmed']} of {row['clients']} client-runs harmed")
+    for method in result.transfer:
+        mean = 100 * method.summary["delta"]["mean"]
+        print(f"{method.label}: Avg Δ {mean:+.1f} points, {told(method)}")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from torch import Tensor
 import fedekd
 from fedekd.methods import Batch
 from fedekd.methods.fedekd import FedeKD
+from fedekd.runs.verdict_text import told
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,11 @@ def main(folder: Path) -> None:
         progress=False,
     )
     print("change of the RMSE against training alone (negative is better), three seeds")
-    for row in result.summary[1:]:
-        low, high = row["avg_delta"]["interval"]
-        line = f"{row['label']:16} {row['avg_delta']['mean']:+6.2f}  95 % interval [{low:+.2f}, {high:+.2f}]"
-        print(f"{line}  {row['harmed']} of {row['clients']} client-runs harmed")
+    for method in result.transfer:
+        delta = method.summary["delta"]
+        low, high = delta["interval"]
+        line = f"{method.label:16} {delta['mean']:+6.2f}  95 % interval [{low:+.2f}, {high:+.2f}]"
+        print(f"{line}  {told(method)}")
 
 
 if __name__ == "__main__":

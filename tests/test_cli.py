@@ -141,7 +141,7 @@ def test_run_prints_clients_summary_and_place(ask: Ask, tmp_path: Path) -> None:
     assert "3/3 fedavg, seed 0: Avg Δ" in err
     for text in ("client", "local", "fedekd", "fedavg", "Avg", "Worst", "P10", "sent"):
         assert text in out
-    assert "of 2 clients helped" in out
+    assert " clearly harmed, " in out
     assert "mean trust" in out
     assert "results of 3 runs in here/results.jsonl" in out
     assert "\x1b" not in out + err
@@ -157,7 +157,7 @@ def test_several_seeds(ask: Ask) -> None:
     assert (status, err) == (0, "")
     assert "±" in out
     assert "interval" in out
-    assert "of 4 client-runs helped" in out
+    assert "should a client join? of 4 client-runs: " in out
     assert "n train" not in out
     assert "\nseed 1" in ask(*words, "--show-clients")[1]
 

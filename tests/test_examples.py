@@ -12,9 +12,9 @@ import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 ENDS_IN = {
-    "hospitals.py": r"(?s)university.*city.*county.*island.*fedavg: \d+ of 12 client-runs harmed.*island\.safetensors",
-    "mixed_models.py": r"(?s)large CNN .*linear model .*fml: Avg Δ [+-]\d+\.\d points, \d of 8 client-runs harmed",
-    "own_energy.py": r"(?s)fedekd  .*label-energy .*interval \[.*fedekd-permuted .*\d+ of 12 client-runs harmed",
+    "hospitals.py": r"(?s)university.*city.*county.*island.*fedavg: \d+ clearly harmed.*island\.safetensors",
+    "mixed_models.py": r"(?s)large CNN .*linear model .*fml: Avg Δ [+-]\d+\.\d points, \d clearly harmed",
+    "own_energy.py": r"(?s)fedekd  .*label-energy .*interval \[.*fedekd-permuted .*\d+ clearly harmed",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -11,9 +12,9 @@ from rich.text import Text
 from fedekd.report.tables import Column, print_columns
 from fedekd.runs.records import Record
 from fedekd.runs.transfer import ClientTransfer, MethodTransfer, needs_federation
-from fedekd.runs.verdict_text import STATES, alone_label, detectable, interval
+from fedekd.runs.verdict_text import STATES, alone_label, interval
 from fedekd.units import BAD, GOOD, Unit
-from fedekd.verdicts import HARMED, HELPED
+from fedekd.verdicts import HARMED, HELPED, Verdict
 
 COLOURS = {HELPED: GOOD, HARMED: BAD}
 
@@ -51,10 +52,14 @@ def print_verdicts(console: Console, method: MethodTransfer, unit: Unit) -> None
         Column("with", [unit.value(fmean(one.value for one in client.joined)) for client in clients]),
         Column("gain", [unit.delta(client.parts["gain"]) for client in clients]),
         Column("95 % interval", [interval(verdict, unit) for verdict in judged], whole=True),
-        Column("detectable", [detectable(verdict, unit) for verdict in judged]),
+        Column("can show", [_least(verdict, unit) for verdict in judged]),
         Column("verdict", [Text(STATES[v.state], COLOURS.get(v.state, "")) for v in judged], "left"),
     ]
     print_columns(console, keys, columns)
+
+
+def _least(verdict: Verdict, unit: Unit) -> str:
+    return unit.delta(verdict.detectable).lstrip("+") if math.isfinite(verdict.detectable) else ""
 
 
 def _alone(client: ClientTransfer, unit: Unit) -> str:

@@ -134,7 +134,7 @@ def title(records: Sequence[Record], unit: Unit) -> str:
 
 
 def legend(unit: Unit, several: bool) -> str:
-    sign = "in points, negative is harm" if unit.higher_is_better else "positive is harm"
+    sign = "in points, positive is better" if unit.higher_is_better else "negative is better"
     spread = "; ± is the deviation over seeds, the interval is paired" if several else ""
     return f"Δ: with the method minus Local, both after the last round, {sign}{spread}; sent: by all, up and down"
 

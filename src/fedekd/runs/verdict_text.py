@@ -15,6 +15,7 @@ STATES = {HARMED: "clearly harmed", HELPED: "clearly helped", EQUIVALENT: "equiv
 """In the order in which they are told."""
 JOIN, STAY, OPEN = DECISIONS = ("join", "stay alone", "undecided")
 PARTS = {"delta": "Δ against Local", "recipe": "recipe", "federation": "federation", "gain": "gain over the best alone"}
+CAN_SHOW = "What rows can show: the smallest difference that they would, four times in five."
 NO_ROWS = "these records do not hold the test rows that a verdict needs: it is by sign alone"
 
 
@@ -74,17 +75,13 @@ def undecided(method: str, verdict: Verdict, unit: Unit) -> str:
     change = f"with {method} {unit.delta(verdict.difference)}{points}"
     if not math.isfinite(verdict.detectable):
         return change
-    can = f"{change}, but its {verdict.rows:,} test rows cannot show less than {detectable(verdict, unit)}"
+    can = f"{change}, within chance: its {verdict.rows:,} test rows can show {unit.amount(verdict.detectable)}"
     needed = verdict.rows_needed
     return can + (f"; {unit.amount(verdict.margin)} need about {_about(needed):,} such rows" if needed else "")
 
 
 def interval(verdict: Verdict, unit: Unit) -> str:
     return f"{unit.delta(verdict.low)} to {unit.delta(verdict.high)}" if math.isfinite(verdict.low) else ""
-
-
-def detectable(verdict: Verdict, unit: Unit) -> str:
-    return unit.amount(verdict.detectable) if math.isfinite(verdict.detectable) else ""
 
 
 def _about(rows: int) -> int:
@@ -134,7 +131,8 @@ def caveats(methods: Sequence[MethodTransfer], unit: Unit) -> list[str]:
     if not any(method.states for method in methods):
         return [f"{NO_ROWS[0].upper()}{NO_ROWS[1:]}."]
     compared = sum(client.verdict is not None for method in methods for client in method.clients)
-    return [menu(methods[0]), assumed(f"all {compared:,} comparisons here", unit), seeds(methods)]
+    holds = assumed(f"all {compared:,} comparisons here", unit)
+    return [menu(methods[0]), f"{holds} {CAN_SHOW}", seeds(methods)]
 
 
 def menu(method: MethodTransfer) -> str:
@@ -161,6 +159,6 @@ def seeds(methods: Sequence[MethodTransfer]) -> str:
     if all(method.one_split for method in methods):
         return f"Clients and test rows are the same on all {len(all_)} seeds, so that a verdict is about the method."
     return (
-        "Every seed splits the data anew, so that client 3 is another client in each: verdicts are of client-runs, one "
-        "training each. --split-seed 0 holds clients and test rows fixed."
+        "Every seed splits the data anew: client 3 has other rows, and may be another client, in each, so that "
+        "verdicts are of client-runs, one training each. --split-seed 0 holds clients and test rows fixed."
     )

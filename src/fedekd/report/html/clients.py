@@ -81,7 +81,7 @@ def dumbbells(data: RunData) -> Chart:
         columns += [
             ChartColumn("low", "95 % from", scale.delta),
             ChartColumn("high", "95 % to", scale.delta),
-            ChartColumn("detectable", "detectable", scale.value),
+            ChartColumn("detectable", "can show", scale.value),
         ]
     columns.append(ChartColumn("state", "verdict"))
     better = "right" if scale.unit.higher_is_better else "left"
@@ -90,8 +90,7 @@ def dumbbells(data: RunData) -> Chart:
         f"{better} is better, and the gain stands on the right. Coloured, with ▲ or ▼, is what is clear."
     )
     if banded:
-        about += " Bands are 95 % intervals of the gain: the fewer test rows, the wider."
-        about += " Detectable is the smallest difference that a client's test rows would show four times in five. "
+        about += " Bands are 95 % intervals of the gain: the fewer test rows, the wider. "
         about += " ".join(caveats(list(data.transfer.values()), data.unit)[:2])
     if not data.one_split and len(data.seeds) > 1:
         about += " Every seed splits the data anew: choose one above; the page opens with the worst."
