@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import os
 import sys
 import traceback
@@ -20,6 +19,7 @@ from typing import Any
 
 from fedekd.flower import patches
 from fedekd.flower.supervise.processes import end_with
+from fedekd.objects import import_object
 
 OWN_APP = "fedekd.flower.client_app:app"
 
@@ -31,8 +31,7 @@ def main() -> None:
     parser.add_argument("--app", default=OWN_APP, help="(default: %(default)s)")
     given = parser.parse_args()
 
-    module, _, attribute = given.app.partition(":")
-    app = getattr(importlib.import_module(module), attribute)
+    app = import_object(given.app, "app")
 
     from flwr.supercore.superexec import run_superexec
 
