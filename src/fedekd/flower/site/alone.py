@@ -85,7 +85,7 @@ class AloneMenu:
             if label not in self.kept:
                 self._keep(label, Serial(engine.job, first=self.number, rows=self.rows), History.fresh(1))
             self.kept[label]["stopped"] = True
-            log.error(
+            log.warning(
                 "training %s alone failed and ends here: %s",
                 *(label, error),
                 exc_info=not isinstance(error, FedekdError),
