@@ -7,6 +7,8 @@ from typing import TypedDict
 
 import numpy as np
 
+from fedekd.verdicts import agresti_min
+
 FEW = 5  # test samples, below which an interval says nothing
 
 
@@ -70,17 +72,14 @@ def sample_interval(
     For accuracy it is Agresti and Min's (2005): it keeps a width when no sample changes. For RMSE it is Student's, with
     the square root made linear.
     """
-    from scipy.special import ndtri, stdtrit
+    from scipy.special import stdtrit
 
     a, b = np.asarray(joined, float), np.asarray(alone, float)
     n = len(a)
     if n < FEW:
         return None
     if higher_is_better:
-        won, lost = float((a < b).sum()) + 0.5, float((a > b).sum()) + 0.5
-        centre = (won - lost) / (n + 2)
-        half = float(ndtri(0.5 + level / 2)) * (won + lost - (won - lost) ** 2 / (n + 2)) ** 0.5 / (n + 2)
-        return max(-1.0, centre - half), min(1.0, centre + half)
+        return agresti_min(float((a < b).sum()), float((a > b).sum()), n, 1 - level)
     roots = [float(np.sqrt(np.mean(e**2))) for e in (a, b)]
     share = [e**2 / (2 * root) if root else e for e, root in zip((a, b), roots, strict=True)]
     centre, spread = roots[0] - roots[1], float(np.std(share[0] - share[1], ddof=1))
