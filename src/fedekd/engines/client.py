@@ -259,9 +259,7 @@ class Client(ClientModels):
         return self._seen(seen, lr)
 
     def _seen(self, seen: Mapping[str, Any], lr: float | Tensor) -> Batch:
-        x = seen["x"]
-        forward = None if x is None else lambda role, tree: self._applied(role, tree, x)
-        return make_batch(self.method, self.task, lr, seen, forward)
+        return make_batch(self.method, self.task, lr, seen, self._applied)
 
     # --- answers -----------------------------------------------------------------------------------------
 
