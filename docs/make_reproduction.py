@@ -230,6 +230,7 @@ def _states(transfer: list[MethodTransfer]) -> str:
         for one in judged
     ]
     judging = assumed("all methods and clients of one cell", Unit("accuracy", 1))
+    judging += " Of an RMSE it is 2 %." if any(one.metric == "rmse" for one in judged) else ""
     return (
         "\n**Client by client against the best alone** (client-runs; records of the other methods and datasets are"
         f" older and do not hold the test rows). {menu(judged[0])} {judging}\n\n"

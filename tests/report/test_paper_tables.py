@@ -133,7 +133,7 @@ def test_one_seed_has_no_deviation_and_no_mark():
     found = [cells(table, m)["CIFAR-10 α=0.1"] for m in ("fedekd", "fedavg")]
     assert [(cell.std, cell.mark) for cell in found] == [(None, ""), (None, "")]
     assert not any(sign in render([table]) for sign in ("±", "**", "<u>"))
-    assert "one seed has no deviation, and nothing of it is marked" in table.notes
+    assert "one seed has neither deviation nor interval, and nothing of it is marked" in table.notes
     harmed = table_of(make_tables([record("fedekd", [0.1, 0.1]), record("fedavg", [-0.2, 0.2])]), "harmed_cls")
     assert "**" not in render([harmed])
 

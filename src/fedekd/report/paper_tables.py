@@ -51,6 +51,7 @@ QUANTITIES: dict[str, tuple[Figure, str]] = {
     "Mean_RMSE": ("mean", "Mean client RMSE"),
 }
 ABLATION = "ablation_energy_cls"
+ONE_SEED = "one seed has neither deviation nor interval, and nothing of it is marked"
 
 
 def paper_figures() -> list[dict[str, str]]:
@@ -169,7 +170,7 @@ def _paper_table(layout: Layout, study: StudyRecords, against_paper: bool) -> Ta
 
 def _legend(rows: Sequence[TableRow]) -> list[str]:
     seeds = {cell.seeds for row in rows for cell in row.cells if cell.mean is not None}
-    one = ["one seed has no deviation, and nothing of it is marked"] if 1 in seeds else []
+    one = [ONE_SEED] if 1 in seeds else []
     several = ["mean±std over seeds; bold: best of the column, underlined: second"] if seeds - {1} else []
     return several + one
 
@@ -207,11 +208,12 @@ def _paired(layout: Layout, study: StudyRecords, one: str) -> Table:
     rows = [row for row in rows if any(cell.mean is not None for cell in row.cells)]
     what = "FedeKD minus each method" if one == "fedekd" else "Each method minus Local"
     metric = "accuracy" if higher else "RMSE"
-    notes = (
+    several = any(cell.interval for row in rows for cell in row.cells)
+    legend = (
         "mean of the differences by seed with its 95 % interval; bold: the whole interval lies on the better side "
-        "of zero, underlined: on the worse",
-        *study.notes([row.label for row in rows], columns),
+        "of zero, underlined: on the worse"
     )
+    notes = (legend if several else ONE_SEED, *study.notes([row.label for row in rows], columns))
     title = f"{what}, mean client {metric}, paired by seed ({'positive' if higher else 'negative'} is better)"
     heads = study.heads(columns)
     return Table(f"paired_{one}_{SHORT[layout.task]}", title, ("method",), heads, tuple(rows), notes)

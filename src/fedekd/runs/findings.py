@@ -217,7 +217,7 @@ def losses(found: Sequence[Finding]) -> str:
     for part, what in AGAINST.items():
         if worse := [one.title for one in found if part in one.parts and one.direction(part) < 0]:
             told.append(f"than {what} on {', '.join(worse)}")
-    return f"It is clearly worse {'; '.join(told)}" if told else ""
+    return f"It is clearly worse {'; and '.join(told)}" if told else ""
 
 
 def not_known(found: Sequence[Finding]) -> list[str]:
