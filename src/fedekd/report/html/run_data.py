@@ -7,11 +7,10 @@ from functools import cached_property
 
 from fedekd.report.html.chart import Choice, MetricScale, variant
 from fedekd.runs.aggregate import SummaryRow, aggregate
+from fedekd.runs.findings import FAVOURITE
 from fedekd.runs.records import Details, Record
 from fedekd.runs.transfer import analyse
 from fedekd.units import Unit
-
-FAVOURITE = "fedekd"  # what the page opens with where it has run
 
 
 class RunData:
