@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 STRENGTHS = (0.03, 0.1, 0.3, 0.6, 0.9)  # of the head's shrinkage, of which validation rows choose one
 FOLDS = 4
+FLOOR = -10.0  # of log-probabilities: no expert is so sure that it outvotes the others by itself
 ALL = FOLDS  # the place of what was fitted to all validation rows, behind what was fitted without one fold of them
 
 
@@ -92,7 +93,7 @@ class SecondOpinion(Method):
         if batch.task.name == "regression":
             heads = heads.squeeze(-1)
         every = torch.stack([torch.stack([*self.experts(batch), head]) for head in heads])
-        return every if batch.task.name == "regression" else torch.log_softmax(every, -1)
+        return every if batch.task.name == "regression" else torch.log_softmax(every, -1).clamp(min=FLOOR)
 
     def weigh(self, batch: Batch) -> dict[str, Any]:
         """The strength and the weights that fit the validation rows best, all of them and without each fold.
