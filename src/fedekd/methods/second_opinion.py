@@ -9,13 +9,11 @@ with its own class counts, and the head. Nothing but the proxy is ever sent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from fedekd import pooling
 from fedekd.methods import Batch, Exchange, Method, Remember, Step, Train, register
-from fedekd.trees import squared_distance
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,8 +33,7 @@ class SecondOpinion(Method):
     prior: float = 1.0  # how strongly the proxy's training corrects for the client's class counts
     caution: float = field(default=3.0, metadata={"open": True})  # validation rows that the private model counts for
 
-    roles: ClassVar[tuple[str, ...]] = ("private", "proxy")
-    answers = roles
+    roles = answers = ("private", "proxy")
 
     @property
     def needs_features(self) -> bool:
@@ -81,18 +78,16 @@ class SecondOpinion(Method):
             heads = [pooling.lda_head(features, batch.y, batch.real, proxy.shape[-1], s) for s in STRENGTHS]
         return {"weight": torch.stack([w for w, _ in heads]), "bias": torch.stack([b for _, b in heads])}
 
-    def experts(self, batch: Batch) -> tuple[Tensor, ...]:
-        return batch.outputs["private"], self.with_prior(batch)
-
     def opinions(self, batch: Batch) -> Tensor:
-        """[strengths, experts, B, ...]: those of the models, and of the head of each strength."""
+        """[strengths, 3, B, ...]: of the private model, of the averaged proxy, and of the head of each strength."""
         import torch
 
         heads = torch.einsum("bd,scd->sbc", batch.features["proxy"].flatten(1), batch.memory["weight"])
         heads = heads + batch.memory["bias"].unsqueeze(1)
         if batch.task.name == "regression":
             heads = heads.squeeze(-1)
-        every = torch.stack([torch.stack([*self.experts(batch), head]) for head in heads])
+        models = batch.outputs["private"], self.with_prior(batch)
+        every = torch.stack([torch.stack([*models, head]) for head in heads])
         return every if batch.task.name == "regression" else torch.log_softmax(every, -1).clamp(min=FLOOR)
 
     def weigh(self, batch: Batch) -> dict[str, Any]:
@@ -121,7 +116,7 @@ class SecondOpinion(Method):
         import torch
 
         rows = torch.arange(len(place), device=place.device)
-        mine = every[known["chosen"][place], :, rows]  # [B, experts, ...]
+        mine = every[known["chosen"][place], :, rows]  # [B, 3, ...]
         return torch.einsum("be...,be->b...", mine, known["weights"][place])
 
     def predict(self, batch: Batch) -> Tensor:
@@ -130,25 +125,3 @@ class SecondOpinion(Method):
 
         place = batch.rows % FOLDS if batch.split == "val" else torch.full_like(batch.rows, ALL)
         return self.pooled(batch.memory, place, self.opinions(batch))
-
-
-@register("second-opinion-personal", family="distillation", cite="this project")
-@dataclass(frozen=True)
-class PersonalSecondOpinion(SecondOpinion):
-    """A fourth opinion: a proxy of the client's own that stays near the averaged one, as Ditto's model does"""
-
-    lam: float = 1.0  # of the term (lam/2)||personal - averaged||^2
-
-    roles = answers = ("private", "proxy", "personal")
-    like: ClassVar[Mapping[str, str]] = {"personal": "proxy"}
-    reads_weights = ("proxy", "personal")
-
-    def steps(self, round: int) -> tuple[Step, ...]:
-        return (*super().steps(round), Train(("personal",), self.learn_personal))
-
-    def learn_personal(self, batch: Batch) -> Tensor:
-        averaged = {name: w.detach() for name, w in batch.weights["proxy"].items()}
-        return batch.supervised("personal") + self.lam / 2 * squared_distance(batch.weights["personal"], averaged)
-
-    def experts(self, batch: Batch) -> tuple[Tensor, ...]:
-        return *super().experts(batch), batch.outputs["personal"]
