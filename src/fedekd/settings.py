@@ -11,10 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from fedekd.errors import FedekdError, unknown
+from fedekd.units import METRICS
 
 DEFAULT_PRESET = {"rounds": 10, "epochs": 2, "batch_size": 32, "lr": 1e-3}
 MOST_SEEDS = 10_000
-NEWER = {"participation": 1.0, "weight_decay": 0.0, "lr_schedule": "constant", "choose_rounds": False}
+NEWER: dict[str, Any] = {
+    "participation": 1.0,
+    "weight_decay": 0.0,
+    "lr_schedule": "constant",
+    "choose_rounds": False,
+    "metric": None,
+}
 """Training settings that older records and run keys lack, and what those were run with."""
 SHORTCUTS = ("beta", "lambda_kd", "energy")  # parameters that every gated method takes
 CHOICES = {
@@ -25,6 +32,7 @@ CHOICES = {
     "optimizer": ("adam", "sgd", "momentum"),
     "lr_schedule": ("constant", "cosine"),
     "task": ("classification", "regression"),
+    "metric": tuple(METRICS),
     "models": ("first", "all", "none"),
     "alone": ("plain", "menu"),
 }
@@ -60,6 +68,9 @@ class Settings:
     weighting: str = _help("average uniformly or by training samples", "uniform")
     participation: float = _help("share of the clients that take part in a round, drawn anew each round", 1.0)
     partition: str = _help("auto, dirichlet, iid or sites", "auto")
+    metric: str | None = _help(
+        "what Δ is taken in: accuracy (usual), balanced_accuracy, macro_f1, auroc, nll, ece; rmse (usual), mae, r2"
+    )
     fraction: float = _help("share of every client's training and validation rows to keep; all test rows stay", 1.0)
     device: str = _help("cpu, cuda or auto", "cpu")
     precision: str = _help("fp32, tf32 or bf16", "fp32")

@@ -44,6 +44,8 @@ class Training:
     lr_schedule: str = "constant"
     choose_rounds: bool = False
     """Whether each client ends with the model of the round with its lowest validation loss, not of the last."""
+    metric: str | None = None
+    """What Δ is taken in, where that is not the task's own metric."""
 
     def of(self, step: Train) -> Training:
         """The settings of one training step, which may have its own epochs, rate and optimiser."""
@@ -97,6 +99,7 @@ class Measured:
     val_loss: float  # the task's mean loss there
     errors: np.ndarray  # of each test row: see Task.errors
     val_losses: np.ndarray  # of each validation row
+    answers: Callable[[str], np.ndarray]  # on "test" or "val": see Task.answers
 
     @property
     def val_error(self) -> float:
@@ -107,6 +110,7 @@ class Measured:
     @classmethod
     def of(cls, task: Task, test: tuple[Tensor, Tensor], val: tuple[Tensor, Tensor]) -> Measured:
         """``test`` and ``val``: a model's outputs and the targets."""
+        pairs = {"test": test, "val": val}
         losses = task.loss(*val).double().cpu().numpy()
         known = len(losses) > 0
         return cls(
@@ -115,6 +119,7 @@ class Measured:
             float(losses.mean()) if known else math.nan,
             task.errors(*test).cpu().numpy(),
             losses,
+            lambda split: task.answers(*pairs[split]).cpu().numpy(),
         )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from fedekd.metrics import OverSeeds, harmed, over_seeds, paired_interval
 from fedekd.runs.records import Record
 from fedekd.settings import NEWER
+from fedekd.units import METRICS
 
 SHARED = ("rounds", "epochs", "batch_size", "lr", "optimizer", "weighting", "precision", *NEWER)
 
@@ -24,7 +25,7 @@ class SummaryRow(TypedDict):
     alpha: float | None
     method: str
     label: str
-    metric: Literal["accuracy", "rmse"]
+    metric: str
     seeds: list[int]
     avg_delta: AverageDelta
     worst_delta: OverSeeds
@@ -70,7 +71,7 @@ def aggregate(records: Sequence[Record]) -> list[SummaryRow]:
 
 
 def _row(group: Sequence[Record]) -> SummaryRow:
-    first, better = group[0], group[0]["metric"] == "accuracy"
+    first, better = group[0], METRICS[group[0]["metric"]].higher_is_better
     average = [r["avg_delta"] for r in group]
     return {
         "dataset": first["dataset"],

@@ -26,6 +26,7 @@ from fedekd.federation import Federation
 from fedekd.methods.base import Method
 from fedekd.methods.twins import check_taught
 from fedekd.settings import NEWER, SHORTCUTS, Settings, model_name
+from fedekd.units import METRICS
 
 ALONE = "@alone"
 SMOOTH = ("local-smooth-tenth", "local-smooth-quarter", "local-smooth")  # of what a client could do alone
@@ -288,8 +289,17 @@ def _choose(name: str, method: Method, settings: Settings) -> Chosen:
 
 def make_job(settings: Settings, federation: Federation, method: Method, seed: int) -> Job:
     shared = {f.name: getattr(settings, f.name) for f in fields(Training)}
+    shared["metric"] = _metric(settings.metric, federation.dataset.task)
     private, proxy = (models.factory(role, getattr(settings, role)) for role in ("private", "proxy"))
     return Job(federation, method, seed, Training(**shared), private, proxy)
+
+
+def _metric(name: str | None, task: str) -> str | None:
+    """None where it is the task's own, so that naming it changes nothing."""
+    known = [metric for metric, about in METRICS.items() if about.task == task]
+    if name is not None and name not in known:
+        raise unknown(f"metric of a {task}", name, known)
+    return None if name == known[0] else name
 
 
 # --- keys ---------------------------------------------------------------------------------------------------
