@@ -79,6 +79,8 @@ class Settings:
     target: str | None = _help("target column of a CSV")
     task: str | None = _help("classification or regression, where the data does not say")
     clients_from: str | None = _help("column (CSV) or array (npz) that names each row's real client")
+    group: str | None = _help("column (CSV) or array (npz) of rows that belong together, such as a patient; no input")
+    subgroups: str | None = _help("column (CSV) or array (npz), such as sex, whose values Δ is shown for one by one")
     public: str | None = _help("a share such as 0.1, or a file, of rows that server and clients all hold")
     private: str | None = _help("own private model, package.module:function")
     proxy: str | None = _help("own proxy model, package.module:function")

@@ -51,6 +51,10 @@ def run_methods(given: argparse.Namespace) -> None:
     from fedekd.report.terminal import print_result
 
     print_result(console(), result, settings.out, given.show_clients)
+    if settings.subgroups:
+        from fedekd.runs.subgroups import by_subgroup
+
+        print("\n\n".join(method.text() for method in by_subgroup(result.records, settings.out)))
     if not given.no_report:
         from fedekd.report.page import write_page
 

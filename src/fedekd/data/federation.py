@@ -51,6 +51,9 @@ def federate(
     clients, seed, fraction = _whole("clients", clients), _whole("seed", seed), _share(fraction)
     if partition == "auto":
         partition = "dirichlet" if dataset.sites is None else "sites"
+    for named in (dataset.groups, dataset.subgroups):
+        if named is not None and len(named.codes) != len(dataset.y):
+            raise FedekdError(f"{named.column!r} names {len(named.codes)} rows and there are {len(dataset.y)}")
     rng = np.random.default_rng(seed)
     held, shared, whole = np.arange(len(dataset.y)), np.empty(0, np.int64), dataset
     if isinstance(public, PublicRows):
@@ -65,7 +68,9 @@ def federate(
         if len(held) == len(dataset.y):
             raise
         raise FedekdError(f"with {len(shared)} of {len(dataset.y)} rows public: {error}") from None
-    splits = tuple(Split(*parting.cut(held[part], rng)) for part in parts)
+    groups = dataset.groups.codes if dataset.groups else None
+    own = (held[part] for part in parts)
+    splits = tuple(Split(*parting.cut(rows, rng, None if groups is None else groups[rows])) for rows in own)
     if fraction < 1:
         splits = tuple(_thinned(split, fraction, seed, client) for client, split in enumerate(splits))
     names = dataset.site_names if partition == "sites" else tuple(str(client) for client in range(clients))
@@ -86,6 +91,10 @@ def federate(
         how["public"] = {"share": float(public), "rows": len(shared)}
     if fixed:
         how["fixed"] = True
+    if dataset.groups:
+        how["group"] = dataset.groups.column
+    if dataset.subgroups:
+        how["subgroups"] = {"column": dataset.subgroups.column, "names": list(dataset.subgroups.names)}
     if fraction < 1:
         how["fraction"] = fraction
     labelled = public.labelled if isinstance(public, PublicRows) else True

@@ -81,9 +81,8 @@ def read_public(path: Path, dataset: Dataset, target: str | None = None, clients
     _check(path, x, dataset)
     wanted = np.zeros(len(x), dataset.y.dtype) if y is None else _answers(path, y, dataset)
     # The checks of a dataset, with the file's name in what they say.
-    checked = replace(
-        dataset, name=str(path), x=_stored(path, x, dataset), y=wanted, sites=None, site_names=(), part=True
-    )
+    alone = replace(dataset, sites=None, site_names=(), groups=None, subgroups=None, part=True)
+    checked = replace(alone, name=str(path), x=_stored(path, x, dataset), y=wanted)
     digest = hashlib.sha256()
     for array in (checked.x, checked.y):
         digest.update(np.ascontiguousarray(array).data)
@@ -117,7 +116,8 @@ def _arrays(path: Path, dataset: Dataset) -> Rows:
 
 def _table(path: Path, dataset: Dataset, target: str | None, clients_from: str | None) -> Rows:
     texts = own.Whole(dataset.columns, dataset.labels).texts(target)
-    x, y, names = tables.read_loose_table(path, target, clients_from, texts)
+    no_inputs = (clients_from, dataset.groups.column if dataset.groups else None)
+    x, y, names = tables.read_loose_table(path, target, no_inputs, texts)
     return _in_order(path, x, names, dataset) if dataset.columns else x, y
 
 

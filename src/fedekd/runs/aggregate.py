@@ -48,6 +48,7 @@ def shared_settings(record: Record) -> tuple[Any, ...]:
         partition["kind"],
         partition["clients"],
         partition.get("fraction"),
+        partition.get("group"),
         partition["seed"] if partition.get("fixed") else None,
         public.get("share"),
         public.get("file"),

@@ -110,7 +110,7 @@ class History:
             answers = self.answers[run].get(k) if job.training.choose_rounds else None
             answered = last[k].answers("test") if answers is None else answers.numpy()
             row["scores"] = {score.name: _known(score.of(answered)) for score in scores.of_task(job.task.name)}
-            found.append({**row, "floor": _known(_floor(job, k))})
+            found.append({**row, "floor": _known(_floor(job, k)), **_names_of_rows(job, k)})
         return found
 
     def test_rows(self, run: int, job: Job, last: Sequence[Measured]) -> dict[str, np.ndarray]:
@@ -138,6 +138,12 @@ def _floor(job: Job, k: int) -> float:
     dataset, split = job.federation.dataset, job.federation.clients[k]
     rows = scores.floor(dataset.y[split.test], dataset.y[split.train], dataset.outputs)
     return scores.SCORES[job.training.metric or job.task.metric].of(rows)
+
+
+def _names_of_rows(job: Job, k: int) -> dict[str, str]:
+    dataset, test = job.federation.dataset, job.federation.clients[k].test
+    named = {"groups": dataset.groups, "subgroups": dataset.subgroups}
+    return {what: packing.pack_codes(names.codes[test]) for what, names in named.items() if names}
 
 
 def _known(value: float) -> float | None:

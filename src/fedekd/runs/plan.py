@@ -32,7 +32,7 @@ ALONE = "@alone"
 SMOOTH = ("local-smooth-tenth", "local-smooth-quarter", "local-smooth")  # of what a client could do alone
 SUFFICES = {"": ("",), "rows": ("", "rows"), "labels": ("", "rows", "labels")}
 """By what there is of public rows: which needs of a method it meets."""
-SOURCE = ("dataset", "data", "target", "task", "clients_from", "public")  # settings that decide the data of a cell
+SOURCE = ("dataset", "data", "target", "task", "clients_from", "group", "subgroups", "public")  # what decides the data
 FEDERATION = (
     "clients",
     "alpha",
@@ -198,7 +198,13 @@ def load(settings: Settings, dataset: Dataset | None = None) -> LoadedData:
     target, clients_from = settings.target, settings.clients_from
     if dataset is None:
         dataset = load_dataset(
-            settings.dataset, data_dir=settings.data, target=target, task=settings.task, clients_from=clients_from
+            settings.dataset,
+            data_dir=settings.data,
+            target=target,
+            task=settings.task,
+            clients_from=clients_from,
+            group=settings.group,
+            subgroups=settings.subgroups,
         )
     public = find_public(settings.public, dataset, target=target, clients_from=clients_from)
     return LoadedData(dataset, fingerprint(dataset), public)
@@ -354,6 +360,6 @@ def _layers(role: str, make: models.Factory, shape: tuple[int, ...], outputs: in
 
 def fingerprint(dataset: Dataset) -> str:
     digest = hashlib.sha256()
-    for array in (dataset.x, dataset.y):
+    for array in (dataset.x, dataset.y, *(names.codes for names in (dataset.groups, dataset.subgroups) if names)):
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()[:16]

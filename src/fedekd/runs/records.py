@@ -63,6 +63,10 @@ class ClientRow(TypedDict):
     chosen: NotRequired[ChosenRound]
     curve: NotRequired[ClientCurve]
     rows: NotRequired[TestRows]
+    groups: NotRequired[str]
+    """Of each test row, the number of its group: see ``runs.packing``."""
+    subgroups: NotRequired[str]
+    """And of its subgroup, among the partition's names."""
     scores: NotRequired[dict[str, float | None]]
     """Every metric of the task, of the same answers as ``value``; None where it is not defined."""
     floor: NotRequired[float | None]
@@ -88,6 +92,11 @@ class PublicPart(TypedDict, total=False):
     labelled: bool
 
 
+class Subgroups(TypedDict):
+    column: str
+    names: list[str]
+
+
 class Partition(TypedDict):
     kind: str
     alpha: Finite | None
@@ -99,6 +108,9 @@ class Partition(TypedDict):
     fixed: NotRequired[bool]
     """Whether the split has a seed of its own."""
     public: NotRequired[PublicPart]
+    group: NotRequired[str]
+    """The column of rows that belong together."""
+    subgroups: NotRequired[Subgroups]
 
 
 class Params(TypedDict):
