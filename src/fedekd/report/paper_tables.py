@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 
 from fedekd.report.study_records import StudyRecords
 from fedekd.report.sweeps import sweep_tables
@@ -45,10 +46,10 @@ OURS = {  # rows that the paper lacks, below its own
 QUANTITIES: dict[str, tuple[Figure, str]] = {
     "Avg_Delta": ("avg_delta", "Avg Δ"),
     "Worst_Delta": ("worst_delta", "Worst Δ"),
-    "P10_Delta": ("tail_delta", "P10 Δ"),
-    "P90_Delta": ("tail_delta", "P90 Δ"),
-    "Mean_Acc": ("mean", "Mean client accuracy"),
-    "Mean_RMSE": ("mean", "Mean client RMSE"),
+    "P10_Delta": ("tail_delta", "{unit.tail} Δ"),
+    "P90_Delta": ("tail_delta", "{unit.tail} Δ"),
+    "Mean_Acc": ("mean", "Mean client {unit.name}"),
+    "Mean_RMSE": ("mean", "Mean client {unit.name}"),
 }
 ABLATION = "ablation_energy_cls"
 
@@ -102,9 +103,13 @@ def _layouts() -> tuple[Layout, ...]:
 
 
 def make_tables(
-    records: Sequence[Record], failures: Sequence[FailureRow] = (), against_paper: bool = False
+    records: Sequence[Record],
+    failures: Sequence[FailureRow] = (),
+    against_paper: bool = False,
+    folder: str | Path | None = None,
 ) -> list[Table]:
-    return study_tables(StudyRecords(records, failures), against_paper)
+    """``folder``: where the records lie."""
+    return study_tables(StudyRecords(records, failures, folder), against_paper)
 
 
 def study_tables(study: StudyRecords, against_paper: bool = False) -> list[Table]:
@@ -115,7 +120,7 @@ def study_tables(study: StudyRecords, against_paper: bool = False) -> list[Table
     tables = []
     for layout in _layouts():
         table = _paper_table(layout, study)
-        if table and against_paper:
+        if table and against_paper and study.in_usual_metric(layout.task):
             table = _beside_paper(table, layout, _columns(layout, study))
         tables += [table] if table else []
     for task in SHORT:
@@ -150,8 +155,9 @@ def _paper_table(layout: Layout, study: StudyRecords) -> Table | None:
     columns, rows = _columns(layout, study), _rows(layout, study)
     if not columns or not rows:
         return None
-    key, title = QUANTITIES[layout.metric]
-    higher = layout.task == "classification"
+    unit = study.unit(layout.task)
+    key, title = QUANTITIES[layout.metric][0], QUANTITIES[layout.metric][1].format(unit=unit)
+    higher = unit.higher_is_better
     made = [TableRow(heads, m, tuple(study.mean(m, c, key) for c in columns)) for m, heads in rows.items()]
     sign = 1 if higher else -1
     marked = ranked(made, lambda cell: None if cell.mean is None else sign * cell.mean)
@@ -186,7 +192,8 @@ def _all_rows(layout: Layout, study: StudyRecords, without: str) -> list[str]:
 
 def _paired(layout: Layout, study: StudyRecords, one: str) -> Table:
     """FedeKD minus each other method, or each method minus Local, seed by seed."""
-    columns, higher = _columns(layout, study), layout.task == "classification"
+    columns, unit = _columns(layout, study), study.unit(layout.task)
+    higher = unit.higher_is_better
     rows = []
     for other in _all_rows(layout, study, one):
         pair = ("fedekd", other) if one == "fedekd" else (other, "local")
@@ -194,12 +201,11 @@ def _paired(layout: Layout, study: StudyRecords, one: str) -> Table:
         rows.append(TableRow((other,), other, tuple(cells)))
     rows = [row for row in rows if any(cell.mean is not None for cell in row.cells)]
     what = "FedeKD minus each method" if one == "fedekd" else "Each method minus Local"
-    metric = "accuracy" if higher else "RMSE"
     notes = (
         "mean of the differences by seed with its 95 % interval; bold: the whole interval lies on the better side "
         "of zero, underlined: on the worse",
         *study.notes([row.label for row in rows], columns),
     )
-    title = f"{what}, mean client {metric}, paired by seed ({'positive' if higher else 'negative'} is better)"
+    title = f"{what}, mean client {unit.name}, paired by seed ({'positive' if higher else 'negative'} is better)"
     heads = study.heads(columns)
     return Table(f"paired_{one}_{SHORT[layout.task]}", title, ("method",), heads, tuple(rows), notes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from fedekd import metrics
@@ -12,8 +13,9 @@ from fedekd.data.paper import PAPER
 from fedekd.report.table_formats import TableCell
 from fedekd.runs.aggregate import shared_settings
 from fedekd.runs.records import FailureRow, Figure, Record
+from fedekd.runs.subgroups import MethodSubgroups, by_subgroup
 from fedekd.runs.transfer import MethodTransfer, analyse
-from fedekd.units import count
+from fedekd.units import Unit, count, usual_metric
 
 StudyColumn = tuple[str, float | None]  # dataset and alpha
 
@@ -21,16 +23,27 @@ TITLES = {one.name: one.title for one in PAPER}
 
 
 class StudyRecords:
-    """The last record for each dataset, alpha, label and seed, of each dataset's most frequent settings."""
+    """The last record for each dataset, alpha, label and seed, of each dataset's most frequent settings.
 
-    def __init__(self, records: Sequence[Record], failures: Sequence[FailureRow] = ()) -> None:
+    Those of one task are in one metric, the most frequent; ``folder`` is where the records lie.
+    """
+
+    def __init__(
+        self, records: Sequence[Record], failures: Sequence[FailureRow] = (), folder: str | Path | None = None
+    ) -> None:
+        self.folder = folder
         unique = list({record["key"]: record for record in records}.values())
-        counts: dict[str, Counter[tuple[Any, ...]]] = {}
+        metrics_of: dict[str, Counter[str]] = {}
         for record in unique:
+            metrics_of.setdefault(record["task"], Counter())[record["metric"]] += 1
+        self.metric = {task: counter.most_common(1)[0][0] for task, counter in metrics_of.items()}
+        in_metric = [record for record in unique if record["metric"] == self.metric[record["task"]]]
+        counts: dict[str, Counter[tuple[Any, ...]]] = {}
+        for record in in_metric:
             counts.setdefault(record["dataset"], Counter())[shared_settings(record)] += 1
         usual = {dataset: counter.most_common(1)[0][0] for dataset, counter in counts.items()}
-        self.records = [record for record in unique if shared_settings(record) == usual[record["dataset"]]]
-        self.left_out = Counter(r["dataset"] for r in unique if shared_settings(r) != usual[r["dataset"]])
+        self.records = [record for record in in_metric if shared_settings(record) == usual[record["dataset"]]]
+        self.left_out = Counter(r["dataset"] for r in unique) - Counter(r["dataset"] for r in self.records)
         self.failures = [f for f in failures if f["key"] not in {record["key"] for record in unique}]
         self.by: dict[tuple[str, StudyColumn], dict[int, Record]] = {}
         self.task = {(r["dataset"], r["alpha"]): r["task"] for r in self.records}
@@ -46,8 +59,21 @@ class StudyRecords:
     @cached_property
     def transfer(self) -> dict[tuple[str, StudyColumn], MethodTransfer]:
         """By label and column, of methods as they are: Holm's method is over what one column shows."""
-        plain = [record for record in self.records if record["label"] == record["method"]]
-        return {(one.label, (one.dataset, one.alpha)): one for one in analyse(plain)}
+        return {(one.label, (one.dataset, one.alpha)): one for one in analyse(self._plain(), self.folder)}
+
+    @cached_property
+    def subgroups(self) -> list[MethodSubgroups]:
+        return by_subgroup(self._plain(), self.folder)
+
+    def _plain(self) -> list[Record]:
+        return [record for record in self.records if record["label"] == record["method"]]
+
+    def unit(self, task: str) -> Unit:
+        own = [record for record in self.records if record["task"] == task]
+        return Unit.of(own or [{"metric": usual_metric(task), "clients": []}])
+
+    def in_usual_metric(self, task: str) -> bool:
+        return self.metric.get(task, usual_metric(task)) == usual_metric(task)
 
     # --- what there is -----------------------------------------------------------------------------------
 

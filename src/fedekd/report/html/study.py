@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from fedekd.report.html import agreement, bars, heat, sweep
@@ -17,8 +18,10 @@ from fedekd.runs.verdict_text import counted
 from fedekd.units import count
 
 
-def study_page(records: Sequence[Record], failures: Sequence[FailureRow] = ()) -> Page:
-    data = StudyData(records, failures)
+def study_page(
+    records: Sequence[Record], failures: Sequence[FailureRow] = (), folder: str | Path | None = None
+) -> Page:
+    data = StudyData(records, failures, folder)
     tables = study_tables(data.study, against_paper=True)
     heads = {str(m): _headline(data, label) for m, label in enumerate(data.compared)}
     heads = heads or {"": {"title": "Nothing to compare yet", "tone": "", "lines": [], "sure": "", "figures": []}}
