@@ -85,6 +85,8 @@ class Unit:
         return "P10" if self.higher_is_better else "P90"
 
     def _text(self, x: float, sign: str = "") -> str:
+        if self.percent and math.isnan(x):
+            return "n/a"  # not defined on a client's test rows; an error that is not a number is a model that diverged
         x = 100 * x if self.percent else x
         extreme = abs(x) >= 1e7 or (self.decimals > 7 and x != 0)
         return f"{x:{sign}.3e}" if extreme else f"{x:{sign}.{min(self.decimals, 7)}f}"
@@ -97,7 +99,7 @@ class Unit:
         if abs(x) < 1e-12:
             return self._text(0.0)
         text = self._text(x, "+")
-        return text if float(text) else f"{100 * x if self.percent else x:+.1g}"
+        return text if math.isnan(x) or float(text) else f"{100 * x if self.percent else x:+.1g}"
 
     def amount(self, x: float) -> str:
         """A difference without its sign, with its unit."""

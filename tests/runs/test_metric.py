@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import get_args, get_type_hints
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from sklearn import metrics as theirs
 
 import fedekd
+from fedekd import verdicts
 from fedekd.cli import main
 from fedekd.data import federate
 from fedekd.errors import FedekdError
@@ -17,6 +19,8 @@ from fedekd.report.page import write_page
 from fedekd.runs import answers
 from fedekd.runs.records import Record
 from fedekd.runs.store import read_records
+from fedekd.runs.subgroups import by_subgroup
+from fedekd.runs.transfer import analyse
 from fedekd.scores import SCORES, of_task
 from fedekd.units import METRICS, Unit
 from tiny import tiny_private, tiny_proxy
@@ -125,12 +129,65 @@ def test_a_metric_that_is_not_defined_is_nan_there_and_left_out_of_the_mean(one_
         assert record["mean"] == by_name["both"]["value"]
         assert record["avg_delta"] == by_name["both"]["delta"]
     assert len(read_records(tmp_path / "out" / "results.jsonl")) == 2
+    (method,) = analyse(records, tmp_path / "out")
+    one = next(client for client in method.clients if client.client == "one")
+    assert one.verdict.state == verdicts.UNDECIDED
+    assert one.verdict.reason == "the metric is not defined on these test rows"
+    assert method.summary["gain"]["mean"] == pytest.approx(records[-1]["avg_delta"])
 
 
 def test_the_command_goes_through_with_a_metric_that_is_not_defined(one_sided, tmp_path, capsys):
     line = f"run --dataset {one_sided} --methods fedavg --rounds 1 --metric auroc --out {tmp_path / 'out'} --quiet"
     assert main(line.split()) == 0
-    assert "AUROC" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "one: undecided: the metric is not defined on these test rows" in said
+    assert "nan" not in said
+
+
+def test_terminal_page_tables_and_card_are_in_the_metric(tmp_path, capsys):
+    out = tmp_path / "out"
+    line = "run --dataset heart --methods fedavg --rounds 2 --metric auroc --subgroups sex --quiet --no-report --out"
+    assert main([*line.split(), str(out)]) == 0
+    said = capsys.readouterr().out
+    result = fedekd.load(out)
+    (method,) = result.transfer
+    for position, client in enumerate(method.clients):
+        rows = [answers.read(out, record["key"], position) for record in result.records]
+        alone, joined = (theirs.roc_auc_score(own[:, 0], own[:, 2]) for own in rows)
+        assert client.verdict.state in verdicts.STATES
+        assert client.verdict.difference == pytest.approx(joined - alone)
+        assert client.verdict.low <= client.parts["gain"] <= client.verdict.high
+    (subgroups,) = by_subgroup(result.records, out)
+    assert main(["table", str(out)]) == 0
+    tables = capsys.readouterr().out
+    assert main(["export", str(out), "--client", "Hungary", "--to", str(tmp_path / "model.safetensors")]) == 0
+    capsys.readouterr()
+    page, card = write_page(out).read_text(), (tmp_path / "model.card.md").read_text()
+    for text in (said, page, tables, card):
+        assert "AUROC" in text
+        assert "accuracy" not in text.replace("balanced_accuracy", "")
+        assert "Test rows are assumed independent" in text
+        assert subgroups.told.replace("-", "−" if text is page else "-").lower() in text.lower()
+    for text in (said, card):
+        assert all(" ".join(row[:3]) in re.sub(r"[\s|]+", " ", text) for row in subgroups.cells())
+
+
+def test_without_its_folder_a_record_in_another_metric_has_no_verdict(digits, tmp_path):
+    records = trained(digits, tmp_path, metric="nll", rounds=1)
+    (method,) = analyse(records)
+    assert not method.states
+    assert all(client.verdict is None for client in method.clients)
+    assert method.summary["delta"]["mean"] == pytest.approx(records[-1]["avg_delta"])
+    (judged,) = analyse(records, tmp_path)
+    assert sum(judged.states.values()) == 3
+
+
+def test_the_margin_is_in_points_of_shares_and_in_proportion_to_errors(digits, tmp_path):
+    for metric, margin in (("ece", 0.02), ("nll", None)):
+        records = trained(digits, tmp_path, metric=metric, rounds=1)
+        (method,) = analyse(records, tmp_path)
+        for client in method.clients:
+            assert client.verdict.margin == pytest.approx(margin or 0.02 * client.alone[0].value)
 
 
 @pytest.mark.parametrize(("name", "metric"), [("digits", "mae"), ("diabetes", "auroc"), ("digits", "f2")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,9 @@ from fedekd.errors import FedekdError
 from fedekd.runs import packing
 from fedekd.runs.store import read_records
 from fedekd.runs.subgroups import by_subgroup
+from fedekd.runs.transfer import analyse, compared
+from fedekd.runs.verdict_text import caveats
+from fedekd.units import Unit
 from tiny import tiny_private, tiny_proxy
 
 SETTINGS = {"rounds": 2, "epochs": 1, "lr": 0.01, "private": tiny_private, "proxy": tiny_proxy, "methods": ["fedavg"]}
@@ -104,7 +108,7 @@ def test_records_hold_the_groups_and_subgroups_of_the_test_rows(visits, tmp_path
 
 
 @pytest.mark.parametrize("metric", [None, "balanced_accuracy"])
-def test_delta_by_subgroup_is_of_its_rows_over_all_clients(visits, tmp_path, metric):
+def test_delta_by_subgroup_is_the_mean_over_clients_by_their_rows(visits, tmp_path, metric):
     records = trained(visits, tmp_path, metric=metric, seeds=(0, 1), split_seed=0)
     (found,) = by_subgroup(records, tmp_path)
     assert (found.label, found.column) == ("fedavg", "sex")
@@ -128,15 +132,15 @@ def _value(record, place, folder):
     from fedekd.runs import answers
     from fedekd.scores import SCORES
 
-    parts = []
+    values, counts = [], []
     for position, client in enumerate(record["clients"]):
         here = packing.unpack_codes(client["subgroups"], client["n_test"]) == place
+        counts.append(here.sum())
         if record["metric"] == "accuracy":
-            parts.append(packing.unpack(client["rows"]["last"], client["n_test"], "accuracy")[here])
+            values.append(packing.unpack(client["rows"]["last"], client["n_test"], "accuracy")[here].mean())
         else:
-            parts.append(answers.read(folder, record["key"], position)[here])
-    rows = np.concatenate(parts)
-    return rows.mean() if record["metric"] == "accuracy" else SCORES[record["metric"]].of(rows)
+            values.append(SCORES[record["metric"]].of(answers.read(folder, record["key"], position)[here]))
+    return np.average(values, weights=counts)
 
 
 def test_rows_of_one_patient_count_as_one(visits, tmp_path, monkeypatch):
@@ -144,12 +148,37 @@ def test_rows_of_one_patient_count_as_one(visits, tmp_path, monkeypatch):
     seen = []
     judge = verdicts.judge
     monkeypatch.setattr(verdicts, "judge", lambda some, *more: seen.extend(some) or judge(some, *more))
-    by_subgroup(trained(visits, tmp_path / "grouped"))
-    assert all(len(np.unique(one.groups)) * 3 == one.joined.shape[1] for one in seen)
-    seen.clear()
-    by_subgroup(trained(visits, tmp_path / "alone", group=None))
-    assert seen
-    assert all(one.groups is None for one in seen)
+    grouped, alone = trained(visits, tmp_path / "grouped"), trained(visits, tmp_path / "alone", group=None)
+    for judged in (by_subgroup, analyse):
+        judged(grouped)
+        assert all(len(np.unique(one.groups)) * 3 == one.joined.shape[1] for one in seen)
+        seen.clear()
+        judged(alone)
+        assert seen
+        assert all(one.groups is None for one in seen)
+        seen.clear()
+    assert [told(analyse(records)) for records in (grouped, alone)] == ["count as one", "are assumed independent"]
+
+
+def told(methods):
+    (said,) = re.findall(r"Test rows (?:of one patient )?([\w ]+);", " ".join(caveats(methods, Unit("accuracy", 1))))
+    return said
+
+
+def test_what_ranks_rows_ranks_each_clients_own():
+    """Two clients whose models tell nothing, but whose rates of illness differ: pooled they would seem to know it."""
+    draw = np.random.default_rng(0)
+    target = np.r_[draw.random(200) < 0.1, draw.random(200) < 0.9].astype(float)
+    clients = np.repeat([0, 1], 200)
+    blind, rates = draw.random(400), np.repeat([0.2, 0.8], 200) + 0.1 * draw.random(400)
+    rows = [np.column_stack([target, 1 - score, score]) for score in (rates, blind)]
+    pooled, own = (compared(rows[:1], rows[1:], "auroc", clients=some) for some in (None, clients))
+    (far,), (near,) = (verdicts.judge([one]) for one in (pooled, own))
+    assert far.difference > 0.3
+    assert far.state == verdicts.HELPED
+    assert abs(near.difference) < 0.1
+    assert near.state != verdicts.HELPED
+    assert near.low <= near.difference <= near.high
 
 
 def test_seeds_with_rows_of_their_own_give_an_interval_over_seeds(visits, tmp_path):
@@ -217,7 +246,7 @@ def test_groups_change_the_run_and_its_key(visits, tmp_path):
 def test_the_command_names_the_worst_subgroup(visits, tmp_path, capsys):
     assert main(["run", "--dataset", str(visits), *OPTIONS.split(), "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
-    assert "fedavg against Local by sex: Δ of accuracy in points, over all clients" in said
+    assert "fedavg against Local by sex: Δ of accuracy in points, mean over clients by their rows" in said
     assert "the worst: sex=" in said
 
 

@@ -157,6 +157,7 @@ def _paper_table(layout: Layout, study: StudyRecords) -> Table | None:
         return None
     unit = study.unit(layout.task)
     key, title = QUANTITIES[layout.metric][0], QUANTITIES[layout.metric][1].format(unit=unit)
+    title += "" if key == "mean" or study.in_usual_metric(layout.task) else f" of {unit.name}"
     higher = unit.higher_is_better
     made = [TableRow(heads, m, tuple(study.mean(m, c, key) for c in columns)) for m, heads in rows.items()]
     sign = 1 if higher else -1

@@ -110,7 +110,7 @@ class TransferTables:
             for heads, some in cells.items()
         ]
         notes = (
-            "Δ on the test rows of all clients with its 95 % interval; bold: clearly helped, underlined: clearly "
+            "mean over clients by their test rows, with its 95 % interval; bold: clearly helped, underlined: clearly "
             "harmed, at 5 % over all methods and subgroups of one column (Holm's method)",
             *worst,
         )

@@ -1,4 +1,7 @@
-"""Δ by subgroup: a method against Local on the test rows of women and men, of young and old, over all clients."""
+"""Δ by subgroup: a method against Local on the test rows of women and men, of young and old.
+
+It is the mean over the clients, each with its own test rows of the subgroup and by their number.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +55,8 @@ class MethodSubgroups:
 
     @property
     def title(self) -> str:
-        points = " in points" if self.unit.percent else ""
-        return f"{self.label} against Local by {self.column}: Δ of {self.unit.name}{points}, over all clients"
+        what = f"Δ of {self.unit.name}{' in points' if self.unit.percent else ''}"
+        return f"{self.label} against Local by {self.column}: {what}, mean over clients by their rows"
 
     @property
     def told(self) -> str:
@@ -128,7 +131,8 @@ def _delta(name: str, some: Sequence[Comparison], verdict: Verdict | None) -> Su
     rows = round(float(np.mean([one.joined.shape[1] for one in some]))) if some else 0
     if verdict is not None:
         return SubgroupDelta(name, rows, verdict.difference, verdict.low, verdict.high, verdict.state)
-    deltas = [float((one.measure(one.joined) - one.measure(one.alone)).mean()) for one in some]
+    every = [float((one.measure(one.joined) - one.measure(one.alone)).mean()) for one in some]
+    deltas = [delta for delta in every if math.isfinite(delta)]
     low, high = (metrics.paired_interval(deltas) if deltas else None) or (math.nan, math.nan)
     return SubgroupDelta(name, rows, float(np.mean(deltas)) if deltas else math.nan, low, high, None)
 
@@ -148,7 +152,8 @@ def _comparisons(pairs: Sequence[tuple[Record, Record]], subgroup: int, folder: 
         if not any(own.any() for own in here):
             continue
         joined, alone = ([_here(partial(rows_of, pair[k], folder=folder), here) for pair in some] for k in (0, 1))
-        one = compared(joined, alone, first["metric"], _here(partial(groups_of, first), here))
+        clients = np.repeat(np.arange(len(here)), [own.sum() for own in here])
+        one = compared(joined, alone, first["metric"], _here(partial(groups_of, first), here), clients)
         found += [one] if one is not None else []
     return found
 

@@ -28,7 +28,7 @@ from fedekd.runs import answers, packing
 from fedekd.runs.aggregate import shared_settings
 from fedekd.runs.records import ChosenRound, ClientRow, Record
 from fedekd.units import describe
-from fedekd.verdicts import Comparison, Verdict
+from fedekd.verdicts import Comparison, Measure, Verdict
 
 FEW = 30  # validation rows, under which nothing is chosen by them
 PARTS = ("delta", "recipe", "federation", "gain")
@@ -190,14 +190,37 @@ def compared(
     alone: Sequence[np.ndarray | None],
     metric: str,
     groups: np.ndarray | None = None,
+    clients: np.ndarray | None = None,
 ) -> Comparison | None:
-    """Rows by seed, as ``rows_of`` gives them."""
+    """Rows by seed, as ``rows_of`` gives them; ``clients`` says whose they are where they are of several."""
     left, other = ([rows for rows in some if rows is not None] for some in (joined, alone))
     if not left or len(left) < len(joined) or len(other) < len(alone):
         return None
     about, measure = describe(metric), MEASURES.get(metric) or scores.SCORES[metric].measure
+    if clients is not None and measure is not verdicts.share:
+        left, other = ([np.column_stack([rows, clients]) for rows in some] for some in (left, other))
+        measure = _over_clients(measure, flat=metric in MEASURES)
     margin = verdicts.MARGIN if about.share or about.higher_is_better else None
-    return Comparison(np.stack(left), np.stack(other), measure, about.higher_is_better, groups, margin)
+    return Comparison(np.stack(left), np.stack(other), measure, about.higher_is_better, groups, clients, margin)
+
+
+def _over_clients(measure: Measure, flat: bool) -> Measure:
+    """The mean of each client's own, by its number of rows; ``flat``: of rows that are single numbers.
+
+    The last column says whose a row is, the same in all draws. A metric that ranks rows, such as AUROC, would otherwise
+    compare the answers of different clients' models, and count for them how much the clients differ.
+    """
+
+    def over(rows: np.ndarray) -> np.ndarray:
+        values, weights = [], []
+        for client in np.unique(rows[0, :, -1]):
+            own = rows[:, rows[0, :, -1] == client, :-1]
+            values.append(measure(own[..., 0] if flat else own))
+            weights.append(np.where(np.isnan(values[-1]), 0.0, own.shape[1]))
+        total, sums = np.sum(weights, 0), np.sum(np.nan_to_num(values) * np.array(weights), 0)
+        return np.divide(sums, total, out=np.full(total.shape, np.nan), where=total > 0)
+
+    return over
 
 
 def is_menu(method: str) -> bool:

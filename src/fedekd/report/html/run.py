@@ -122,6 +122,7 @@ def _subgroups(data: RunData) -> Block | None:
     def cells(told: list[str]) -> list[dict[str, str]]:
         return [{"main": minus(text), "small": "", "paper": "", "mark": marks.get(text, "")} for text in told]
 
+    points = " in points" if data.unit.percent else ""
     column, group = data.subgroups[0].column, data.first["partition"].get("group")
     table = {
         "title": f"Δ by {column}",
@@ -129,7 +130,8 @@ def _subgroups(data: RunData) -> Block | None:
         "columns": [("", head) for head in HEADS[1:]],
         "notes": [
             *(f"{method.label}: {minus(method.told)}." for method in data.subgroups),
-            f"Δ of {data.unit.titled}: with the method minus Local after the last round, on the rows of all clients. "
+            f"Δ of {data.unit.name}{points}: with the method minus Local after the last round, mean over clients by "
+            "their test rows. "
             f"{independence(group)}; clear: at 5 % over all methods and values here (Holm's method).",
         ],
     }
