@@ -152,10 +152,11 @@ def _area(score: np.ndarray, positive: np.ndarray) -> np.ndarray:
     """The area under the ROC curve by mean ranks; NaN where one side is empty."""
     order = score.argsort(1)
     ranked, own = np.take_along_axis(score, order, 1), np.take_along_axis(positive, order, 1)
-    place, steps = np.arange(score.shape[1]), ranked[:, 1:] != ranked[:, :-1]
-    edge = np.ones((len(score), 1), bool)
-    first = np.maximum.accumulate(np.where(np.concatenate([edge, steps], 1), place, 0), 1)
-    last = np.where(np.concatenate([steps, edge], 1), place, score.shape[1])[:, ::-1]
-    ranks = (first + np.minimum.accumulate(last, 1)[:, ::-1]) / 2 + 1  # ties share their mean
+    ranks, steps = np.arange(1.0, score.shape[1] + 1), ranked[:, 1:] != ranked[:, :-1]
+    if not steps.all():  # ties share their mean rank
+        edge = np.ones((len(score), 1), bool)
+        first = np.maximum.accumulate(np.where(np.concatenate([edge, steps], 1), ranks, 0), 1)
+        last = np.where(np.concatenate([steps, edge], 1), ranks, np.inf)[:, ::-1]
+        ranks = (first + np.minimum.accumulate(last, 1)[:, ::-1]) / 2
     ones = own.sum(1).astype(float)
     return _divided((ranks * own).sum(1) - ones * (ones + 1) / 2, ones * (score.shape[1] - ones))

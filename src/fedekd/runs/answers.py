@@ -20,7 +20,17 @@ def write(folder: Path, key: str, rows: Mapping[str, np.ndarray]) -> None:
     """``rows`` by the client's position and the round, "0-last" or "0-chosen", as ``fedekd.scores`` take them."""
     file = io.BytesIO()
     np.savez_compressed(file, **rows)  # type: ignore[arg-type]
-    write_whole(_path(folder, key), file.getvalue())
+    put(folder, key, file.getvalue())
+
+
+def put(folder: Path, key: str, content: bytes) -> None:
+    write_whole(_path(folder, key), content)
+
+
+def content(folder: Path, key: str) -> bytes | None:
+    """The file as it is; None where there is none."""
+    path = _path(folder, key)
+    return path.read_bytes() if path.exists() else None
 
 
 def read(folder: Path, key: str, position: int, chosen: bool = False) -> np.ndarray | None:
