@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
+import numpy as np
+
 from fedekd.report.html.chart import (
     MANY,
     Chart,
@@ -51,7 +53,7 @@ def _row(client: ClientTransfer, data: RunData) -> Row:
     gain = f * client.parts["gain"]
     low, high = (f * verdict.low, f * verdict.high) if verdict and math.isfinite(verdict.low) else (gain, gain)
     least, most = (0.0, 100.0) if data.unit.percent else (-math.inf, math.inf)
-    ends = [max(least, min(most, end)) for end in (alone + low, alone + high)]
+    ends = [float(np.clip(end, least, most)) for end in (alone + low, alone + high)]
     return {
         "client": client.client,
         "n": client.n_test,
@@ -181,7 +183,10 @@ def _spec(scale: MetricScale, columns: Sequence[ChartColumn], band: bool) -> Spe
             "encoding": {
                 "x": {"value": "width"},
                 "text": {
-                    "condition": {"test": "datum.gain === 0", "value": "±0"},
+                    "condition": [
+                        {"test": "datum.gain === 0", "value": "±0"},
+                        {"test": "!isValid(datum.gain)", "value": "n/a"},
+                    ],
                     "field": "gain",
                     "format": scale.delta,
                 },
