@@ -48,9 +48,9 @@ def paired(one: Runs, other: Runs, key: str = "avg_delta") -> list[float]:
     return [one[s][key] - other[s][key] for s in sorted(one.keys() & other.keys())]
 
 
-def harmed(runs: Runs) -> str:
-    deltas = [client["delta"] for r in runs.values() for client in r["clients"]]
-    return f"{sum(d < 0 for d in deltas)}/{len(deltas)}"
+def with_interval(runs: Runs, key: str) -> str:
+    low, high = interval([r[key] for r in runs.values()])
+    return f"{points(avg(runs, key))} ({points(low)} to {points(high)})"
 
 
 def rounds_of(runs: Runs) -> int:
@@ -115,18 +115,10 @@ def one_cell(cell: dict[str, Runs]) -> str:
     rows = []
     for label in sorted(cell, key=lambda x: -avg(cell[x])):
         runs = cell[label]
-        worst = points(avg(runs, "worst_delta")) if label != "local" else ""
-        rows.append(
-            [
-                f"`{label}`",
-                f"{100 * avg(runs, 'mean'):.1f}",
-                points(avg(runs)) if label != "local" else "",
-                worst,
-                harmed(runs) if label != "local" else "",
-                f"{np.mean([r['seconds'] for r in runs.values()]):.1f}",
-            ]
-        )
-    return table(["", "accuracy %", "Avg Δ", "Worst Δ", "client-runs with Δ < 0", "seconds a run"], rows)
+        deltas = [with_interval(runs, key) if label != "local" else "" for key in ("avg_delta", "worst_delta")]
+        seconds = f"{np.mean([r['seconds'] for r in runs.values()]):.1f}"
+        rows.append([f"`{label}`", f"{100 * avg(runs, 'mean'):.1f}", *deltas, seconds])
+    return table(["", "accuracy %", "Avg Δ (95 %)", "Worst Δ (95 %)", "seconds a run"], rows)
 
 
 def advice(cells: dict[Cell, dict[str, Runs]]) -> str:

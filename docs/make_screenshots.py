@@ -38,7 +38,7 @@ def main(run: str, study: str) -> None:
             page.goto(pages[which].as_uri())
             page.wait_for_selector("html[data-drawn=yes]")
             picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-            picture.save(IMAGES / name, optimize=True)
+            picture.quantize(256).save(IMAGES / name, optimize=True)
             print(f"{name}: {(IMAGES / name).stat().st_size / 1000:.0f} kB")
             page.close()
         browser.close()

@@ -143,14 +143,14 @@ def view(method, task: str, module: nn.Module, weights, x, y, mask=None, **more)
     """What a loss sees of some rows of a client whose private model has these weights."""
     known = make_task(task)
 
-    def forward(role, tree):
+    def forward(role, tree, x):
         return known.read(functional_call(module, dict(tree), (x,)))
 
     seen = {
         "x": x,
         "y": y,
         "mask": mask,
-        "outputs": {"private": forward("private", weights)},
+        "outputs": {"private": forward("private", weights, x)},
         "weights": {"private": weights},
         "rows": torch.arange(len(y)),
         "uniform": torch.empty(len(y), 0),

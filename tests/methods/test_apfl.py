@@ -192,8 +192,8 @@ def test_its_functions_can_be_mapped_over_clients(name):
     def batch(v, y, x, mask, alpha):
         seen = {"y": torch.zeros(2), "weights": {"personal": {"w": v}, "global": {"w": y}}, "mask": mask}
         seen |= {"outputs": {"global": y * x}, "memory": {"alpha": alpha}, "gradients": {"private": {"w": v * y}}}
-        seen |= {"uniform": x, "rows": x, "counts": x, "steps": x}
-        return make_batch(method, Regression(), 0.1, seen, lambda role, tree: tree["w"] * x)
+        seen |= {"x": x, "uniform": x, "rows": x, "counts": x, "steps": x}
+        return make_batch(method, Regression(), 0.1, seen, lambda role, tree, x: tree["w"] * x)
 
     def one(v, y, x, mask, alpha):
         return grad(lambda pair: method.loss(batch(*pair, x, mask, alpha)))((v, y))

@@ -96,9 +96,10 @@ def test_a_model_is_applied_where_there_are_inputs():
     batch = hand_batch(Regression(), torch.zeros(2), {})
     with pytest.raises(FedekdError, match="not to a whole split"):
         batch.apply("private", {})
-    given = replace(batch, forward=lambda role, tree: tree["w"] * torch.ones(2))
+    given = replace(batch, x=torch.ones(2), forward=lambda role, tree, x: tree["w"] * x)
     weights = {"w": torch.tensor(3.0, requires_grad=True)}
     assert given.apply("private", weights).tolist() == [3.0, 3.0]
+    assert given.apply("private", weights, torch.arange(3.0)).tolist() == [0.0, 3.0, 6.0]
     slope = given.gradient("private", weights, lambda out: out.square().sum())
     assert slope["w"].item() == 12.0
     assert not slope["w"].requires_grad

@@ -19,6 +19,7 @@ from fedekd.export.card import verdict
 from fedekd.report import palette
 from fedekd.report.page import write_page
 from fedekd.report.terminal import print_result
+from fedekd.runs.findings import findings, headline, losses
 from fedekd.runs.metadata import ModelMetadata
 from fedekd.runs.results import load
 
@@ -257,6 +258,13 @@ def test_a_study_has_the_papers_figures_and_tables(tmp_path):
     assert {"sweep-classification-fedekd-beta", "sweep-classification-fedekd-lambda_kd"} <= set(found["charts"])
     assert set(found["choices"]) == {"method", "alpha", "quantity"}
     assert "FedeKD minus each method" in words
+    own = [one for one in findings(load(PAPER).records) if one.label == "fedekd"]
+    first = words[: words.index("Where does it help? All methods")]
+    assert headline(own) in first
+    assert losses(own) in first
+    assert not re.search(r"\d runs", first)
+    assert all(one.sentence() in words for one in own)
+    assert "runs are missing: all of OCTMNIST (" in words
     beta = found["charts"]["sweep-classification-fedekd-beta"]
     values = {row[beta["fields"].index("value")] for row in beta["rows"][""]}
     assert values == {"0.25", "0.5", "1", "2", "4", "8"}

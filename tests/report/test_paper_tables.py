@@ -5,12 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import re
+from pathlib import Path
 
 import pytest
 
 from fedekd import metrics
 from fedekd.errors import FedekdError
 from fedekd.report.paper_tables import make_tables, paper_figures, render, select
+from fedekd.runs.results import load
+from fedekd.runs.store import read_failures
 from made_records import make_record as made
 
 CLASSIFICATION = ("fashionmnist", "cifar10", "octmnist", "organamnist")
@@ -71,7 +74,8 @@ def test_the_papers_figures_are_all_there():
 
 
 def test_the_papers_figure_stands_beside_ours():
-    tables = [table_of(make_tables([record(deltas=[0.01, 0.03])], against_paper=True), "neg_transfer_main")]
+    runs = [record(deltas=[0.01, 0.03], seed=s) for s in (0, 1)]
+    tables = [table_of(make_tables(runs, against_paper=True), "neg_transfer_main")]
     assert "0.0200±0.0000 (-0.0033±0.0098)" in render(tables)
     assert r"$0.0200_{\pm 0.0000}$ ($-0.0033_{\pm 0.0098}$)" in render(tables, "latex")
     rows = list(csv.DictReader(io.StringIO(render(tables, "csv"))))
@@ -103,7 +107,7 @@ def test_best_and_second_follow_the_direction_and_ties_share():
     ):
         sign = 1 if dataset == "cifar10" else -1
         methods = {m: d for m, d in given.items() if dataset == "cifar10" or m != "fedtype"}
-        runs = [record(m, [sign * d, sign * d], dataset=dataset) for m, d in methods.items()]
+        runs = [record(m, [sign * d, sign * d], dataset=dataset, seed=s) for m, d in methods.items() for s in (0, 1)]
         found = table_of(make_tables(runs), table)
         marks = {m: cells(found, m)[column].mark for m in methods}
         tied = dict.fromkeys(m for m in methods if m in ("local", "fedtype", "fedekd"))  # alike to four decimals
@@ -116,9 +120,22 @@ def test_best_and_second_follow_the_direction_and_ties_share():
 
 def test_our_rows_stand_below_the_papers():
     names = ("constant", "local", "fml", "fedekd-half", "fedekd", "mine")
-    table = table_of(make_tables([record(m, dataset="retinamnist") for m in names]), "neg_transfer_regression")
+    runs = [record(m, dataset="retinamnist") for m in names]
     ours = ["local", "fml", "fedekd-half", "constant", "mine"]
+    table = table_of(make_tables(runs), "neg_transfer_regression")
+    assert [row.label for row in table.rows] == ["fedekd", *ours]
+    table = table_of(make_tables(runs, against_paper=True), "neg_transfer_regression")
     assert [row.label for row in table.rows] == ["feddyn", "fedprox", "fedavg", "fedekd", *ours]
+
+
+def test_one_seed_has_no_deviation_and_no_mark():
+    table = table_of(make_tables([record("fedekd", [0.1, 0.1]), record("fedavg", [0.2, 0.2])]), "neg_transfer_main")
+    found = [cells(table, m)["CIFAR-10 α=0.1"] for m in ("fedekd", "fedavg")]
+    assert [(cell.std, cell.mark) for cell in found] == [(None, ""), (None, "")]
+    assert not any(sign in render([table]) for sign in ("±", "**", "<u>"))
+    assert "one seed has neither deviation nor interval, and nothing of it is marked" in table.notes
+    harmed = table_of(make_tables([record("fedekd", [0.1, 0.1]), record("fedavg", [-0.2, 0.2])]), "harmed_cls")
+    assert "**" not in render([harmed])
 
 
 # --- what is missing -------------------------------------------------------------------------------------
@@ -130,8 +147,8 @@ def test_missing_cells_are_dashes_and_counted():
     assert cells(table, "fedavg")["CIFAR-10 α=0.1"].few
     assert not cells(table, "fedekd")["CIFAR-10 α=0.1"].few
     assert cells(table, "fedekd")["OCTMNIST α=0.3"].mean is None
-    missing = 6 * 12 * 2 - 3
-    assert any(f"{missing} of this table's 144 runs are missing" in note for note in table.notes)
+    which = "all of FashionMNIST, OCTMNIST, OrganAMNIST (36); fedavg, fedekd of CIFAR-10 (9)"
+    assert any(note.startswith(f"45 of this table's 48 runs are missing: {which}") for note in table.notes)
     text = render([table])
     assert " – |" in text
     assert " n=1" in text
@@ -171,7 +188,9 @@ def test_own_datasets_get_tables_of_their_own():
     ]
     assert tables[0].columns == (("wards", "no α"),)
     assert [row.label for row in tables[0].rows] == ["fedekd", "local"]
-    assert not any("paper" in note for note in tables[0].notes)
+    assert tables[0].heads == ("method",)
+    beside = make_tables([record(m, dataset="wards", alpha=None) for m in ("local", "fedekd")], against_paper=True)
+    assert beside == tables
 
 
 def test_nothing_gives_no_tables():
@@ -218,6 +237,49 @@ def test_without_test_rows_clients_are_harmed_by_sign_alone():
     assert not any(t.name.startswith(("states", "transfer")) for t in tables)
 
 
+def test_the_papers_study_shows_recipe_federation_and_gain_beside_delta():
+    """From the committed records: what was not run is a dash, and a note says why."""
+    folder = Path(__file__).parents[2] / "results" / "paper"
+    shown = ("local", "fedekd", "fedprox", "fedekd@alone", "local-smooth")
+    records = [r for r in load(folder).records if r["label"] in shown]
+    tables = make_tables(records, read_failures(folder))
+    table = table_of(tables, "transfer_cls")
+    own = {row.heads[1]: row for row in table.rows if row.label == "fedekd"}
+    assert list(own) == [
+        f"{part}, {over}" for part in ("Δ", "recipe", "federation", "gain") for over in ("Avg", "Worst")
+    ]
+    organ = table.columns.index(("OrganAMNIST", "α=0.5"))
+    delta, recipe, federation, gain = (
+        own[f"{part}, Avg"].cells[organ] for part in ("Δ", "recipe", "federation", "gain")
+    )
+    assert delta.mean == pytest.approx(recipe.mean + federation.mean)
+    assert None not in (delta.interval, federation.interval, gain.interval)
+    assert gain.mean < delta.mean
+    octmnist = table.columns.index(("OCTMNIST", "α=0.5"))
+    assert all(own[part].cells[octmnist].mean is None for part in own)
+    assert any(note.startswith("no runs of OCTMNIST here: its file could not be had") for note in table.notes)
+    assert "recipe, Avg" not in {row.heads[1] for row in table.rows if row.label == "fedprox"}  # its twin has not run
+
+
+def test_controls_that_have_not_run_are_dashes_and_say_so():
+    runs = [
+        made(m, [d] * 3, seed=s) for s in range(3) for m, d in (("local", 0), ("fedekd", 0.02), ("fedekd@alone", 0.01))
+    ]
+    runs += [
+        record(m, dataset=d, seed=s) for s in range(3) for m in ("local", "fedekd") for d in ("cifar10", "retinamnist")
+    ]
+    tables = make_tables(runs)
+    own = {row.heads[1]: row.cells for row in table_of(tables, "transfer_cls").rows}
+    columns = [" ".join(column) for column in table_of(tables, "transfer_cls").columns]
+    assert own["federation, Avg"][columns.index("digits α=0.1")].mean == pytest.approx(0.01)
+    assert own["federation, Avg"][columns.index("CIFAR-10 α=0.1")].mean is None
+    assert own["gain, Avg"][columns.index("CIFAR-10 α=0.1")].mean is None
+    for name, title in (("transfer_cls", "CIFAR-10"), ("transfer_reg", "RetinaMNIST")):
+        notes = table_of(tables, name).notes
+        assert any(note.startswith(f"not known on {title}: ") for note in notes)
+        assert " – |" in render([table_of(tables, name)])
+
+
 def test_states_and_parts_stand_where_records_hold_test_rows():
     names = ("local", "local-smooth", "fedekd@alone", "fedekd", "constant")
     deltas = {"fedekd": [0.05, -0.05, 0.0], "fedekd@alone": [0.01] * 3}
@@ -234,8 +296,9 @@ def test_states_and_parts_stand_where_records_hold_test_rows():
     ]
     assert states.columns == (("digits", "α=0.1"),)
     assert any("may be another client" in note for note in states.notes)
-    parts = {row.heads[1]: row.cells[0] for row in table_of(tables, "transfer_cls").rows}
+    parts = {row.heads[1]: row.cells[-1] for row in table_of(tables, "transfer_cls").rows}
     assert {name: round(cell.mean, 6) for name, cell in parts.items()} == {
+        "Δ, Avg": 0.0, "Δ, Worst": -0.05,
         "recipe, Avg": 0.01, "recipe, Worst": 0.01, "federation, Avg": -0.01, "federation, Worst": -0.06,
         "gain, Avg": 0.0, "gain, Worst": -0.05,
     }  # fmt: skip
@@ -297,12 +360,14 @@ def test_csv_holds_every_cell_unrounded():
     tables = make_tables([record(deltas=[1 / 3, 1 / 7])])
     rows = list(csv.DictReader(io.StringIO(render(tables, "csv"))))
     assert len(rows) == sum(len(row.cells) for table in tables for row in table.rows)
-    assert float(rows[0]["mean"] or 0) == 0  # feddyn, which was not run
     assert max(float(row["mean"] or 0) for row in rows if row["table"] == "neg_transfer_main") == pytest.approx(5 / 21)
 
 
 def test_unknown_table_and_format_are_named():
     with pytest.raises(FedekdError, match="unknown table 'harm_cls'; did you mean 'harmed_cls'"):
         select(make_tables([record()]), "harm_cls")
+    tables = make_tables([record(dataset="retinamnist")])
+    assert [t.name for t in select(tables, "harmed_reg")] == ["harmed_reg"]
+    assert len(select(tables, "regression")) > 2
     with pytest.raises(FedekdError, match="unknown format 'mardown'; did you mean 'markdown'"):
         render([], "mardown")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from fedekd.errors import FedekdError
 from fedekd.runs.plan import choose_methods, make_cells
+from fedekd.runs.results import load
 from fedekd.studies import load_study, presets
 
 SPLITS = 'dataset = "diabetes"\nseeds = "0-1"\n[[block]]\nsplit_seed = 2\n[[block]]\nseeds = 2'
@@ -89,13 +92,20 @@ def test_the_papers_study_holds_its_tables_and_sweeps():
     assert "paper" in presets()
     grid = load_study("paper").grid
     runs = {run for settings in grid for run in asked(settings)}
-    assert len(runs) == 10 * (4 * 3 * 16 + 2 * 3 * 10 + 2 * 10)
+    assert len(runs) == 10 * (4 * 3 * 22 + 2 * 3 * 15 + 2 * 10)
     assert {s.rounds for s in grid} == {5}
     for beta in (0.25, 0.5, 2.0, 4.0, 8.0):
         assert ("cifar10", 0.5, 9, f"fedekd (beta={beta})") in runs
     for weight in (0.0, 0.25, 0.5, 2.0, 4.0):
         assert ("organamnist", 0.5, 0, f"fedekd (lambda_kd={weight})") in runs
     assert ("dr_regular", 0.1, 5, "constant") in runs
+    assert ("dr_regular", 0.3, 1, "fedekd@alone") in runs
+
+
+def test_the_papers_records_are_what_its_study_asks_for():
+    asked_for = {run for settings in load_study("paper").grid for run in asked(settings)}
+    found = load(Path(__file__).parents[2] / "results" / "paper").records
+    assert {(r["dataset"], r["alpha"], r["seed"], r["label"]) for r in found} <= asked_for
 
 
 def test_only_keeps_a_part():

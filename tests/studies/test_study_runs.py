@@ -14,6 +14,7 @@ from fedekd.data import clusters
 from fedekd.errors import FedekdError
 from fedekd.methods.local import Local
 from fedekd.runs import execution
+from fedekd.runs.findings import findings, told
 from fedekd.runs.observers import ClientTrained, Observer, RunFailed, RunFinished, RunsPlanned, RunStarted
 from fedekd.runs.plan import Cell, plan
 from fedekd.studies import Tally, describe, load_study, run_study
@@ -64,6 +65,10 @@ def test_every_run_is_done_once_and_costs_what_was_said(home):
     assert sum(part.samples * width[part.dataset] for part in said.parts) == watcher.cost
     assert sum(cost for *_, cost in watcher.planned) == watcher.cost
     assert all(r["avg_delta"] == 0 for r in records if r["method"] == "local")
+
+    lines = told(findings(outcome.records))
+    assert [line.split()[0] for line in lines if line[0] != " "] == ["fedekd", "fedavg"]
+    assert outcome.text().endswith("\n".join(lines))
 
     again = Counting()
     outcome = run_study(study, "out", again, workers=1)

@@ -45,7 +45,7 @@ def make_batch(
     task: Task,
     lr: float | Tensor,
     seen: Mapping[str, Any],
-    forward: Callable[[str, Tree], Tensor] | None = None,
+    forward: Callable[[str, Tree, Tensor], Tensor] | None = None,
 ) -> Batch:
     """``seen`` has everything that differs between clients, so that an engine may map this over a stack of them."""
     explained = {what: ExplainingDict(seen.get(what, {}), what, method.name) for what in WHY}

@@ -42,6 +42,7 @@ class Segment:
     active: int
     leaves: dict[str, dict[str, Tensor]]
     optimizer: torch.optim.Optimizer
+    warm: bool = False  # whether a step was done: a CUDA graph cannot be captured from the first
     graph: torch.cuda.CUDAGraph | None = None
 
 
@@ -246,7 +247,7 @@ class Chunk:
             for t in range(segment.first, segment.last):
                 if segment.graph:
                     segment.graph.replay()
-                elif engine.graphs and t == segment.first + 1 and segment.last - t > WORTH_CAPTURING:
+                elif segment.warm and self._worth_capturing(segment, t):
                     segment.graph = torch.cuda.CUDAGraph()
                     with capturing(segment.graph, engine.pool):
                         self._advance(segment)
@@ -254,6 +255,7 @@ class Chunk:
                     segment.graph.replay()
                 else:
                     self._advance(segment)
+                    segment.warm = True
                 self._take(np.flatnonzero(self.steps == t + 1))
         for role, tree in self.final.items():
             for n, w in tree.items():
@@ -266,6 +268,12 @@ class Chunk:
             if steps:
                 samples = len(getattr(member, self.step.split)) * self.training.epochs
                 engine.advance(engine.round_number, member.name, samples)
+
+    def _worth_capturing(self, segment: Segment, now: int) -> bool:
+        """Small clients have few steps of one size in a round; where the chunk stays as it is, all rounds' count."""
+        engine = self.engine
+        rounds = engine.training.rounds - 1 - engine.round_number if engine.training.participation == 1 else 0
+        return engine.graphs and segment.last - now + rounds * (segment.last - segment.first) > WORTH_CAPTURING
 
     def _leave_gradients(self) -> None:
         count, group = self.inputs["steps"].clamp(min=1), self.group

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -259,9 +260,7 @@ class Client(ClientModels):
         return self._seen(seen, lr)
 
     def _seen(self, seen: Mapping[str, Any], lr: float | Tensor) -> Batch:
-        x = seen["x"]
-        forward = None if x is None else lambda role, tree: self._applied(role, tree, x)
-        return make_batch(self.method, self.task, lr, seen, forward)
+        return make_batch(self.method, self.task, lr, seen, self._applied)
 
     # --- answers -----------------------------------------------------------------------------------------
 
@@ -284,7 +283,7 @@ class Client(ClientModels):
             self.trust.restore(trust)
 
     @torch.no_grad()
-    def predictions(self, rows: Tensor) -> Tensor:
+    def predictions(self, rows: Tensor, split: str = "") -> Tensor:
         """The method's outputs on these rows, with the models as they are."""
         found, scale = [], self.data.scale
         for module in self.models.values():
@@ -295,7 +294,8 @@ class Client(ClientModels):
             out = self._through([role for role in self.method.answers if role in self.models], x, {})
             uniform = torch.zeros(len(here), self.method.uniforms, device=self.device)
             lr = self.job.training.lr
-            found.append(self.method.predict(self._batch(rows[here], here, out, weights, uniform, lr, x, blind=True)))
+            batch = self._batch(rows[here], here, out, weights, uniform, lr, x, blind=True)
+            found.append(self.method.predict(replace(batch, split=split)))
         return torch.cat(found)
 
     def score(self, split: str = "test") -> float:
@@ -313,7 +313,7 @@ class Client(ClientModels):
     def _answers(self, split: str) -> tuple[Tensor, Tensor]:
         rows = self.rows[split]
         with self.personalised(), precision(self.job.training.precision, self.device):
-            return self.predictions(rows), self.data.y[rows]
+            return self.predictions(rows, split), self.data.y[rows]
 
     # --- interruption ------------------------------------------------------------------------------------
 

@@ -184,10 +184,8 @@ def mapped(
         varying = pick(group.varying, torch.tensor(group.places(indices))) if group.varying else {}
 
     def one(varying: dict[str, Tensor], seen: dict[str, Any]) -> Any:
-        method, x = with_values(group.method, varying), seen.get("x")
-        forward = None if x is None else lambda role, tree: engine.forward.applied(role, tree, x)
-        rate = engine.training.lr if lr is None else lr
-        return call(method, make_batch(method, engine.task, rate, seen, forward))
+        method, rate = with_values(group.method, varying), engine.training.lr if lr is None else lr
+        return call(method, make_batch(method, engine.task, rate, seen, engine.forward.applied))
 
     return vmap(one, randomness="different")(varying, seen)
 

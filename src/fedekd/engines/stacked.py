@@ -286,7 +286,7 @@ class Stacked(Stack):
             for start in range(0, len(indices), self.limit):
                 here = indices[start : start + self.limit]
                 rows = [getattr(self.members[i], split) for i in here]
-                out, (table, _) = self.forward.predictions(group, here, rows), padded(rows, self.device)
+                out, (table, _) = self.forward.predictions(group, here, rows, split), padded(rows, self.device)
                 scale = self.scale_of(torch.tensor(here, device=self.device))
                 y = scale.targets(self.y[table])
                 unit = scale.std.reshape(len(here), 1)

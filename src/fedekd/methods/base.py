@@ -52,8 +52,9 @@ class Batch:
     steps: Tensor  # how many steps of the optimiser this training takes; elsewhere, how many the last one took
     teachers: Tensor | None = None  # [K, B, ...] outputs of the uploaded models, where the server refines their mean
     mask: Tensor | None = None  # which samples are real, where a batch is padded
+    split: str = ""  # in `predict`: which of the client's splits the rows are, "" where they are none of its rows
     teaching: Teaching | None = field(default=None, compare=False)  # of a twin: what is taken from its teachers
-    forward: Callable[[str, Tree], Tensor] | None = field(default=None, compare=False)
+    forward: Callable[[str, Tree, Tensor], Tensor] | None = field(default=None, compare=False)
 
     @property
     def real(self) -> Tensor:
@@ -78,11 +79,11 @@ class Batch:
         """A teacher's outputs for these rows as a student gets to see them: see ``fedekd.methods.twins``."""
         return outputs if self.teaching is None else self.teaching(self, student, outputs)
 
-    def apply(self, role: str, weights: Tree) -> Tensor:
-        """What a role's architecture gives for these rows with other weights."""
-        if self.forward is None:
+    def apply(self, role: str, weights: Tree, x: Tensor | None = None) -> Tensor:
+        """What a role's architecture gives with other weights, for these rows or for inputs made from theirs."""
+        if self.forward is None or self.x is None:
             raise FedekdError("a model can be applied in a loss and in `predict`, not to a whole split")
-        return self.forward(role, weights)
+        return self.forward(role, weights, self.x if x is None else x)
 
     def gradient(self, role: str, weights: Tree, loss: Callable[[Tensor], Tensor]) -> Tree:
         """The gradient of ``loss(outputs)`` at these weights, as a constant."""

@@ -52,6 +52,7 @@ QUANTITIES: dict[str, tuple[Figure, str]] = {
     "Mean_RMSE": ("mean", "Mean client {unit.name}"),
 }
 ABLATION = "ablation_energy_cls"
+ONE_SEED = "one seed has neither deviation nor interval, and nothing of it is marked"
 
 
 def paper_figures() -> list[dict[str, str]]:
@@ -119,9 +120,7 @@ def study_tables(study: StudyRecords, against_paper: bool = False) -> list[Table
     """
     tables = []
     for layout in _layouts():
-        table = _paper_table(layout, study)
-        if table and against_paper and study.in_usual_metric(layout.task):
-            table = _beside_paper(table, layout, _columns(layout, study))
+        table = _paper_table(layout, study, against_paper)
         tables += [table] if table else []
     for task in SHORT:
         layout = next(one for one in _layouts() if one.task == task)
@@ -137,13 +136,18 @@ def _columns(layout: Layout, study: StudyRecords) -> list[tuple[str, float | Non
     return list(dict.fromkeys([*paper, *study.columns(layout.task)]))
 
 
-def _rows(layout: Layout, study: StudyRecords) -> dict[str, tuple[str, str]]:
+def _about_paper(layout: Layout, study: StudyRecords) -> bool:
+    return any(column in layout.columns for column in _columns(layout, study))
+
+
+def _rows(layout: Layout, study: StudyRecords, against_paper: bool) -> dict[str, tuple[str, ...]]:
+    """What was run; beside the paper's figures, every row of its own table too."""
     columns = _columns(layout, study)
-    whole = any(column in layout.columns for column in columns)
-    rows = {m: heads for m, heads in layout.rows.items() if whole or study.has(m, columns)}
+    whole = against_paper and _about_paper(layout, study)
+    rows: dict[str, tuple[str, ...]] = {m: heads for m, heads in layout.rows.items() if whole or study.has(m, columns)}
     energies = next(one for one in _layouts() if one.name == ABLATION).rows
     if layout.name == ABLATION:
-        if not whole and not set(rows) - {"fedekd", "fedekd-ungated"}:
+        if not set(rows) - {"fedekd", "fedekd-ungated"}:
             return {}
         others = ["local", "fedekd-half", "fedekd-permuted"]
     else:
@@ -151,22 +155,32 @@ def _rows(layout: Layout, study: StudyRecords) -> dict[str, tuple[str, str]]:
     return rows | {m: OURS.get(m, (NOTHING, m)) for m in others if m not in rows and study.has(m, columns)}
 
 
-def _paper_table(layout: Layout, study: StudyRecords) -> Table | None:
-    columns, rows = _columns(layout, study), _rows(layout, study)
+def _paper_table(layout: Layout, study: StudyRecords, against_paper: bool) -> Table | None:
+    columns, rows = _columns(layout, study), _rows(layout, study, against_paper)
     if not columns or not rows:
         return None
     unit = study.unit(layout.task)
     key, title = QUANTITIES[layout.metric][0], QUANTITIES[layout.metric][1].format(unit=unit)
     title += "" if key == "mean" or study.in_usual_metric(layout.task) else f" of {unit.name}"
-    higher = unit.higher_is_better
+    higher, paper = unit.higher_is_better, _about_paper(layout, study)
+    names = ("aggregation", "model") if paper else ("method",)
+    rows = rows if paper else {m: (m,) for m in rows}
     made = [TableRow(heads, m, tuple(study.mean(m, c, key) for c in columns)) for m, heads in rows.items()]
     sign = 1 if higher else -1
     marked = ranked(made, lambda cell: None if cell.mean is None else sign * cell.mean)
     what = "gating ablation, " if layout.name == ABLATION else ""
-    legend = "mean±std over seeds; bold: best of the column, underlined: second"
     title = f"{title}, {what}{layout.task} ({'higher' if higher else 'lower'} is better)"
-    notes = (legend, *study.notes(rows, columns))
-    return Table(layout.name, title, ("aggregation", "model"), study.heads(columns), marked, notes)
+    notes = (*_legend(marked), *study.notes(rows, columns))
+    table = Table(layout.name, title, names, study.heads(columns), marked, notes)
+    beside = against_paper and paper and study.in_usual_metric(layout.task)
+    return _beside_paper(table, layout, columns) if beside else table
+
+
+def _legend(rows: Sequence[TableRow]) -> list[str]:
+    seeds = {cell.seeds for row in rows for cell in row.cells if cell.mean is not None}
+    one = [ONE_SEED] if 1 in seeds else []
+    several = ["mean±std over seeds; bold: best of the column, underlined: second"] if seeds - {1} else []
+    return several + one
 
 
 def _beside_paper(table: Table, layout: Layout, columns: Sequence[tuple[str, float | None]]) -> Table:
@@ -202,11 +216,12 @@ def _paired(layout: Layout, study: StudyRecords, one: str) -> Table:
         rows.append(TableRow((other,), other, tuple(cells)))
     rows = [row for row in rows if any(cell.mean is not None for cell in row.cells)]
     what = "FedeKD minus each method" if one == "fedekd" else "Each method minus Local"
-    notes = (
+    several = any(cell.interval for row in rows for cell in row.cells)
+    legend = (
         "mean of the differences by seed with its 95 % interval; bold: the whole interval lies on the better side "
-        "of zero, underlined: on the worse",
-        *study.notes([row.label for row in rows], columns),
+        "of zero, underlined: on the worse"
     )
+    notes = (legend if several else ONE_SEED, *study.notes([row.label for row in rows], columns))
     title = f"{what}, mean client {unit.name}, paired by seed ({'positive' if higher else 'negative'} is better)"
     heads = study.heads(columns)
     return Table(f"paired_{one}_{SHORT[layout.task]}", title, ("method",), heads, tuple(rows), notes)

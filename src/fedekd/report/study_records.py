@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from fedekd import metrics
-from fedekd.data.paper import PAPER
 from fedekd.report.table_formats import TableCell
-from fedekd.runs.aggregate import shared_settings
+from fedekd.runs.aggregate import usual_settings
+from fedekd.runs.findings import TITLES, Finding, findings
 from fedekd.runs.records import FailureRow, Figure, Record
 from fedekd.runs.subgroups import MethodSubgroups, by_subgroup
 from fedekd.runs.transfer import MethodTransfer, analyse
 from fedekd.units import Unit, count, usual_metric
 
 StudyColumn = tuple[str, float | None]  # dataset and alpha
-
-TITLES = {one.name: one.title for one in PAPER}
+NAMED = 6  # methods in a note
 
 
 class StudyRecords:
@@ -32,19 +30,14 @@ class StudyRecords:
         self, records: Sequence[Record], failures: Sequence[FailureRow] = (), folder: str | Path | None = None
     ) -> None:
         self.folder = folder
-        unique = list({record["key"]: record for record in records}.values())
+        every = {record["key"]: record for record in records}
         metrics_of: dict[str, Counter[str]] = {}
-        for record in unique:
+        for record in every.values():
             metrics_of.setdefault(record["task"], Counter())[record["metric"]] += 1
         self.metric = {task: counter.most_common(1)[0][0] for task, counter in metrics_of.items()}
-        in_metric = [record for record in unique if record["metric"] == self.metric[record["task"]]]
-        counts: dict[str, Counter[tuple[Any, ...]]] = {}
-        for record in in_metric:
-            counts.setdefault(record["dataset"], Counter())[shared_settings(record)] += 1
-        usual = {dataset: counter.most_common(1)[0][0] for dataset, counter in counts.items()}
-        self.records = [record for record in in_metric if shared_settings(record) == usual[record["dataset"]]]
-        self.left_out = Counter(r["dataset"] for r in unique) - Counter(r["dataset"] for r in self.records)
-        self.failures = [f for f in failures if f["key"] not in {record["key"] for record in unique}]
+        self.records = usual_settings([r for r in every.values() if r["metric"] == self.metric[r["task"]]])
+        self.left_out = Counter(r["dataset"] for r in every.values()) - Counter(r["dataset"] for r in self.records)
+        self.failures = [f for f in failures if f["key"] not in every]
         self.by: dict[tuple[str, StudyColumn], dict[int, Record]] = {}
         self.task = {(r["dataset"], r["alpha"]): r["task"] for r in self.records}
         self.most: dict[str, set[int]] = {}  # seeds that any run of a task has
@@ -75,6 +68,10 @@ class StudyRecords:
     def in_usual_metric(self, task: str) -> bool:
         return self.metric.get(task, usual_metric(task)) == usual_metric(task)
 
+    @cached_property
+    def findings(self) -> list[Finding]:
+        return findings(self.records, list(self.transfer.values()))
+
     # --- what there is -----------------------------------------------------------------------------------
 
     def about(self, datasets: Collection[str]) -> bool:
@@ -104,7 +101,8 @@ class StudyRecords:
         if not values:
             return TableCell()
         over = metrics.over_seeds(values)
-        return TableCell(over["mean"], over["std"], seeds=len(values), few=self.few(len(values), column))
+        std = over["std"] if len(values) > 1 else None
+        return TableCell(over["mean"], std, seeds=len(values), few=self.few(len(values), column))
 
     def difference(self, label: str, other: str, column: StudyColumn) -> TableCell:
         """The mean client's gain over another method, seed by seed."""
@@ -124,10 +122,18 @@ class StudyRecords:
     def notes(self, labels: Collection[str], columns: Sequence[StudyColumn]) -> list[str]:
         """What is missing from a table of these rows and columns, and why as far as that is known."""
         notes, seeds = [], {seed for column in columns for seed in self.most.get(self.task.get(column, ""), ())}
-        there = sum(len(self.by.get((label, column), {})) for label in labels for column in columns)
+        lacking: dict[str, dict[str, int]] = {}  # how many runs, by dataset and label
+        for label in labels:
+            for column in columns:
+                if runs := len(seeds) - len(self.by.get((label, column), {})):
+                    own = lacking.setdefault(column[0], {})
+                    own[label] = own.get(label, 0) + runs
         all_ = len(labels) * len(columns) * len(seeds)
-        if there < all_:
-            notes.append(f"{all_ - there:,} of this table's {all_:,} runs are missing; n: seeds where they are fewer")
+        if missing := sum(sum(own.values()) for own in lacking.values()):
+            which = "; ".join(self._lacking(lacking))
+            notes.append(
+                f"{missing:,} of this table's {all_:,} runs are missing: {which}; n: seeds where they are fewer"
+            )
         for dataset in dict.fromkeys(dataset for dataset, _ in columns):
             title = TITLES.get(dataset, dataset)
             failed = [f for f in self.failures if f["dataset"] == dataset]
@@ -138,6 +144,18 @@ class StudyRecords:
             if self.left_out[dataset]:
                 notes.append(f"{self.left_out[dataset]:,} runs of {title} with other settings are left out")
         return notes
+
+    def _lacking(self, by_dataset: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+        """Datasets of which nothing is there, then those that lack the same methods."""
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for dataset, own in by_dataset.items():
+            here = any(record["dataset"] == dataset for record in self.records)
+            alike.setdefault(tuple(own) if here else (), []).append(dataset)
+        for labels, datasets in sorted(alike.items(), key=lambda item: len(item[0])):
+            runs = sum(sum(by_dataset[dataset].values()) for dataset in datasets)
+            more = f" and {len(labels) - NAMED} more" if len(labels) > NAMED else ""
+            what = f"{', '.join(labels[:NAMED])}{more} of" if labels else "all of"
+            yield f"{what} {', '.join(TITLES.get(dataset, dataset) for dataset in datasets)} ({runs:,})"
 
     def failed(self) -> list[str]:
         """What could not be run, dataset by dataset."""

@@ -53,11 +53,12 @@ class Table:
 def ranked(rows: Sequence[TableRow], better: Callable[[TableCell], float | None]) -> tuple[TableRow, ...]:
     """The rows with each column's best and second marked; figures that read the same share a mark.
 
-    ``better`` gives what is larger for a better cell, or None for one that does not compete.
+    ``better`` gives what is larger for a better cell, or None for one that does not compete; nor does one seed.
     """
     marked = [list(row.cells) for row in rows]
     for column in range(len(rows[0].cells) if rows else 0):
-        values = [None if v is None or math.isnan(v) else v for v in (better(row.cells[column]) for row in rows)]
+        found = [better(cell) if cell.seeds > 1 else None for cell in (row.cells[column] for row in rows)]
+        values = [None if v is None or math.isnan(v) else v for v in found]
         places = sorted({round(v, DECIMALS) for v in values if v is not None}, reverse=True)
         if sum(v is not None for v in values) < 2:
             continue
@@ -68,8 +69,9 @@ def ranked(rows: Sequence[TableRow], better: Callable[[TableCell], float | None]
 
 
 def select(tables: Sequence[Table], only: str) -> list[Table]:
-    """The tables whose name or title contains ``only``."""
-    found = [table for table in tables if only.lower() in f"{table.name} {table.title}".lower()]
+    """The table of that name, or those whose name or title contains ``only``."""
+    found = [table for table in tables if table.name == only]
+    found = found or [table for table in tables if only.lower() in f"{table.name} {table.title}".lower()]
     if not found:
         raise unknown("table", only, [table.name for table in tables])
     return found

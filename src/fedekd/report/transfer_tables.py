@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fedekd.report.study_records import StudyColumn, StudyRecords
 from fedekd.report.table_formats import Table, TableCell, TableRow, ranked
+from fedekd.runs.findings import not_known
 from fedekd.runs.subgroups import MethodSubgroups, SubgroupDelta
 from fedekd.runs.transfer import MethodTransfer
 from fedekd.runs.verdict_text import STATES, assumed, menu, seeds
 from fedekd.units import Unit
 from fedekd.verdicts import HARMED, HELPED
 
-PARTS = ("recipe", "federation", "gain")
+PARTS = {"delta": "Δ", "recipe": "recipe", "federation": "federation", "gain": "gain"}
 SHORT = {"classification": "cls", "regression": "reg"}
 Analysed = dict[tuple[str, StudyColumn], MethodTransfer]
 
@@ -42,31 +43,42 @@ class TransferTables:
         return self.unit.higher_is_better
 
     def parts(self) -> Table:
-        """Where twins or test rows are known; otherwise gain is Δ, which has tables of its own."""
-        told = {place: one for place, one in self.study.transfer.items() if "recipe" in one.summary or one.states}
-        columns = self._with(told)
+        """Where a twin has run, or something else that is done alone, or test rows are known; Δ has its own tables."""
+        told = self.study.transfer
+        if not any(self._known(one, part) for one in told.values() for part in PARTS if part != "delta"):
+            return self._table("transfer", "", (), (), (), ())
+        twins = {one.label for one in told.values() if "recipe" in one.summary}
         rows = [
-            TableRow(
-                (method, f"{part}, {name}"), method, tuple(self._part(told, method, c, part, key) for c in columns)
-            )
+            TableRow((method, f"{name}, {over}"), method, tuple(self._part(method, c, part, key) for c in self.columns))
             for method in self.methods
-            for part in PARTS
-            for name, key in (("Avg", "mean"), ("Worst", "worst"))
+            for part, name in PARTS.items()
+            for over, key in (("Avg", "mean"), ("Worst", "worst"))
         ]
-        rows = [row for row in rows if any(cell.mean is not None for cell in row.cells)]
+        rows = [row for row in rows if row.label in twins or any(cell.mean is not None for cell in row.cells)]
         notes = (
-            "recipe: the method's isolated twin minus Local; federation: the method minus its twin; gain: the method "
-            "minus the best alone, both at the round chosen on validation rows",
+            "Δ: the method minus Local; recipe: the method's isolated twin minus Local; federation: the method minus "
+            "its twin; gain: the method minus the best alone, both at the round chosen on validation rows",
             "Avg: mean over clients, with its 95 % interval paired by seed (bold: on the better side of zero, "
             "underlined: on the worse); Worst: the client that loses most, mean over seeds",
+            *self._not_known(twins),
+            *self.study.notes(list(dict.fromkeys(row.label for row in rows)), self.columns),
         )
         better = "positive" if self.higher else "negative"
         title = f"Δ taken apart, {self.task}: recipe, federation and gain over the best alone ({better} is better)"
-        return self._table("transfer", title, ("method", "part"), columns, tuple(rows), notes)
+        return self._table("transfer", title, ("method", "part"), self.columns, tuple(rows), notes)
 
-    def _part(self, told: Analysed, method: str, column: StudyColumn, part: str, key: str) -> TableCell:
-        one = told.get((method, column))
-        if one is None or part not in one.summary:
+    def _not_known(self, labels: Collection[str]) -> list[str]:
+        datasets = {dataset for dataset, _ in self.columns}
+        return not_known([one for one in self.study.findings if one.dataset in datasets and one.label in labels])
+
+    @staticmethod
+    def _known(one: MethodTransfer, part: str) -> bool:
+        """Gain over plain Local is Δ again, unless it is at the rounds that validation rows chose."""
+        return part in one.summary and (part != "gain" or len(one.menu) > 1 or bool(one.states))
+
+    def _part(self, method: str, column: StudyColumn, part: str, key: str) -> TableCell:
+        one = self.study.transfer.get((method, column))
+        if one is None or not self._known(one, part):
             return TableCell()
         interval = one.summary[part]["interval"] if key == "mean" else None
         cell = replace(self._cell(one, column), mean=one.summary[part][key], interval=interval)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal, TypedDict
 
@@ -52,6 +53,16 @@ def shared_settings(record: Record) -> tuple[Any, ...]:
         public.get("share"),
         public.get("file"),
     )
+
+
+def usual_settings(records: Sequence[Record]) -> list[Record]:
+    """Each dataset's runs with its most frequent settings, every run once."""
+    unique = list({record["key"]: record for record in records}.values())
+    counts: dict[str, Counter[tuple[Any, ...]]] = {}
+    for record in unique:
+        counts.setdefault(record["dataset"], Counter())[shared_settings(record)] += 1
+    usual = {dataset: counter.most_common(1)[0][0] for dataset, counter in counts.items()}
+    return [record for record in unique if shared_settings(record) == usual[record["dataset"]]]
 
 
 def grouped(records: Sequence[Record], *keys: Literal["dataset", "alpha", "seed", "label"]) -> list[list[Record]]:

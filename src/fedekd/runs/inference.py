@@ -92,10 +92,10 @@ class InferenceModel(nn.Module):
             "steps": torch.tensor(self.answers.steps if self.answers else 0),
         }
 
-        def apply(role: str, weights: Mapping[str, Tensor]) -> Tensor:
+        def apply(role: str, weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
             if role not in modules:
                 raise FedekdError(f"{self.method.name} applies the {role} model, which its `answers` do not name")
-            return self.task.read(functional_call(modules[role], dict(weights), (x,)))
+            return self.task.read(functional_call(modules[role], dict(weights), (inputs,)))
 
         return make_batch(self.method, self.task, self.answers.lr if self.answers else 0.0, seen, apply)
 

@@ -96,6 +96,16 @@ class MethodTransfer:
         """Whether a client is one and the same, with the same test rows, on all seeds."""
         return all(len(client.seeds) == len(self.seeds) for client in self.clients)
 
+    def by_seed(self, part: str) -> dict[int, float]:
+        """The mean over clients on each seed; nothing where the part is not known of all of them."""
+        found: dict[int, list[float]] = {}
+        for client in self.clients:
+            for seed, parts in zip(client.seeds, client.by_seed, strict=True):
+                if part not in parts:
+                    return {}
+                found.setdefault(seed, []).append(parts[part])
+        return {seed: float(np.mean(values)) for seed, values in found.items()}
+
     @property
     def by_sign(self) -> int:
         """How many client-runs have a Δ on the wrong side of zero, by however little: for want of a verdict."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from fedekd.engines.job import pick_device
 from fedekd.errors import FedekdError
 from fedekd.runs.execution import Failure, Outcome, Started, announce
+from fedekd.runs.findings import findings, told
 from fedekd.runs.observers import ClientTrained, Observer, ObserverGroup, RunFailed, RunFinished
 from fedekd.runs.plan import Cell
 from fedekd.runs.progress_file import ProgressFile
@@ -47,7 +48,7 @@ class StudyOutcome:
                 f"{len(self.failed):,} failed, see {self.folder / 'failures.jsonl'}; the first: {first.text()}; "
                 "the same command tries them again"
             )
-        return "\n".join(lines)
+        return "\n".join([*lines, *told(findings(self.records, folder=self.folder))])
 
 
 def run_study(

@@ -217,7 +217,7 @@ class PrivateClient(Client):
                 "steps": torch.tensor(self.steps, device=self.device),
                 "mask": None if real else torch.zeros(1, dtype=torch.bool, device=self.device),
             }
-            batch = make_batch(self.method, self.task, lr, seen, lambda r, tree: self._applied_here(r, tree, x))
+            batch = make_batch(self.method, self.task, lr, seen, self._applied_here)
             return return_checks.loss_of(self.method, Train((role,), loss), batch)[0]
 
         return of_one

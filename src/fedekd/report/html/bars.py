@@ -16,16 +16,17 @@ def bar_rows(data: StudyData, dataset: str, alpha: float | None) -> list[Row]:
     rows = []
     for label in data.labels:
         cell = data.study.mean(label, (dataset, alpha), "mean")
-        if cell.mean is not None and cell.std is not None:
+        if cell.mean is not None:
+            std = cell.std or 0.0
             theirs = paper.get((label, dataset, alpha))
             rows.append(
                 {
                     "method": label,
                     "mean": factor * cell.mean,
-                    "std": factor * cell.std,
+                    "std": None if cell.std is None else factor * cell.std,
                     "seeds": cell.seeds,
-                    "low": factor * (cell.mean - cell.std),
-                    "high": factor * (cell.mean + cell.std),
+                    "low": factor * (cell.mean - std),
+                    "high": factor * (cell.mean + std),
                     "paper": None if theirs is None else factor * theirs[0],
                     "kind": _kind(label),
                 }

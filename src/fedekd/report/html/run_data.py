@@ -9,12 +9,11 @@ from statistics import fmean
 
 from fedekd.report.html.chart import Choice, MetricScale, variant
 from fedekd.runs.aggregate import SummaryRow, aggregate
+from fedekd.runs.findings import FAVOURITE
 from fedekd.runs.records import Details, Record
 from fedekd.runs.subgroups import by_subgroup
 from fedekd.runs.transfer import analyse
 from fedekd.units import Unit
-
-FAVOURITE = "fedekd"  # what the page opens with where it has run
 
 
 class RunData:

@@ -1,4 +1,4 @@
-"""The page of a study: where each method helps and harms, the paper's figures and tables, and how near we are to it."""
+"""The page of a study: what it finds of each method, the paper's figures and tables, and how near we are to it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,15 @@ from fedekd.report.html.section import Block, Page, Section, Variants
 from fedekd.report.html.study_data import StudyData, alpha_title
 from fedekd.report.paper_tables import study_tables
 from fedekd.report.table_formats import NOTHING, Table, TableCell, number
+from fedekd.runs.findings import LEGEND, PARTS, Finding, headline, losses, not_known
 from fedekd.runs.records import FailureRow, Record
 from fedekd.runs.verdict_text import counted
 from fedekd.units import count
+
+SURE = (
+    "Clearly: the 95 % interval of the mean over a dataset's clients and splits, paired by seed, lies wholly on one "
+    "side of zero."
+)
 
 
 def study_page(
@@ -24,8 +30,8 @@ def study_page(
     data = StudyData(records, failures, folder)
     tables = study_tables(data.study, against_paper=True)
     heads = {str(m): _headline(data, label) for m, label in enumerate(data.compared)}
-    heads = heads or {"": {"title": "Nothing to compare yet", "tone": "", "lines": [], "sure": "", "figures": []}}
-    hero = Variants(("method",), heads, str(data.favourite) if data.compared else "")
+    nothing = {"": {"title": "Nothing to compare yet", "tone": "", "lines": [], "sure": "", "figures": []}}
+    hero = Variants(("method",), heads or nothing, str(data.favourite) if heads else "")
     near = agreement.agreement(tables)
     cells = agreement.by_cell(tables, data.compared)
     choices = data.choices()
@@ -37,13 +43,15 @@ def study_page(
     grids = [heat.all_methods(data, task) for task in data.tasks if data.compared]
     pairs = [(task, dataset) for task in data.tasks for dataset in bars.datasets(data, task)]
     figures = [bars.bars(data, *pair, number=i) for i, pair in enumerate(pairs)]
+    runs = f"From {len(data.records):,} runs of {count(len(data.labels), 'method')}."
     sections = [
+        Section("findings", "What it gives, and how much of that is federation", [_findings(data)] if heads else []),
         Section("where", "Where does it help?", maps),
         Section("methods", "All methods", grids),
         Section("results", "Results", figures, "Choose an α above." if len(data.alphas) > 1 else ""),
         Section("sweeps", "Sensitivity", sweep.sweeps(data)),
         Section("agreement", "Agreement with the paper", [chart for chart in (near, cells) if chart]),
-        Section("tables", "Tables", [_table(table, i == 0) for i, table in enumerate(tables)]),
+        Section("tables", "Tables", [_table(table, i == 0) for i, table in enumerate(tables)], runs),
     ]
     notes = _notes(data, failures)
     return Page("fedekd study", _kicker(data), hero, [s for s in sections if s.parts], choices, notes)
@@ -52,8 +60,8 @@ def study_page(
 def _kicker(data: StudyData) -> str:
     datasets = {r["dataset"] for r in data.records}
     seeds = {r["seed"] for r in data.records}
-    parts = [f"{len(data.records):,} runs", count(len(datasets), "dataset"), count(len(data.alphas), "split")]
-    return " · ".join(["Study", *parts, count(len(data.labels), "method"), count(len(seeds), "seed")])
+    sizes = ((len(datasets), "dataset"), (len(data.alphas), "split"), (len(seeds), "seed"))
+    return " · ".join(["Study", *(count(*size) for size in sizes)])
 
 
 def _notes(data: StudyData, failures: Sequence[FailureRow]) -> list[str]:
@@ -64,35 +72,45 @@ def _notes(data: StudyData, failures: Sequence[FailureRow]) -> list[str]:
 
 
 def _headline(data: StudyData, label: str) -> dict[str, Any]:
-    """How many cells a method helps and harms by their paired intervals, and the states of all clients."""
-    columns = [column for task in data.tasks for column in data.columns(task)]
-    cells = [figures for column in columns if (figures := data.delta(label, column))]
-    methods = [method for column in columns if (method := data.study.transfer.get((label, column)))]
-    verdicts = Counter(cell["verdict"] for cell in cells)
-    helps, harms, total = verdicts["helps"], verdicts["harms"], len(cells)
-    states = Counter[str]()
-    for method in methods:
-        states.update(method.states)
-    unjudged = [method for method in methods if not method.states]
-    worse, runs = sum(method.by_sign for method in unjudged), sum(method.client_runs for method in unjudged)
-    clients = [f"Clients against the best alone: {counted(states)}."] if states else []
-    clients += [f"By sign alone, {worse:,} of {runs:,} client-runs ended worse than alone."] if unjudged else []
-    title = f"{label} helps in {helps} of {total} cells"
-    title += " and harms in none" if not harms else f", harms in {harms}"
-    seeds = sorted({cell["seeds"] for cell in cells})
-    span = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    """What the study finds of a method over all datasets."""
+    own = [one for one in data.study.findings if one.label == label]
+    deciding = "gain" if any("gain" in one.parts for one in own) else "delta"
+    known = {one.direction(deciding) for one in own if deciding in one.parts}
+    notes = [f"{note[0].upper()}{note[1:]}." for note in not_known(own)]
     return {
-        "title": title,
-        "tone": "" if bool(harms) == bool(helps) else "harm" if harms else "help",
-        "lines": clients,
-        "sure": f"A cell is one dataset and split. It counts as helped or harmed when the 95 % interval of its mean Δ "
-        f"against Local over {span} seeds, paired by seed, lies wholly on one side of zero.",
-        "figures": [
-            (f"{helps} of {total}", "cells helped", "help" if helps else ""),
-            (f"{verdicts['undecided'] + verdicts['one seed']} of {total}", "cells undecided", ""),
-            (f"{harms} of {total}", "cells harmed", "harm" if harms else ""),
-        ],
+        "title": headline(own),
+        "tone": "" if {1, -1} <= known else "help" if 1 in known else "harm" if -1 in known else "",
+        "lines": [f"{line}." for line in (losses(own),) if line] + notes,
+        "sure": " ".join([SURE, *_states(data, label)]),
+        "figures": [],
     }
+
+
+def _states(data: StudyData, label: str) -> list[str]:
+    """Of all clients against the best alone; without test rows nothing is said of them."""
+    states = Counter[str]()
+    for (method, _), one in data.study.transfer.items():
+        states.update(one.states if method == label else {})
+    return [f"Client by client, where the records hold the test rows: {counted(states)}."] if states else []
+
+
+def _findings(data: StudyData) -> Block:
+    """The figures behind the headline, for the chosen method."""
+    by = {}
+    for m, label in enumerate(data.compared):
+        own = [one for one in data.study.findings if one.label == label]
+        parts = [part for part in PARTS if any(part in one.parts for one in own)]
+        rows = [(one.title, [_figure(one, part) for part in parts]) for one in own]
+        sentences = [one.sentence() for one in own]
+        by[str(m)] = {"heads": [PARTS[part] for part in parts], "rows": rows, "sentences": sentences}
+    content = {"follows": ("method",), "by": by, "first": str(data.favourite)}
+    about = f"{LEGEND} Accuracy and other shares in points; of errors less is better."
+    return Block("findings.html", content, "Dataset by dataset", about)
+
+
+def _figure(one: Finding, part: str) -> tuple[str, str, str]:
+    mark = {1: "helped", -1: "harmed", 0: ""}[one.direction(part)] if part in one.parts else ""
+    return one.mean(part), one.interval(part), mark
 
 
 def _table(table: Table, first: bool) -> Block:

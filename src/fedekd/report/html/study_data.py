@@ -8,9 +8,9 @@ from typing import Any
 
 from fedekd import metrics
 from fedekd.report.html.chart import Choice, MetricScale
-from fedekd.report.html.run_data import FAVOURITE
 from fedekd.report.paper_tables import METHODS, OURS
-from fedekd.report.study_records import TITLES, StudyColumn, StudyRecords
+from fedekd.report.study_records import StudyColumn, StudyRecords
+from fedekd.runs.findings import FAVOURITE, TITLES
 from fedekd.runs.records import FailureRow, Record
 
 TASKS = ("classification", "regression")
