@@ -46,7 +46,7 @@ def export(
             "them (features and targets); add --with-rows to let them out, or choose another --method"
         )
     code = OwnCode(private, proxy, method if method and ":" in method else None)
-    card = make_card(metadata, read_records(Path(folder) / "results.jsonl"), target.name)
+    card = make_card(metadata, read_records(Path(folder) / "results.jsonl"), target.name, Path(folder))
     content = _onnx if target.suffix.lower() == ".onnx" else _safetensors
     about = {name: json.dumps(value) for name, value in {**metadata.about, "card": card}.items()}
     readers = 0o600 | metadata.path.stat().st_mode & 0o666  # a site keeps its models for its owner alone

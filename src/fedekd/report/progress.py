@@ -191,8 +191,8 @@ def outcome(record: Record) -> str:
     """A finished run in one line."""
     unit = Unit.of([record])
     result = (
-        f"mean {unit.name} {unit.value(record['mean'])}{' %' if unit.higher_is_better else ''}"
+        f"mean {unit.name} {unit.value(record['mean'])}{' %' if unit.percent else ''}"
         if record["method"] == "local"
-        else f"Avg Δ {unit.delta(record['avg_delta'])}{' points' if unit.higher_is_better else ''}"
+        else f"Avg Δ {unit.delta(record['avg_delta'])}{' points' if unit.percent else ''}"
     )
     return f"{record['label']}, seed {record['seed']}: {result}, {duration(record['seconds'])}"

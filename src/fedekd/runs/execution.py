@@ -21,7 +21,7 @@ from fedekd.engines.serial import Serial
 from fedekd.engines.stackable import NotStackable, signature
 from fedekd.engines.stacked import Stacked
 from fedekd.errors import FedekdError
-from fedekd.runs import details, saved_models
+from fedekd.runs import answers, details, saved_models
 from fedekd.runs.history import History
 from fedekd.runs.observers import ClientTrained, Note, Observer, RoundMeasured, RunFinished, RunsPlanned, RunStarted
 from fedekd.runs.plan import PlannedRun, RunSpec, left_out, plan, width
@@ -29,6 +29,7 @@ from fedekd.runs.records import RECORD_VERSION
 from fedekd.runs.results import RunResults
 from fedekd.runs.store import Record, Store
 from fedekd.settings import Settings
+from fedekd.units import METRICS
 
 CHECKPOINT_FORMAT = 3
 STACK_CHECKPOINTS = 60.0  # seconds at least between checkpoints of a stack, which may hold gigabytes
@@ -97,7 +98,7 @@ def run(settings: Settings, observer: Observer | None = None, dataset: Dataset |
     if settings.precision == "bf16" and not has_bf16(runs[0].job.training.device):
         observer.observe(Note("this CPU has no bf16 instructions: bf16 is emulated here, and slower than fp32"))
     records = complete(runs, store, observer, settings.engine, Artifacts.of(settings))
-    return RunResults([records[r.key] for r in runs])
+    return RunResults([records[r.key] for r in runs], store.folder)
 
 
 def complete(
@@ -224,7 +225,7 @@ def train_together(
         if worker.round_number == rounds:
             break
         with worker.personalised() if choosing else nullcontext():  # so that what is kept is what was measured
-            better = history.add(worker.round_number, worker.measure())
+            better = history.add(worker.round_number, worker.measure(), training)
             if choosing:
                 history.keep(worker, better)
         if artifacts.details:
@@ -234,11 +235,12 @@ def train_together(
             so_far = replace(history, seconds=history.seconds + saved_at - began)
             store.save(key, {"format": CHECKPOINT_FORMAT, "engine": worker.state(), "story": vars(so_far)})
     with worker.personalised():  # once, for the record, the details and the models
-        history.add(rounds, worker.measure())
+        measured = worker.measure()
+        history.add(rounds, measured, training)
         _tell(observer, runs, worker, history)
         seconds = history.seconds + time.perf_counter() - began
         for j, (r, door) in enumerate(zip(runs, worker.doors, strict=True)):
-            own = history.clients(j, r.job)
+            own = history.clients(j, r.job, measured[j])
             values = [client["value"] for client in own]
             alone = values if r.key == r.local_key else [client["value"] for client in known[r.local_key]["clients"]]
             record = make_record(r, own, alone, door.bytes_up, door.bytes_down, seconds / len(runs), worker.trust[j])
@@ -247,6 +249,8 @@ def train_together(
                 history.give_back(j, clients)
                 found = details.describe(r.key, clients, history.curves[j], worker.trust[j], history.exchange[j])
                 _leave(store, observer, record, found, clients if r.seed in artifacts.seeds else ())
+            if training.metric:
+                answers.write(store.folder, r.key, history.test_rows(j, r.job, measured[j]))
             store.add(record)
             yield record
     store.discard(key)
@@ -313,6 +317,7 @@ def make_record(
 ) -> Record:
     """``own``: each client's numbers with the method, ``local``: its metric with Local."""
     federation, task = run.job.federation, run.job.task
+    metric = run.job.training.metric or task.metric
     values = [client["value"] for client in own]
     clients = [
         {
@@ -336,9 +341,9 @@ def make_record(
         "label": run.label,
         "params": {**asdict(run.job.method), **asdict(run.job.training)},
         "task": task.name,
-        "metric": task.metric,
+        "metric": metric,
         "clients": clients,
-        **metrics.summarise(values, local, task.higher_is_better),
+        **metrics.summarise(values, local, METRICS[metric].higher_is_better),
         "bytes_up": bytes_up,
         "bytes_down": bytes_down,
         "seconds": seconds,

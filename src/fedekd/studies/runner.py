@@ -48,7 +48,7 @@ class StudyOutcome:
                 f"{len(self.failed):,} failed, see {self.folder / 'failures.jsonl'}; the first: {first.text()}; "
                 "the same command tries them again"
             )
-        return "\n".join([*lines, *told(findings(self.records))])
+        return "\n".join([*lines, *told(findings(self.records, folder=self.folder))])
 
 
 def run_study(
