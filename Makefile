@@ -9,7 +9,7 @@ INSTALL := $(BIN)/pip install --disable-pip-version-check --quiet --editable
 .PHONY: demo test lint mutants docs bench clean
 
 demo: $(READY)
-	$(BIN)/fedekd run --dataset heart --methods fedekd,fml,fedavg --alone menu --split-seed 0 --seeds 0-2 --out demo-results
+	$(BIN)/fedekd run --dataset heart --methods second-opinion,fedekd,fedavg --alone menu --split-seed 0 --seeds 0-2 --out demo-results
 
 test: lint
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0

@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from fedekd import methods, pooling
 from fedekd.methods.second_opinion import ALL, FLOOR, FOLDS, STRENGTHS
 from fedekd.tasks import Classification
 from hand_batch import hand_batch
 from serially import answers, engine_of, go_on, same, states, traffic, trained
+from tiny import tiny_private, tiny_proxy
 
 OURS = methods.get("second-opinion")
 
@@ -127,3 +129,17 @@ def test_measuring_leaves_the_clients_as_they_were(tables):
     engine.measure()
     assert same(before, states(engine, "proxy"))
     assert all("weights" not in client.memory for client in engine.clients)
+
+
+def test_three_private_architectures_share_one_proxy(images):
+    def private(shape, outputs, client):
+        return (tiny_private, tiny_proxy, one_layer)[client % 3](shape, outputs)
+
+    def one_layer(shape, outputs):
+        return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], outputs))
+
+    engine = trained(images, OURS, private=private)
+    assert len({type(client.models["private"]) for client in engine.clients[:3]}) == 2
+    proxies = states(engine, "proxy")
+    assert same(proxies, [proxies[0]] * len(proxies))
+    assert all(torch.isfinite(a).all() for a in answers(engine))
