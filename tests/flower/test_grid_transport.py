@@ -65,7 +65,7 @@ def test_broken_and_half_sent_answers_cost_the_others_nothing(tmp_path: Path) ->
     while len(heard) < 3 and time.monotonic() < end:
         heard |= {node: int(reply.words["code"]) for node, reply in post.receive() if reply}
         post.wait(0.01)
-    assert heard == {1: 0, 2: int(StatusCode.FAULT), 3: 0}
+    assert heard == {1: 0, 2: int(StatusCode.UNREADABLE), 3: 0}
     post.forget()
     grid.over.set()
     post.wait(0.1)

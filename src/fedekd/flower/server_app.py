@@ -40,6 +40,7 @@ MEANINGS = {
 }
 EXTRA = 60.0  # seconds that a message lives beyond the deadline
 FETCH = 0.3  # seconds between two looks for an answer
+UNREADABLE = Payload({"code": int(StatusCode.UNREADABLE)})
 
 
 class GridTransport:
@@ -92,7 +93,7 @@ class GridTransport:
                 return
             except Exception as error:
                 log.warning("an answer of %s cannot be read (%s)", self._name(node), type(error).__name__)
-                self.come.put((number, Payload({"code": int(StatusCode.FAULT)})))
+                self.come.put((number, UNREADABLE))
                 return
             time.sleep(FETCH)
 
@@ -117,7 +118,7 @@ class GridTransport:
         try:
             return wire.from_records(reply.content)
         except FedekdError:
-            return Payload({"code": int(StatusCode.FAULT)})
+            return UNREADABLE
 
     def forget(self) -> None:
         self.sent.clear()

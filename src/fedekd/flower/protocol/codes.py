@@ -21,6 +21,7 @@ class StatusCode(IntEnum):
     BEHIND = 7
     FAULT = 8
     BUDGET = 9
+    UNREADABLE = 10
 
     @property
     def meaning(self) -> str:
@@ -38,6 +39,7 @@ MEANINGS = {
     StatusCode.BEHIND: "it lacks the model that a difference was made to",
     StatusCode.BUDGET: "its privacy budget does not allow it",
     StatusCode.FAULT: "an unforeseen fault; its own log says which",
+    StatusCode.UNREADABLE: "its answer cannot be read",
 }
 
 

@@ -14,9 +14,9 @@ from typing import Protocol
 
 from fedekd.errors import FedekdError
 from fedekd.flower.protocol.codes import StatusCode
+from fedekd.flower.protocol.messages import Reply
 from fedekd.flower.protocol.wire import Payload
 from fedekd.flower.server.progress import Roster
-from fedekd.flower.settings import usable_name
 
 log = logging.getLogger("fedekd.server")
 PAUSE = 0.2  # seconds between two looks for answers
@@ -43,7 +43,7 @@ class Conversation(Protocol):
     """One round of questions: who is to be asked now, what becomes of an answer, whether all is said."""
 
     def due(self, online: set[int]) -> Iterable[tuple[int, str, Payload]]: ...
-    def take(self, node: int, reply: Payload | None) -> None: ...
+    def take(self, node: int, reply: Reply | None) -> None: ...
     def done(self) -> bool: ...
 
 
@@ -54,20 +54,13 @@ def converse(transport: Transport, conversation: Conversation, seconds: float) -
     while True:
         for node, kind, payload in list(conversation.due(transport.online())):
             transport.send(node, kind, payload)
-        for node, reply in transport.receive():
-            conversation.take(node, reply)
+        for node, answer in transport.receive():
+            conversation.take(node, Reply.parse(answer) if answer else None)
         if conversation.done():
             return True
         if time.monotonic() > until:
             return False
         transport.wait(PAUSE)
-
-
-def code_of(reply: Payload) -> StatusCode:
-    try:
-        return StatusCode(int(reply.words["code"]))
-    except (KeyError, ValueError, TypeError):
-        return StatusCode.FAULT
 
 
 class JoinRequests:
@@ -85,23 +78,18 @@ class JoinRequests:
             self.asked.add(node)
             yield node, "join", self.payload
 
-    def take(self, node: int, reply: Payload | None) -> None:
+    def take(self, node: int, reply: Reply | None) -> None:
         if reply is None:
             self.asked.discard(node)
             return
-        name, code = str(reply.words.get("name", "")), code_of(reply)
-        if code == StatusCode.DONE:
-            self.names[node] = name
+        name = reply.name or f"node {node}"
+        if reply.code == StatusCode.DONE:
+            self.names[node] = reply.name
             if self.expected:
-                log.info(
-                    "%s is ready; %d of %d sites are here",
-                    usable_name(name) or f"node {node}",
-                    self._there(),
-                    self.expected,
-                )
+                log.info("%s is ready; %d of %d sites are here", name, self._there(), self.expected)
         else:
             self.away.add(node)
-            log.warning("%s cannot join: %s", usable_name(name) or f"node {node}", code.meaning)
+            log.warning("%s cannot join: %s", name, reply.problem)
 
     def done(self) -> bool:
         return self.asked <= set(self.names) | self.away and self._there() >= self.expected
@@ -148,7 +136,7 @@ class VisitRequests:
         self.asked: set[str] = set()
         self.gone: set[str] = set()
         self.lost: Counter[str] = Counter()
-        self.replies: dict[str, Payload] = {}
+        self.replies: dict[str, Reply] = {}
         self.bytes_up = self.bytes_down = 0
 
     def due(self, online: set[int]) -> Iterable[tuple[int, str, Payload]]:
@@ -165,7 +153,7 @@ class VisitRequests:
             self.bytes_down += payload.size
             yield node, "visit", Payload({**payload.words, "number": self.roster.numbers[name]}, payload.models)
 
-    def take(self, node: int, reply: Payload | None) -> None:
+    def take(self, node: int, reply: Reply | None) -> None:
         name = self.roster.name(node)
         if name is None or name in self.replies:
             return
@@ -176,14 +164,16 @@ class VisitRequests:
                 self._fails(name, "its app crashes, or its connection breaks off again and again")
             return
         self.bytes_up += reply.size
-        code = code_of(reply)
+        code = reply.code
         if code == StatusCode.DONE:
             self.replies[name] = reply
+            if reply.faults:
+                log.warning("some of what %s says does not fit and is left out: %s", name, "; ".join(reply.faults))
         elif code == StatusCode.BEHIND and name not in self.behind:
             self.behind.add(name)
             self.asked.discard(name)
         else:
-            self._fails(name, code.meaning)
+            self._fails(name, reply.problem)
             if code == StatusCode.UNKNOWN:
                 self.roster.forget(name)
 
@@ -213,7 +203,7 @@ class EndNotices:
             self.told.add(node)
             yield node, "end", self.payload
 
-    def take(self, node: int, reply: Payload | None) -> None:
+    def take(self, node: int, reply: Reply | None) -> None:
         self.heard.add(node)
 
     def done(self) -> bool:

@@ -24,6 +24,7 @@ from fedekd.engines.server import ServerClient, server_facts
 from fedekd.errors import FedekdError
 from fedekd.exchange import Aggregator, Message, answer_of, averaging_weights, exchanges, size
 from fedekd.flower.protocol import layouts, uploads, wire
+from fedekd.flower.protocol.messages import Reply
 from fedekd.flower.protocol.rows import check_public, of_server, read_public
 from fedekd.flower.protocol.schema import Schema
 from fedekd.flower.protocol.terms import Terms
@@ -40,7 +41,7 @@ from fedekd.flower.server.conversation import (
     VisitRequests,
     converse,
 )
-from fedekd.flower.server.progress import FederationProgress, differences, numbers_in
+from fedekd.flower.server.progress import FederationProgress, differences
 from fedekd.flower.settings import ServerSettings
 from fedekd.methods.base import Exchange
 
@@ -182,7 +183,7 @@ class Rounds:
                 for having in progress.has.values():
                     having += [] if name in having else [name]
         if visit.last:
-            progress.numbers = {name: numbers_in(reply) for name, reply in replies.items()}
+            progress.numbers = {name: dict(reply.numbers) for name, reply in replies.items()}
         for step in visit.sends:
             self._combine(step, visit.round or 0, counted, replies)
         progress.done, progress.answered = visit.number, sorted(replies)
@@ -248,7 +249,7 @@ class Rounds:
         known = self.held[step.name] if step.target == step.name else module.state_dict()
         return {name: known[name] for name in parts.names(step.part, module)}
 
-    def _checked(self, visit: Visit, replies: dict[str, Payload], failed: Any) -> dict[str, Uploaded]:
+    def _checked(self, visit: Visit, replies: dict[str, Reply], failed: Any) -> dict[str, Uploaded]:
         """The uploads that count, in the order of the sites' numbers. In the last visit every answer counts."""
         good: dict[str, Uploaded] = {}
         for name in sorted(replies, key=self.progress.roster.numbers.__getitem__):
@@ -265,7 +266,7 @@ class Rounds:
                     del good[name]
         return good
 
-    def _opened(self, visit: Visit, reply: Payload) -> Uploaded | str:
+    def _opened(self, visit: Visit, reply: Reply) -> Uploaded | str:
         if visit.last:
             return {}
         if set(reply.models) != {step.name for step in visit.sends}:
@@ -279,9 +280,9 @@ class Rounds:
             found[step.name] = message
         return found
 
-    def _combine(self, step: Exchange, round: int, counted: dict[str, Uploaded], replies: dict[str, Payload]) -> None:
+    def _combine(self, step: Exchange, round: int, counted: dict[str, Uploaded], replies: dict[str, Reply]) -> None:
         name, progress, numbers = step.name, self.progress, self.progress.roster.numbers
-        sizes = [max(1, numbers_in(replies[site]).get("n", 1)) for site in counted]
+        sizes = [replies[site].numbers.get("n", 1) for site in counted]
         weights = averaging_weights(self.terms.weighting, sizes)
         messages = [sent[name] for sent in counted.values()]
         self.combiner.about["clients"] = len(numbers)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import logging
-import re
-from pathlib import Path
 
 from fedekd.errors import FedekdError
 from fedekd.flower.protocol import wire
 from fedekd.flower.protocol.codes import Failed, StatusCode, failing, limited
+from fedekd.flower.protocol.messages import EndRequest, JoinRequest, VisitRequest
 from fedekd.flower.protocol.schema import Schema
 from fedekd.flower.protocol.terms import Terms
 from fedekd.flower.protocol.visits import Visit, visits
@@ -41,10 +40,9 @@ def answer(site: SiteSettings, kind: str, request: Payload) -> Payload:
 
 def join(site: SiteSettings, request: Payload) -> Payload:
     """Agree on terms and schema: checked against what this site allows and what its data is, then kept."""
-    folder = _folder(site, request)
+    asked = JoinRequest.parse(request)
+    folder, terms, schema = site.state / asked.federation, asked.terms, asked.schema
     with failing(StatusCode.REFUSED):
-        terms = Terms.parse(str(request.words["terms"]))
-        schema = Schema.parse(str(request.words["schema"]), "the server's schema")
         consent(site, terms, schema)
         agreement = {"terms": terms.text(), "schema": schema.text()}
         kept = folder / "agreement.json"
@@ -53,7 +51,7 @@ def join(site: SiteSettings, request: Payload) -> Payload:
             raise FedekdError("the server's terms or schema changed in the middle of a federation")
     work = SiteTrainer(site, folder, terms, schema, number=0)
     work.check_rows(before)
-    layout = work.try_out(request.words.get("layouts"))  # all that a visit needs, before it is promised
+    layout = work.try_out(asked.layouts)  # all that a visit needs, before it is promised
     with failing(StatusCode.STATE):
         write_text(kept, json.dumps({**agreement, "rows": work.rows, "layouts": layout}))
     log.info("federation %s: joined for %d rounds of %s", folder.name, terms.rounds, terms.method)
@@ -62,17 +60,17 @@ def join(site: SiteSettings, request: Payload) -> Payload:
 
 
 def visit(site: SiteSettings, request: Payload) -> Payload:
-    folder = _folder(site, request)
-    number, wanted = int(request.words["number"]), int(request.words["visit"])
+    asked = VisitRequest.parse(request)
+    folder, number, wanted = site.state / asked.federation, asked.number, asked.visit
     with failing(StatusCode.UNKNOWN):
         agreement = json.loads((folder / "agreement.json").read_text())
     with failing(StatusCode.REFUSED):
         terms, schema = Terms.parse(agreement["terms"]), Schema.parse(agreement["schema"])
         consent(site, terms, schema)
         plan = visits(terms.make_method(), terms.rounds)
-        planned = _asked(plan[wanted], request)
-        if planned.number != wanted:
+        if wanted >= len(plan):
             raise FedekdError(f"there is no visit {wanted}")
+        planned = _planned(plan[wanted], asked)
     saved = SavedState(folder)
     with failing(StatusCode.STATE), saved.locked(site.longest):
         last = saved.load(wanted)
@@ -85,27 +83,26 @@ def visit(site: SiteSettings, request: Payload) -> Payload:
         if last:
             work.restore(last[1])
         behind = last is None or last[0] != wanted - 1
-        if any(packed.how != "none" and behind for packed in request.models.values()):
+        if any(packed.how != "none" and behind for packed in asked.models.values()):
             raise Failed(StatusCode.BEHIND, f"visit {wanted} needs what visit {wanted - 1} would have brought")
-        reply = work.do(planned, request)
+        reply = work.do(planned, asked.models)
         saved.save(wanted, {**work.state(), "reply": wire.to_state(reply)})
         log.info("visit %d of %d done", wanted + 1, len(plan))
         return reply
 
 
-def _asked(visit: Visit, request: Payload) -> Visit:
+def _planned(visit: Visit, asked: VisitRequest) -> Visit:
     """Of a visit, what belongs to the rounds that this site takes part in."""
-    if "rounds" not in request.words:
+    if asked.rounds is None:
         return visit
-    rounds = {int(word) for word in str(request.words["rounds"]).split()}
-    if not rounds <= set(visit.rounds):
-        raise FedekdError(f"visit {visit.number} has no part of the rounds {sorted(rounds)}")
-    return visit.of(rounds)
+    if not asked.rounds <= set(visit.rounds):
+        raise FedekdError(f"visit {visit.number} has no part of the rounds {sorted(asked.rounds)}")
+    return visit.of(asked.rounds)
 
 
 def end(site: SiteSettings, request: Payload) -> Payload:
     """The server's word that the federation is complete; `fedekd site run` ends after it when the server does."""
-    folder = _folder(site, request)
+    folder = site.state / EndRequest.parse(request).federation
     with failing(StatusCode.UNKNOWN):
         (folder / "agreement.json").read_text()
     write_text(folder / ENDED, "")
@@ -113,10 +110,3 @@ def end(site: SiteSettings, request: Payload) -> Payload:
     result = f"see {own}" if own.exists() else "this site has no result of it"
     log.info("federation %s is complete; %s", folder.name, result)
     return Payload({"code": int(StatusCode.DONE), "name": site.name})
-
-
-def _folder(site: SiteSettings, request: Payload) -> Path:
-    name = str(request.words.get("federation", ""))
-    if not re.fullmatch(r"[0-9a-f]{16}", name):
-        raise Failed(StatusCode.REFUSED, f"the server calls its federation {name!r}, which is no name for a folder")
-    return site.state / name
