@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from fedekd.errors import FedekdError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_whole(path: Path, content: bytes, option: str = "--out", mode: int = 0o666) -> None:
@@ -35,6 +38,8 @@ def writing(path: Path, option: str = "--out") -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno in FULL:
+            raise FedekdError(f"cannot write {path}: disk full; make room there, or choose another {option}") from None
         raise FedekdError(f"cannot write {path}: {error.strerror or error}; choose another {option}") from None
 
 

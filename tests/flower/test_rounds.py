@@ -21,6 +21,7 @@ from fedekd.errors import FedekdError
 from fedekd.flower.protocol.wire import Packed, Payload
 from fedekd.flower.server.conversation import TooFew
 from fedekd.flower.server.rounds import Rounds
+from fedekd.flower.settings import VISITS_DONE
 from fedekd.report.federation import print_report
 from fedekd.runs.federation_report import read_report
 
@@ -196,10 +197,14 @@ def test_too_few_stop_the_run_and_it_goes_on_later(place):
             count.append(name)
         return Payload({"code": 4, "name": name}) if len(count) > 3 else reply
 
-    with pytest.raises(TooFew, match="visit 2 of 3 failed: 0 of at least 2 sites"):
-        federate(server(method="feddyn"), schema, sites, Hand(sites, spoil))
+    done = server().state / VISITS_DONE
+    for _ in range(2):
+        with pytest.raises(TooFew, match="visit 2 of 3 failed: 0 of at least 2 sites"):
+            federate(server(method="feddyn"), schema, sites, Hand(sites, spoil))
+        assert done.read_text() == "1\n", "a visit that failed is no progress"
     _, report = federate(server(method="feddyn"), schema, sites)
     assert report["complete"]
+    assert done.read_text() == "3\n"
     engine = simulate(server(method="feddyn"), schema, sites)
     for client, site in zip(engine.clients, sites, strict=True):
         ours = state_of(site)["client"]["models"]["private"]

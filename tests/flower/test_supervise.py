@@ -174,7 +174,15 @@ def test_no_report_is_made_up(federation: Make) -> None:
 
 
 def test_a_hopeless_run_ends(federation: Make) -> None:
+    """Whatever the app writes meanwhile: only a finished round is progress."""
     here = federation(0, min_sites=1, deadline=1.0)
     here.start("server")
     here.wait(lambda: here.child("server").code is not None, 150, "end")
     assert "failed 3 times without progress" in here.child("server").lines()[-1], here.told()
+    assert (here.state / "attempts").read_text() == "...", "and each of them has written"
+
+
+def test_a_full_disk_ends_the_run_at_once(federation: Make) -> None:
+    here = federation(0, min_sites=1)
+    with pytest.raises(FedekdError, match=r"disk full: there is no room for .*state; make room there"):
+        run_server(here.folder / "server" / "server.toml", server_app="relay:full", client_app="nowhere:app")

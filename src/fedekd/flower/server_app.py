@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import threading
@@ -148,5 +149,6 @@ def main(grid: Grid, context: Context) -> None:
     except FedekdError as error:  # what trying again will not mend
         log.error("%s", error)
         left = {"method": server.method, "rounds": server.rounds, "complete": False, "error": str(error)}
-        write_text(server.state / "report.json", json.dumps(left, indent=1) + "\n")
+        with contextlib.suppress(FedekdError):  # the disk may be full, and then the first error says so
+            write_text(server.state / "report.json", json.dumps(left, indent=1) + "\n")
         raise

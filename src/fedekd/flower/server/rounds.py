@@ -42,7 +42,7 @@ from fedekd.flower.server.conversation import (
     converse,
 )
 from fedekd.flower.server.progress import FederationProgress, differences
-from fedekd.flower.settings import ServerSettings
+from fedekd.flower.settings import VISITS_DONE, ServerSettings
 from fedekd.methods.base import Exchange
 
 Uploaded = dict[str, dict[str, Tensor]]  # what one site sent, by exchange
@@ -122,7 +122,12 @@ class Rounds:
         self.held, self.answers, self.apart = state["held"], state["answers"], state["apart"]
         self.began = time.monotonic() - self.progress.seconds
         self.combiner.restore(state["combiner"])
+        self._tell_progress()
         log.info("going on after %d of %d visits", self.progress.done + 1, len(self.visits))
+
+    def _tell_progress(self) -> None:
+        """To whom it concerns whether trying again has any use; the state itself is also saved where a visit fails."""
+        write_text(self.server.state / VISITS_DONE, f"{self.progress.done + 1}\n")
 
     def _save(self) -> None:
         self.progress.seconds = time.monotonic() - self.began
@@ -192,6 +197,7 @@ class Rounds:
         progress.bytes_up += asking.bytes_up
         progress.bytes_down += asking.bytes_down
         self._save()
+        self._tell_progress()
         log.info("%s: %s", place, ", ".join(sorted(counted)))
 
     def _taking_part(self, visit: Visit) -> dict[str, tuple[int, ...]]:

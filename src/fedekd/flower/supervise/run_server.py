@@ -16,11 +16,11 @@ from fedekd.errors import FedekdError
 from fedekd.flower import need_flower
 from fedekd.flower.server import control
 from fedekd.flower.server.control import admit
-from fedekd.flower.settings import ServerSettings, checked_address, read_server
+from fedekd.flower.settings import VISITS_DONE, ServerSettings, checked_address, read_server
 from fedekd.flower.setup.certificates import check_certificate, local_address
 from fedekd.flower.setup.check import check_method, check_schema
 from fedekd.flower.setup.keys import read_public_keys, renew_secret
-from fedekd.flower.supervise.diagnosis import why_superlink_ended
+from fedekd.flower.supervise.diagnosis import disk_full, why_superlink_ended
 from fedekd.flower.supervise.launch import LARGEST, LAUNCH
 from fedekd.flower.supervise.logs import Tail
 from fedekd.flower.supervise.processes import Child, alone, command, environment, say, stop, stopping
@@ -31,8 +31,6 @@ PAUSE = 2.0  # seconds before it is started again
 FAILURES = 3  # of a run that made no progress, before it counts as hopeless
 LOOK, ASK = 0.5, 2.0  # seconds between two looks at files and processes, and two questions to the SuperLink
 SILENT = 120.0  # seconds a living SuperLink may leave questions unanswered
-# What is written in the state folder at other times than a round's end.
-NO_PROGRESS = ("flower", "log", "report.json", "report.html", ".lock")
 
 
 def run_server(
@@ -90,6 +88,7 @@ class ServerSupervisor:
                     with self.superlink():
                         report = self._federation()
                 except ProcessDied as died:
+                    self._check_disk(str(died))
                     self._check_time(str(died))
                     self.say(f"{died}; starting again")
                     time.sleep(PAUSE)
@@ -144,8 +143,8 @@ class ServerSupervisor:
         end = time.monotonic() + STARTING
         while True:
             if link.code is not None:
-                free = shutil.disk_usage(self.folder).free
-                why = why_superlink_ended(link.lines(), self.server, free) or f"{_last(link)}; see {link.log}"
+                self._check_disk("\n".join(link.lines()))
+                why = why_superlink_ended(link.lines(), self.server) or f"{_last(link)}; see {link.log}"
                 raise FedekdError(f"the SuperLink does not start: {why}")
             try:
                 with control.connected(self.address, self.server.ca) as superlink:
@@ -180,6 +179,7 @@ class ServerSupervisor:
                     return report
             self.failures += 1
             why = " ".join(state.details.split()) or f"it ended as {state.outcome}"
+            self._check_disk(why)
             if self.failures >= FAILURES:
                 raise FedekdError(
                     f"the run failed {FAILURES} times without progress: {why}; see {self.server.state}/log"
@@ -209,6 +209,7 @@ class ServerSupervisor:
                     self.admit_sites(superlink)
                     state = superlink.state(run)
             except control.Unreachable as error:
+                self._check_disk(str(error))
                 if now > answered + SILENT:
                     raise ProcessDied(str(error)) from None
                 continue
@@ -249,14 +250,17 @@ class ServerSupervisor:
                 found.append((path.name, path.stat().st_mtime_ns, path.stat().st_size))
         return found
 
-    def _progress(self) -> dict[str, int]:
-        """When the app last wrote each file it keeps: it writes one at the end of each round, and only then."""
-        times = {}
-        for path in self.server.state.rglob("*"):
-            if path.relative_to(self.server.state).parts[0] not in NO_PROGRESS:
-                with contextlib.suppress(FileNotFoundError):
-                    times[str(path)] = path.stat().st_mtime_ns
-        return times
+    def _progress(self) -> str:
+        """How many visits are complete. Nothing else is progress, or a run could fail for ever."""
+        try:
+            return (self.server.state / VISITS_DONE).read_text()
+        except OSError:
+            return ""
+
+    def _check_disk(self, text: str) -> None:
+        """Raise where what failed, with this text, did so for want of room: trying again is of no use."""
+        if why := disk_full(text, self.server, shutil.disk_usage(self.server.state).free):
+            raise FedekdError(why)
 
     def _check_time(self, why: str) -> None:
         waited = time.monotonic() - self.last_progress
