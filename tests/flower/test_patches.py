@@ -14,7 +14,8 @@ pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
 
 from fedekd.errors import FedekdError
 from fedekd.flower import patches
-from fedekd.flower.server.middleware import AccessControl, LongPoll
+from fedekd.flower.server import middleware
+from fedekd.flower.server.middleware import AccessControl, LongPoll, OneMachine
 from fedekd.flower.supervise.executor import ForkingExecutor
 
 LINK = "flwr.superlink.cli.flower_superlink"
@@ -59,12 +60,20 @@ def calls(module: str, name: str) -> list[ast.Call]:
 
 
 def test_the_superlink_has_our_middleware_outermost(replaced):
-    patches.patch_superlink(1000)
+    patches.patch_superlink(1000, print)
     assert set(replaced) == {("flwr.superlink.extensions", "get_middleware"), (LINK, "uvicorn")}
     main = importlib.import_module("flwr.superlink.main")
     order = [one.cls for one in main.create_app().user_middleware]
-    assert order[:2] == [AccessControl, LongPoll]
-    assert len(order) > 2
+    assert order[:3] == [AccessControl, OneMachine, LongPoll]
+    assert len(order) > 3
+
+
+def test_flower_has_the_paths_and_the_header_that_we_watch():
+    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+
+    routes = {route.path for route in importlib.import_module("flwr.superlink.routers.fleet.router").router.routes}
+    assert {middleware.ACTIVATION, middleware.HEARTBEAT, middleware.QUESTION} <= routes
+    assert FLEET_HTTP_PUBLIC_KEY_HEADER.encode() == middleware.KEY
 
 
 def test_the_superlink_is_run_by_uvicorn_which_it_does_not_tell_how_to_end(replaced):
@@ -72,7 +81,7 @@ def test_the_superlink_is_run_by_uvicorn_which_it_does_not_tell_how_to_end(repla
     tree = ast.parse(inspect.getsource(importlib.import_module(LINK)))
     (run,) = (n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == "uvicorn.run")
     assert "timeout_graceful_shutdown" not in {keyword.arg for keyword in run.keywords}
-    patches.patch_superlink(1000)
+    patches.patch_superlink(1000, print)
     assert replaced[LINK, "uvicorn"].run.keywords == {"timeout_graceful_shutdown": 1}
 
 

@@ -126,7 +126,7 @@ def test_a_name_cannot_write_into_the_log(place, caplog):
         return Payload({"code": 1, "name": bad}) if name == "birch" else reply
 
     federate(server(rounds=1), schema, sites, Hand(sites, spoil))
-    assert "node 1001 cannot join" in caplog.text
+    assert "birch cannot join" in caplog.text
     assert "all is well" not in caplog.text
 
 
@@ -140,7 +140,7 @@ def test_a_node_that_says_nothing_when_asked_to_join_costs_one_deadline(place, c
     _, report = federate(server(rounds=4, deadline=1.0), schema, sites, Silent(sites))
     assert report["complete"]
     assert [r.message for r in caplog.records if "waited" in r.message] == ["waited 1 s for sites to join"]
-    assert "node 1002 does not answer" in caplog.text
+    assert "cedar does not answer" in caplog.text
 
 
 def test_what_is_refused_changes_no_other_site(tmp_path, digits, place):

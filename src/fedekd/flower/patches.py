@@ -26,16 +26,16 @@ LOOK = 0.1  # seconds between two looks at what is on this machine
 BEAT = 10  # seconds, the least that Flower allows; after two of them without a sign the site counts as away
 
 
-def patch_superlink(largest: int) -> None:
-    """``largest``: bytes that one message of a site may have."""
+def patch_superlink(largest: int, tell: Callable[[bytes, str, str], None]) -> None:
+    """``largest``: bytes that one message of a site may have; ``tell``: of a key that two machines use."""
     import uvicorn
     from starlette.middleware import Middleware
 
-    from fedekd.flower.server.middleware import AccessControl, LongPoll
+    from fedekd.flower.server.middleware import AccessControl, LongPoll, OneMachine
 
-    own = (Middleware(AccessControl, largest), Middleware(LongPoll))
-    # Flower serves control and runtime to anyone who can connect, bounds no request and answers an empty question at
-    # once; its hook for middleware is for its own extensions only.
+    own = (Middleware(AccessControl, largest), Middleware(OneMachine, tell), Middleware(LongPoll))
+    # Flower serves control and runtime to anyone who can connect, bounds no request, does not tell of two machines with
+    # one key and answers an empty question at once; its hook for middleware is for its own extensions only.
     replace("flwr.superlink.extensions", "get_middleware", lambda others: lambda: (*own, *others()))
     # A site that waits for a message must not hold up the SuperLink's end.
     run = partial(uvicorn.run, timeout_graceful_shutdown=1)

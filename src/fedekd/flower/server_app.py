@@ -60,11 +60,11 @@ class GridTransport:
     def online(self) -> set[int]:
         return set(self.grid.get_node_ids())
 
-    def admitted(self) -> set[int]:
+    def admitted(self) -> dict[int, str]:
         try:
             with control.connected(local_address(self.server), self.server.ca) as superlink:
                 self.names = superlink.admitted()
-                return set(self.names)
+                return self.names
         except control.Unreachable as error:
             raise ConnectionError(str(error)) from None  # no error of the settings: the next run may well go through
 

@@ -114,11 +114,13 @@ class JoinRequest:
     schema: Schema
     layouts: str | None
     """What the server thinks that uploads look like, where they are no models."""
+    name: str | None
+    """Of the site's key, as the server has it."""
 
     @classmethod
     def parse(cls, payload: Payload) -> JoinRequest:
         words = _Words(payload)
-        return cls(words.federation(), words.terms(), words.schema(), words.layouts())
+        return cls(words.federation(), words.terms(), words.schema(), words.optional("layouts"), words.optional("name"))
 
 
 @dataclass(frozen=True)
@@ -178,8 +180,8 @@ class _Words:
         except FedekdError as error:
             raise _refused(str(error)) from None
 
-    def layouts(self) -> str | None:
-        return self.text("layouts") if "layouts" in self.words else None
+    def optional(self, name: str) -> str | None:
+        return self.text(name) if name in self.words else None
 
     def whole(self, name: str, end: int) -> int:
         value = self.words.get(name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from typing import Protocol
 
 from fedekd.errors import FedekdError
@@ -32,7 +32,7 @@ class Transport(Protocol):
     """Carries payloads to nodes, and their answers back."""
 
     def online(self) -> set[int]: ...
-    def admitted(self) -> set[int]: ...  # whose keys are let in, online or not
+    def admitted(self) -> Mapping[int, str]: ...  # whose keys are let in, online or not: the names of the keys
     def send(self, node: int, kind: str, payload: Payload) -> None: ...
     def receive(self) -> list[tuple[int, Payload | None]]: ...  # None: this one will not be answered
     def forget(self) -> None: ...  # answers to what was sent before are of no more use
@@ -64,27 +64,41 @@ def converse(transport: Transport, conversation: Conversation, seconds: float) -
 
 
 class JoinRequests:
-    """Asks every node that is there and not yet known. ``expected``: how many sites to wait for, 0 for none."""
+    """Asks every node that is there and not yet known. ``expected``: how many sites to wait for, 0 for none.
 
-    def __init__(self, roster: Roster, away: set[int], payload: Payload, expected: int) -> None:
-        self.roster, self.away, self.payload, self.expected = roster, away, payload, expected
+    ``keys()``: by node, the name of its key, which is the site's. A site that calls itself otherwise is turned away,
+    and whoever has that name keeps it.
+    """
+
+    def __init__(
+        self, roster: Roster, away: set[int], payload: Payload, expected: int, keys: Callable[[], Mapping[int, str]]
+    ) -> None:
+        self.roster, self.away, self.payload, self.expected, self.keys = roster, away, payload, expected, keys
+        self.known: Mapping[int, str] = {}
         self.asked: set[int] = set()
         self.names: dict[int, str] = {}
 
     def due(self, online: set[int]) -> Iterable[tuple[int, str, Payload]]:
         self.away &= online  # one that was restarted may have been mended, and is asked again
-        known = set(self.roster.nodes.values())
-        for node in sorted(online - known - self.away - self.asked):
-            self.asked.add(node)
-            yield node, "join", self.payload
+        new = sorted(online - set(self.roster.nodes.values()) - self.away - self.asked)
+        if not set(new) <= set(self.known):
+            self.known = self.keys()
+        for node in new:
+            if node in self.known:  # else its key was let go in this moment
+                self.asked.add(node)
+                yield node, "join", Payload({**self.payload.words, "name": self.known[node]}, self.payload.models)
 
     def take(self, node: int, reply: Reply | None) -> None:
         if reply is None:
             self.asked.discard(node)
             return
-        name = reply.name or f"node {node}"
-        if reply.code == StatusCode.DONE:
-            self.names[node] = reply.name
+        name = self.known[node]
+        if reply.code == StatusCode.DONE and reply.name != name:
+            self.away.add(node)
+            says = f"calls itself {reply.name!r}" if reply.name else "gives no name"
+            log.warning("turned away: the site with the key %s.pub %s; its name is that of its key", name, says)
+        elif reply.code == StatusCode.DONE:
+            self.names[node] = name
             if self.expected:
                 log.info("%s is ready; %d of %d sites are here", name, self._there(), self.expected)
         else:
@@ -104,7 +118,7 @@ class JoinRequests:
         """
         for node in self.asked - set(self.names) - self.away:
             self.away.add(node)
-            log.warning("node %d does not answer; it is asked again after a restart", node)
+            log.warning("%s does not answer; it is asked again after a restart", self.known[node])
         for node, reason in self.roster.admit(self.names, admitted).items():
             self.away.add(node)
             log.warning("turned away: %s", reason)

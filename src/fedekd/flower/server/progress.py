@@ -14,9 +14,8 @@ from fedekd.flower.settings import usable_name
 class Roster:
     """Which sites belong to the federation: each has a number in the random streams and keeps it.
 
-    Names are the sites' own words; the first node to use one keeps it for as long as its key is let in.
-
-    Another key is another node.
+    A name is that of a key; the first node to use one keeps it for as long as its key is let in. Another key is
+    another node.
     """
 
     numbers: dict[str, int] = field(default_factory=dict)

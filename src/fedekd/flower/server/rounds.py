@@ -141,7 +141,8 @@ class Rounds:
         words = {"federation": self.progress.federation, "terms": self.terms.text(), "schema": self.schema.text()}
         if self.layouts:
             words["layouts"] = layouts.text(self.layouts)
-        joining = JoinRequests(roster, self.away, Payload(dict(words)), self.expected if first else 0)
+        expected = self.expected if first else 0
+        joining = JoinRequests(roster, self.away, Payload(dict(words)), expected, self.transport.admitted)
         if first and len(roster.nodes) < self.expected:
             log.info("waiting up to %g s for %d sites to join", server.deadline, self.expected)
         if not converse(self.transport, joining, server.deadline):

@@ -43,6 +43,12 @@ def join(site: SiteSettings, request: Payload) -> Payload:
     asked = JoinRequest.parse(request)
     folder, terms, schema = site.state / asked.federation, asked.terms, asked.schema
     with failing(StatusCode.REFUSED):
+        if asked.name not in (None, site.name):
+            raise FedekdError(
+                f"the server has this site's key as {asked.name[:60]!r}, and here `name` is {site.name!r}: have its "
+                f"administrator name the key's file {site.name}.pub, or, if this is another site's key, make one with "
+                "`fedekd site key`"
+            )
         consent(site, terms, schema)
         agreement = {"terms": terms.text(), "schema": schema.text()}
         kept = folder / "agreement.json"

@@ -12,16 +12,16 @@ from fedekd.flower.supervise.processes import Child
 FULL = 1 << 20  # bytes that are left on a disk on which Flower's database has no room
 FULL_WORDS = ("disk full", "disk is full", "no space left", "quota exceeded")
 SILENT = "the server does not answer"
+NOT_LET_IN = (
+    "the server does not let this site in: it does not have the site's public key, "
+    "or still counts a connection that broke off a moment ago"
+)
 REASONS = (
     (
         "CERTIFICATE_VERIFY_FAILED",
         "the server's certificate is not signed by this site's `ca`, has expired or names another host",
     ),
-    (
-        "Failed to activate SuperNode",
-        "the server does not let this site in: it does not have the site's public key, "
-        "or still counts a connection that broke off a moment ago",
-    ),
+    ("Failed to activate SuperNode", NOT_LET_IN),
     (
         "Invalid SuperNode authentication|401 Unauthorized",
         "the server refuses this site's signature: this machine's clock is more than 5 s ahead of the server's or "

@@ -19,9 +19,9 @@ from fedekd.flower.server.control import admit
 from fedekd.flower.settings import VISITS_DONE, ServerSettings, checked_address, read_server
 from fedekd.flower.setup.certificates import check_certificate, local_address
 from fedekd.flower.setup.check import check_method, check_schema
-from fedekd.flower.setup.keys import read_public_keys, renew_secret
+from fedekd.flower.setup.keys import read_public_keys, renew_secret, shared_keys
 from fedekd.flower.supervise.diagnosis import disk_full, why_superlink_ended
-from fedekd.flower.supervise.launch import LARGEST, LAUNCH
+from fedekd.flower.supervise.launch import LARGEST, LAUNCH, NODES, TOLD
 from fedekd.flower.supervise.logs import Tail
 from fedekd.flower.supervise.processes import Child, alone, command, environment, say, stop, stopping
 from fedekd.runs.federation_report import FederationReport, read_report
@@ -57,8 +57,11 @@ def run_server(
 def _check(server: ServerSettings, file: Path) -> None:
     """Raise for what would stop the federation later on, while nothing is lost yet."""
     check_certificate(server)
-    for why in read_public_keys(server.nodes)[1].values():
+    keys, unread = read_public_keys(server.nodes)
+    for why in unread.values():
         raise FedekdError(f"{why}; mend it or take it away, and start again")
+    for why in shared_keys(keys).values():
+        raise FedekdError(f"in {server.nodes}, {why}")
     check_schema(server, file)
     check_method(server, file)
 
@@ -75,6 +78,10 @@ class ServerSupervisor:
         self.address = local_address(server)
         self.children: list[Child] = []
         self.told = Tail(server.state / "log", say)
+        self.warned = Tail(
+            self.folder / "superlink.log",
+            lambda line: say(line.removeprefix(TOLD)) if line.startswith(TOLD) else None,
+        )
         self.progress = self._progress()
         self.last_progress = time.monotonic()
         self.failures = 0
@@ -102,7 +109,8 @@ class ServerSupervisor:
         server = self.server
         renew_secret(self.secret)
         _, port = checked_address(server.address, "address")
-        env = environment(self.folder / "home", self.file.parent, **{LARGEST: str(int(server.largest * 1e6))})
+        own = {LARGEST: str(int(server.largest * 1e6)), NODES: str(server.nodes)}
+        env = environment(self.folder / "home", self.file.parent, **own)
         link = Child(
             "superlink",
             command(
@@ -193,6 +201,7 @@ class ServerSupervisor:
         while True:
             time.sleep(LOOK)
             self.told.look()
+            self.warned.look()
             for child in self.children:
                 if child.code is not None:
                     raise ProcessDied(f"{child.name} ended ({_last(child)})")
