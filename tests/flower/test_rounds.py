@@ -316,7 +316,7 @@ def test_a_site_with_corrupt_data_stays_out_and_only_a_code_says_so(place):
     assert report["complete"]
     assert [site["name"] for site in report["sites"]] == ["alder", "birch"]
     (reply,) = [payload for name, _, payload in post.sent if name == "cedar"]
-    assert reply.words == {"code": 1, "name": "cedar"}
+    assert reply.words == {"code": 5, "name": "cedar"}
     assert reply.models == {}
 
 

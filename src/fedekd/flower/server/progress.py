@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,16 +99,3 @@ class FederationProgress:
     def sites(self) -> list[dict[str, Any]]:
         told = self.numbers
         return [{"name": name, "answered": name in told, **told.get(name, {})} for name in self.roster.numbers]
-
-
-def differences(before: str, now: str) -> list[str]:
-    """What two texts as in ``agreed`` differ in; a schema's parts are long, and are only named."""
-    (old, new), (old_schema, new_schema) = (
-        map(json.loads, pair) for pair in zip(json.loads(before), json.loads(now), strict=True)
-    )
-    terms = [f"{name} was {old.get(name)!r}, is {new.get(name)!r}" for name in _unlike(old, new)]
-    return terms + [f"the schema has other {name}" for name in _unlike(old_schema, new_schema)]
-
-
-def _unlike(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    return [name for name in {**old, **new} if old.get(name) != new.get(name)]

@@ -25,6 +25,7 @@ from fedekd.errors import FedekdError
 from fedekd.exchange import Aggregator, Message, answer_of, averaging_weights, exchanges, size
 from fedekd.flower.protocol import layouts, uploads, wire
 from fedekd.flower.protocol.messages import Reply
+from fedekd.flower.protocol.offers import differences
 from fedekd.flower.protocol.rows import check_public, of_server, read_public
 from fedekd.flower.protocol.schema import Schema
 from fedekd.flower.protocol.terms import Terms
@@ -41,7 +42,7 @@ from fedekd.flower.server.conversation import (
     VisitRequests,
     converse,
 )
-from fedekd.flower.server.progress import FederationProgress, differences
+from fedekd.flower.server.progress import FederationProgress
 from fedekd.flower.settings import VISITS_DONE, ServerSettings
 from fedekd.methods.base import Exchange
 

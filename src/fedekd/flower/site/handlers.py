@@ -13,13 +13,15 @@ from fedekd.errors import FedekdError
 from fedekd.flower.protocol import wire
 from fedekd.flower.protocol.codes import Failed, StatusCode, failing, limited
 from fedekd.flower.protocol.messages import EndRequest, JoinRequest, VisitRequest
+from fedekd.flower.protocol.offers import Offer
 from fedekd.flower.protocol.schema import Schema
 from fedekd.flower.protocol.terms import Terms
 from fedekd.flower.protocol.visits import Visit, visits
 from fedekd.flower.protocol.wire import Payload
 from fedekd.flower.saved_state import SavedState, write_text
 from fedekd.flower.settings import ENDED, SiteSettings
-from fedekd.flower.site.guard import consent, guarded
+from fedekd.flower.site.guard import consent, guarded, kept_kinds
+from fedekd.flower.site.pins import MOST, Pins
 from fedekd.flower.site.trainer import SiteTrainer
 
 log = logging.getLogger("fedekd.site")
@@ -31,7 +33,7 @@ def answer(site: SiteSettings, kind: str, request: Payload) -> Payload:
         with limited(site.longest):
             return guarded(site, {"join": join, "visit": visit, "end": end}[kind](site, request))
     except Failed as failure:
-        log.error("%s: %s", failure.code.meaning, failure)
+        log.error("%s: %s", "refused" if failure.code == StatusCode.REFUSED else failure.code.meaning, failure)
         return Payload({"code": int(failure.code), "name": site.name})
     except Exception:
         log.exception("fault in a %s", kind)
@@ -39,7 +41,22 @@ def answer(site: SiteSettings, kind: str, request: Payload) -> Payload:
 
 
 def join(site: SiteSettings, request: Payload) -> Payload:
-    """Agree on terms and schema: checked against what this site allows and what its data is, then kept."""
+    """Agree on terms and schema. Why it does not come to that stays here: the server hears "refused" and no more."""
+    pins = Pins(site.state)
+    try:
+        if pins.closed():
+            return Payload({"code": int(StatusCode.REFUSED), "name": site.name})
+        return _joined(site, request, pins)
+    except Failed as failure:
+        why = f"{failure.code.meaning}: {failure}" if failure.code != StatusCode.REFUSED else str(failure)
+    except Exception:
+        log.exception("fault in a join")
+        why = StatusCode.FAULT.meaning
+    raise Failed(StatusCode.REFUSED, f"join {pins.refused()} of {MOST} that are refused in a day: {why}")
+
+
+def _joined(site: SiteSettings, request: Payload, pins: Pins) -> Payload:
+    """Checked against what this site allows and has agreed to, then against what its data is; then kept."""
     asked = JoinRequest.parse(request)
     folder, terms, schema = site.state / asked.federation, asked.terms, asked.schema
     with failing(StatusCode.REFUSED):
@@ -50,11 +67,14 @@ def join(site: SiteSettings, request: Payload) -> Payload:
                 "`fedekd site key`"
             )
         consent(site, terms, schema)
+        accepted = pins.check(Offer.of(terms, schema))
         agreement = {"terms": terms.text(), "schema": schema.text()}
         kept = folder / "agreement.json"
         before = json.loads(kept.read_text()) if kept.exists() else agreement
         if {**before, **agreement} != before:
             raise FedekdError("the server's terms or schema changed in the middle of a federation")
+        if not accepted:
+            kept_kinds(site, schema)
     work = SiteTrainer(site, folder, terms, schema, number=0)
     work.check_rows(before)
     layout = work.try_out(asked.layouts)  # all that a visit needs, before it is promised
