@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -132,6 +134,50 @@ def test_the_supernode_asks_what_it_tries_again_with_whether_to_give_up(replaced
     from flwr.supercore.retry import RetryInvoker
 
     assert "self.should_giveup(" in inspect.getsource(RetryInvoker)
+
+
+@pytest.mark.parametrize("status", [500, 501, 502])
+def test_a_heartbeat_outlives_a_fault_of_the_server(replaced, status, caplog):
+    import httpx
+
+    assert len(calls(FLEET, "HeartbeatSender")) == 1
+    patches.patch_supernode()
+    beats: list[int] = []
+    often = threading.Event()
+
+    def beat() -> bool:
+        beats.append(len(beats))
+        if len(beats) == 1:
+            request = httpx.Request("POST", "https://localhost")
+            httpx.Response(status, request=request).raise_for_status()
+        often.set()
+        return True
+
+    sender = importlib.import_module(FLEET).HeartbeatSender(beat)
+    sender.start()
+    assert often.wait(10), "and is not tried again minutes later"
+    assert sender.is_running
+    sender.stop()
+
+
+@pytest.mark.parametrize("fault", ["403", "unknown", "for long"])
+def test_a_supernode_without_heartbeats_ends(replaced, fault, monkeypatch):
+    import httpx
+
+    patches.patch_supernode()
+    killed: list[int] = []
+    monkeypatch.setattr(patches.os, "kill", lambda _, number: killed.append(number))
+    monkeypatch.setattr(patches, "PATIENCE", -1.0 if fault == "for long" else 60.0)
+
+    def beat() -> bool:
+        if fault == "403":
+            httpx.Response(403, request=httpx.Request("POST", "https://localhost")).raise_for_status()
+        if fault == "unknown":
+            raise RuntimeError("The SuperLink does not recognize this SuperNode.")
+        return False
+
+    assert importlib.import_module(FLEET).HeartbeatSender(beat).heartbeat_fn() is False
+    assert killed == [signal.SIGINT]
 
 
 def test_an_executor_is_what_flower_calls_one(replaced):

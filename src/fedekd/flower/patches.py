@@ -11,6 +11,7 @@ import importlib
 import importlib.metadata
 import logging
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from fedekd.flower.supervise.processes import end_with
 
 PAUSE = 1.0  # seconds before a SuperNode asks the server again
 LOOK = 0.1  # seconds between two looks at what is on this machine
+PATIENCE = 60.0  # seconds in which no heartbeat gets through, before a SuperNode is started anew
+SKIPPED, BEATING = "Heartbeat failed", "Heartbeat taken again"  # in a SuperNode's log
 BEAT = 10  # seconds, the least that Flower allows; after two of them without a sign the site counts as away
 
 
@@ -58,6 +61,9 @@ def patch_supernode() -> None:
         replace(module, "HEARTBEAT_DEFAULT_INTERVAL", lambda _: BEAT)
     # Flower does not log why an attempt to reach the server failed.
     replace("flwr.supernode.fleet_http_connection", "make_simple_http_retry_invoker", _telling)
+    # One answer of 500 ends the thread that says that the site is there: it would be away for the server from then on,
+    # never be asked again and not know.
+    replace("flwr.supernode.fleet_http_connection", "HeartbeatSender", _lasting)
 
 
 def patch_executor(executor: Any) -> None:
@@ -96,6 +102,36 @@ def _telling(make: Callable[[], Any]) -> Callable[[], Any]:
 
         invoker.should_giveup = told
         return invoker
+
+    return made
+
+
+def _lasting(sender: Callable[[Callable[[], bool]], Any]) -> Callable[[Callable[[], bool]], Any]:
+    """Have heartbeats tried again after any fault of the server's, and told; after too many the SuperNode ends, which
+    `fedekd site run` starts anew."""
+    from flwr.supercore import log
+    from httpx import HTTPStatusError
+
+    def made(beat: Callable[[], bool]) -> Any:
+        failing_since: list[float] = []
+
+        def tried() -> bool:
+            hopeless, why = False, "no answer, or one of 502 to 504"
+            try:
+                good = beat()
+            except Exception as error:
+                good, why = False, " ".join(str(error).split()) or type(error).__name__
+                hopeless = not (isinstance(error, HTTPStatusError) and error.response.status_code >= 500)
+            if good and failing_since:
+                log(logging.INFO, "%s after %.0f s", BEATING, time.monotonic() - failing_since.pop())
+            elif not good and not failing_since:
+                failing_since.append(time.monotonic())
+                log(logging.WARNING, "%s: %s", SKIPPED, why)
+            if hopeless or (failing_since and time.monotonic() - failing_since[0] > PATIENCE):
+                os.kill(os.getpid(), signal.SIGINT)  # as Flower itself does where its signature is refused
+            return good
+
+        return sender(tried)
 
     return made
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fedekd.errors import FedekdError
 from fedekd.flower import need_flower
+from fedekd.flower.patches import BEATING, SKIPPED
 from fedekd.flower.settings import ENDED, SiteSettings, read_site
 from fedekd.flower.setup.certificates import read_certificate
 from fedekd.flower.setup.connection import Connection, NotChecked
@@ -57,9 +58,11 @@ class SiteSupervisor:
         with stopping(self.children):
             self.say(f"site {self.site.name}: connecting to {self.site.server}")
             node, executor = self.start_node(), self.start_executor()
+            heard = Tail(node.log, self._hear)
             while True:
                 time.sleep(LOOK)
                 self._look_at(node)
+                heard.look()
                 if executor.code is not None:
                     executor = self._restart_executor(executor)
                 if node.code is not None:
@@ -91,6 +94,14 @@ class SiteSupervisor:
                 f"site {self.site.name}: no connection with {self.site.server} for {waited:.0f} s, given up: "
                 f"{reason}; `fedekd site check {self.file}` says more"
             )
+
+    def _hear(self, line: str) -> None:
+        """Of heartbeats that did not get through, and of those that do again."""
+        if SKIPPED in line:
+            why = line.partition(f"{SKIPPED}: ")[2]
+            self.say(f"site {self.site.name}: the server does not take this site's sign of life ({why}); trying again")
+        elif BEATING in line:
+            self.say(f"site {self.site.name}: connected again")
 
     def _ended(self) -> set[Path]:
         """The federations of which the server has said that they are complete."""
