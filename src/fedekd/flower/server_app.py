@@ -135,19 +135,22 @@ def main(grid: Grid, context: Context) -> None:
     from fedekd.flower.server.rounds import Rounds
 
     file = Path(str(context.run_config["server-file"]))
-    server = read_server(file)
+    server, finish = read_server(file), float(str(context.run_config["finish"]))
     log_to(server.state / "log")
     try:
         if server.schema is None:
             raise FedekdError(f"{file} names no `schema`; make one with `fedekd site schema`")
         transport = GridTransport(grid, server)
         expected = max(server.min_sites, len(transport.admitted()))
-        Rounds(server, Schema.read(server.schema), transport, expected).run()
+        rounds = Rounds(server, Schema.read(server.schema), transport, expected)
+        rounds.finish(finish) if finish else rounds.run()
     except TooFew as error:
         log.error("%s", error)
         raise
     except FedekdError as error:  # what trying again will not mend
         log.error("%s", error)
+        if finish:  # its report stays
+            raise
         left = {"method": server.method, "rounds": server.rounds, "complete": False, "error": str(error)}
         with contextlib.suppress(FedekdError):  # the disk may be full, and then the first error says so
             write_text(server.state / "report.json", json.dumps(left, indent=1) + "\n")

@@ -127,7 +127,7 @@ def bundle(server_app: str, client_app: str) -> str:
         'description = "fedekd, as installed on the server and at each site"\nlicense = "Apache-2.0"\n'
         '[tool.flwr.app]\npublisher = "fedekd"\n'
         f'[tool.flwr.app.components]\nserverapp = "{server_app}"\nclientapp = "{client_app}"\n'
-        '[tool.flwr.app.config]\nserver-file = ""\n'
+        '[tool.flwr.app.config]\nserver-file = ""\nfinish = "0"\n'
     )
 
 

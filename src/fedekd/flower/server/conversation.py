@@ -10,7 +10,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from fedekd.errors import FedekdError
 from fedekd.flower.protocol.codes import StatusCode
@@ -203,11 +203,31 @@ class VisitRequests:
         return sorted(self.expected - set(self.replies) - self.gone)
 
 
-class EndNotices:
-    """Tells the sites that the federation is complete. Who does not hear it stays until it gives up."""
+class LateVisits(VisitRequests):
+    """The last visit, for sites that were away then: each is asked when it comes, and its answer kept at once.
 
-    def __init__(self, roster: Roster, payload: Payload) -> None:
-        self.nodes, self.payload = set(roster.nodes.values()), payload
+    ``waiting``: also for those that are not there yet.
+    """
+
+    def __init__(self, *given: Any, keep: Callable[[str, Reply], None], waiting: bool, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self.keep, self.waiting = keep, waiting
+
+    def take(self, node: int, reply: Reply | None) -> None:
+        before = set(self.replies)
+        super().take(node, reply)
+        for name in set(self.replies) - before:
+            self.keep(name, self.replies[name])
+
+    def done(self) -> bool:
+        return not (self.late if self.waiting else self.asked - set(self.replies) - self.gone)
+
+
+class EndNotices:
+    """Tells sites that the federation is complete. Who does not hear it stays until it gives up."""
+
+    def __init__(self, nodes: Iterable[int], payload: Payload) -> None:
+        self.nodes, self.payload = set(nodes), payload
         self.told: set[int] = set()
         self.heard: set[int] = set()
 

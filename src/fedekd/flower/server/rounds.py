@@ -13,6 +13,7 @@ import json
 import logging
 import secrets
 import time
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -37,6 +38,7 @@ from fedekd.flower.server.conversation import (
     PARTING,
     EndNotices,
     JoinRequests,
+    LateVisits,
     TooFew,
     Transport,
     VisitRequests,
@@ -97,11 +99,68 @@ class Rounds:
             self._continue()
             while self.progress.done + 1 < len(self.visits):
                 self.step()
-            report = self.report()
-            write_text(self.server.state / "report.json", json.dumps(report, indent=1) + "\n")
-            payload = Payload({"federation": self.progress.federation})
-            converse(self.transport, EndNotices(self.progress.roster, payload), PARTING)
-            return report
+            self._late(self.server.deadline, self._failed_last(), waiting=False)
+            return self._end()
+
+    def finish(self, seconds: float) -> dict[str, Any]:
+        """Once all visits are done: give the sites that were away in the last one theirs, as they come back."""
+        with self.saved.locked():
+            self._continue()
+            if self.progress.done + 1 < len(self.visits):
+                raise FedekdError("the federation is not complete; `fedekd server run` goes on with it")
+            self._late(seconds, set(), waiting=True)
+            return self._end()
+
+    def _end(self) -> dict[str, Any]:
+        """The report; and the word that it is over to all that had their last visit: others may still get theirs."""
+        report, progress = self._write_report(), self.progress
+        had = {*progress.numbers, *self._failed_last()}
+        nodes = [node for name, node in progress.roster.nodes.items() if name in had]
+        converse(self.transport, EndNotices(nodes, Payload({"federation": progress.federation})), PARTING)
+        return report
+
+    def _failed_last(self) -> set[str]:
+        return {one["site"] for one in self.progress.refused if one["visit"] == len(self.visits) - 1}
+
+    def _write_report(self) -> dict[str, Any]:
+        report = self.report()
+        write_text(self.server.state / "report.json", json.dumps(report, indent=1) + "\n")
+        return report
+
+    def _late(self, seconds: float, without: set[str], *, waiting: bool) -> None:
+        """The last visit for the sites that have not had it, except for some."""
+        progress, visit = self.progress, self.visits[-1]
+        missing = {*progress.roster.nodes} - {*progress.numbers} - without
+        if not missing:
+            return
+        rounds, packed = self._taking_part(visit), dict[str, wire.Packed]()
+        payload = lambda name, _: self._payload(visit, name, rounds[name], True, packed)  # noqa: E731
+
+        def keep(name: str, reply: Reply) -> None:
+            progress.numbers[name] = dict(reply.numbers)
+            progress.counted[-1] = sorted({*progress.counted[-1], name})
+            progress.bytes_up += reply.size
+            self._save()
+            self._write_report()
+            log.info("%s was away in the last visit and has its result now", name)
+
+        if waiting:
+            log.info("waiting up to %g s for %s", seconds, ", ".join(sorted(missing)))
+        asking = LateVisits(
+            *(progress.roster, self.away, missing, missing, payload, self._failed(visit)), keep=keep, waiting=waiting
+        )
+        converse(self.transport, asking, seconds)
+        progress.bytes_down += asking.bytes_down
+        self._save()
+
+    def _failed(self, visit: Visit) -> Callable[[str, str], None]:
+        """What is done where a site does not count in a visit: told, and kept for the report."""
+
+        def failed(name: str, reason: str) -> None:
+            self.progress.refused.append({"visit": visit.number, "site": name, "reason": reason})
+            log.warning("visit %d of %d: %s does not count: %s", visit.number + 1, len(self.visits), name, reason)
+
+        return failed
 
     def step(self) -> None:
         """The next visit, with the sites that are new by then."""
@@ -164,11 +223,7 @@ class Rounds:
     def visit(self, visit: Visit) -> None:
         """Ask all that take part, check and combine what they send, and save."""
         progress, place = self.progress, f"visit {visit.number + 1} of {len(self.visits)}"
-
-        def failed(name: str, reason: str) -> None:
-            progress.refused.append({"visit": visit.number, "site": name, "reason": reason})
-            log.warning("%s: %s does not count: %s", place, name, reason)
-
+        failed = self._failed(visit)
         rounds = self._taking_part(visit)
         wanted = [name for name, own in rounds.items() if own or visit.last]
         packed: dict[str, wire.Packed] = {}

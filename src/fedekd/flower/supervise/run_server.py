@@ -38,20 +38,40 @@ def run_server(
     *,
     server_app: str = control.SERVER_APP,
     client_app: str = control.CLIENT_APP,
+    finish: float = 0.0,
     say: Callable[[str], None] = say,
 ) -> FederationReport:
-    """Run the federation to its end and return its report."""
+    """Run the federation to its end and return its report.
+
+    ``finish``: it is at its end; wait so many seconds for the sites that were away in the last visit.
+    """
     need_flower()
     server = read_server(path)
     file = Path(path).expanduser().absolute()
     with alone(server.state):
         report = read_report(server.state)
-        if report and report.complete:
-            say(f"the federation is complete already; for another run set another `state` in {file}")
+        complete = report is not None and report.complete
+        if finish and not complete:
+            raise FedekdError(f"the federation is not complete yet; go on with it: fedekd server run {file}")
+        if report and finish and not report.missing:
+            say("every site has its result already")
             return report
-        (server.state / "report.json").unlink(missing_ok=True)  # what stopped the last run need not stop this one
+        if report and complete and not finish:
+            say(f"the federation is complete already; for another run set another `state` in {file}")
+            return _told(report, file, say)
+        if not finish:
+            (server.state / "report.json").unlink(missing_ok=True)  # what stopped the last run need not stop this one
         _check(server, file)
-        return ServerSupervisor(server, file, (server_app, client_app), say).run()
+        return _told(ServerSupervisor(server, file, (server_app, client_app), say, finish).run(), file, say)
+
+
+def _told(report: FederationReport, file: Path, say: Callable[[str], None]) -> FederationReport:
+    if report.missing:
+        say(
+            f"no result yet: {', '.join(report.missing)}; `fedekd server finish {file}` gives them theirs when they "
+            "come back"
+        )
+    return report
 
 
 def _check(server: ServerSettings, file: Path) -> None:
@@ -71,8 +91,15 @@ class ProcessDied(Exception):
 
 
 class ServerSupervisor:
-    def __init__(self, server: ServerSettings, file: Path, apps: tuple[str, str], say: Callable[[str], None]) -> None:
-        self.server, self.file, self.apps, self.say = server, file, apps, say
+    def __init__(
+        self,
+        server: ServerSettings,
+        file: Path,
+        apps: tuple[str, str],
+        say: Callable[[str], None],
+        finish: float = 0.0,
+    ) -> None:
+        self.server, self.file, self.apps, self.say, self.finish = server, file, apps, say, finish
         self.folder = server.state / "flower"
         self.secret = self.folder / "secret"
         self.address = local_address(server)
@@ -174,7 +201,7 @@ class ServerSupervisor:
             self.admit_sites(superlink)
         while True:
             with self._calls() as superlink:
-                run = superlink.submit({"server-file": str(self.file)}, *self.apps)
+                run = superlink.submit({"server-file": str(self.file), "finish": str(self.finish)}, *self.apps)
             state = self._until_finished(run)
             report = read_report(self.server.state)
             if report and report.error:
@@ -273,7 +300,7 @@ class ServerSupervisor:
 
     def _check_time(self, why: str) -> None:
         waited = time.monotonic() - self.last_progress
-        if waited > self.server.give_up:
+        if waited > max(self.server.give_up, self.finish + STARTING):
             raise FedekdError(f"no progress for {waited:.0f} s, given up: {why}; see {self.server.state}")
 
 
