@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,9 +22,9 @@ def write_whole(path: Path, content: bytes, option: str = "--out", mode: int = 0
     """
     with writing(path, option):
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.{os.getpid()}.part")
+        partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")  # that nobody can lay a link at before
         try:
-            with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())

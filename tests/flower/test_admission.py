@@ -12,8 +12,9 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd[flower]'")
 
 import httpx
-from flwr.proto.fleet_pb2 import ActivateNodeRequest
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import Message, Metadata
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
@@ -157,6 +158,30 @@ def test_one_key_on_two_machines_is_told_on_both_sides(
     (desk.nodes / "north.pub").unlink()
     desk.look()
     assert "does not know this site's key; send" in second._why_not_let_in()
+
+
+def test_a_real_superlink_takes_no_answer_in_anothers_name(desk: Desk, file: Path, tmp_path: Path) -> None:
+    ca = str(file.parent / "certificates" / "ca.crt")
+    for name in ("north", "south"):
+        init_site(tmp_path / name, name, desk.supervisor.server.address, "digits", ca=ca)
+        shutil.copy(tmp_path / name / "keys" / f"{name}.pub", desk.nodes)
+    desk.look()
+    ids = {node.name: node.node_id for node in desk.superlink.nodes()}
+
+    def status(source: str, reply_to: str) -> int:
+        """Of an answer that north pushes."""
+        about = Metadata(src_node_id=ids[source], dst_node_id=1, reply_to_message_id=reply_to, message_type="train")
+        answer = PushMessagesRequest(node=Node(node_id=ids["north"]), messages_list=[Message(metadata=about)])
+        with fleet(read_site(tmp_path / "north" / "site.toml")) as (client, _):
+            try:
+                client.PushMessages(answer)
+            except httpx.HTTPStatusError as error:
+                return error.response.status_code
+        return 200
+
+    assert status("south", "a") == 403
+    assert status("north", "") == 403
+    assert status("north", "a") not in (403, 200), "there is no such run: it has come as far as Flower"
 
 
 @contextlib.contextmanager

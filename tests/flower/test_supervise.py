@@ -158,6 +158,9 @@ def test_a_site_outlives_a_fault_of_the_proxy_before_the_server(federation: Make
     assert said.count("connected again") == 1, here.told()
     assert here.processes("site0", "launch\0supernode"), "the same connection has lasted"
     assert said.count(": connected\n") == 1, here.told()
+    lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in here.processes("server", "flwr-serverapp")]
+    assert lines
+    assert not [line for line in lines if b"--token\0" in line], "every user of the machine can read them"
 
 
 def test_a_site_gives_up_in_the_end(federation: Make) -> None:

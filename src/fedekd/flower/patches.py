@@ -13,8 +13,9 @@ import logging
 import os
 import signal
 import subprocess
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -43,11 +44,14 @@ def patch_superlink(largest: int, tell: Callable[[bytes, str, str], None]) -> No
     # A site that waits for a message must not hold up the SuperLink's end.
     run = partial(uvicorn.run, timeout_graceful_shutdown=1)
     replace("flwr.superlink.cli.flower_superlink", "uvicorn", lambda _: SimpleNamespace(run=run))
+    # A site may push an answer in another's name, or a message to another site as if it were the server's.
+    replace("flwr.superlink.servicer.fleet.fleet_handlers", "push_messages", _own_answers)
 
 
 def patch_superexec() -> None:
-    # A ServerApp may hang in its exit for ever, and hold the state: it is to end with its SuperExec.
-    start = partial(subprocess.Popen, preexec_fn=partial(end_with, os.getpid()))
+    # A ServerApp may hang in its exit for ever, and hold the state: it is to end with its SuperExec. Its token would
+    # stand in its command line, which every user of the machine can read.
+    start = partial(_started_without_token, preexec_fn=partial(end_with, os.getpid()))
     own = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL)
     replace("flwr.supercore.superexec.executor.subprocess_executor", "subprocess", lambda _: own)
 
@@ -84,6 +88,33 @@ def patch_clientapp(app: Any) -> None:
     replace(module, "Error", lambda _: lambda code, reason: Error(code, ""))
     # The parent's connection is not the child's to close.
     exit_handler.registered_exit_handlers.clear()
+
+
+def _own_answers(push: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a site push answers only, and only its own. That ``request.node`` is who has signed the request Flower has
+    checked before; and that the answer is to a message which went to its source it checks after."""
+    from fastapi import HTTPException
+
+    def checked(request: Any, state: Any) -> Any:
+        given = [message.metadata for message in request.messages_list]
+        mine = [one for one in given if one.src_node_id == request.node.node_id and one.reply_to_message_id]
+        if len(given) != 1 or mine != given:
+            raise HTTPException(403, "a site may push one answer of its own")
+        return push(request=request, state=state)
+
+    return checked
+
+
+def _started_without_token(arguments: Sequence[str], **given: Any) -> Any:
+    """The same process, which reads its token from a file that has no name."""
+    place = arguments.index("--token")
+    with tempfile.TemporaryFile() as file:
+        file.write(arguments[place + 1].encode())
+        file.flush()
+        file.seek(0)
+        from_file = ["--token-file", f"/dev/fd/{file.fileno()}"]
+        changed = [*arguments[:place], *from_file, *arguments[place + 2 :]]
+        return subprocess.Popen(changed, pass_fds=(file.fileno(),), **given)
 
 
 def _telling(make: Callable[[], Any]) -> Callable[[], Any]:
