@@ -79,16 +79,20 @@ def back_to(rounds: Rounds, kept) -> None:
     rounds.away.clear()
 
 
-def test_no_site_stops_the_others(place) -> None:
+@pytest.mark.parametrize(("method", "share"), [("fedekd", 0.7), ("fedproto", 0.1), ("fedgh", 0.1), ("scaffold", 0.1)])
+def test_no_site_stops_the_others(place, method: str, share: float) -> None:
+    """Also where a method's own server half works on what sites send that is no model."""
     schema, sites, server = place
+    leave = ("proxy", "private", "prototypes", "control")
+    sites, server = [replace(site, leave=leave) for site in sites], replace(server, method=method, rounds=2)
     post = Canned(sites)
     rounds = Rounds(server, schema, post, 3)
     moments = [moment(rounds)]
     for _ in rounds.visits:
         rounds.step()
         moments.append(moment(rounds))
-    for seed in range(COUNT):
-        number = seed % 2
+    for seed in range(int(share * COUNT)):
+        number = seed % len(rounds.visits)
         post.random = Random(seed)
         back_to(rounds, moments[number])
         with limited(HANG):
@@ -96,7 +100,7 @@ def test_no_site_stops_the_others(place) -> None:
         counted = rounds.progress.counted[-1]
         assert {"alder", "cedar"} <= set(counted), seed
         assert all(torch.isfinite(t).all() for tree in rounds.answers.values() for t in tree.values()), seed
-        if number == 1:
+        if rounds.visits[number].last:
             text = json.dumps(rounds.report() | {"complete": True}, allow_nan=False)
             (server.state / "report.json").write_text(text)
             report = read_report(server.state)

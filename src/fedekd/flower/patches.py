@@ -152,7 +152,8 @@ def _lasting(sender: Callable[[Callable[[], bool]], Any]) -> Callable[[Callable[
                 good = beat()
             except Exception as error:
                 good, why = False, " ".join(str(error).split()) or type(error).__name__
-                hopeless = not (isinstance(error, HTTPStatusError) and error.response.status_code >= 500)
+                status = error.response.status_code if isinstance(error, HTTPStatusError) else 0
+                hopeless = status < 500 and status != 401  # after which Flower ends the SuperNode itself
             if good and failing_since:
                 log(logging.INFO, "%s after %.0f s", BEATING, time.monotonic() - failing_since.pop())
             elif not good and not failing_since:
