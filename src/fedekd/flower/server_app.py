@@ -41,6 +41,7 @@ MEANINGS = {
 }
 EXTRA = 60.0  # seconds that a message lives beyond the deadline
 FETCH = 0.3  # seconds between two looks for an answer
+FAULTY = 10  # times that the SuperLink may fail to hand one out, before it counts as unreadable
 UNREADABLE = Payload({"code": int(StatusCode.UNREADABLE)})
 
 
@@ -84,15 +85,20 @@ class GridTransport:
         return self.names.get(node) or f"node {node}"
 
     def _fetch(self, number: str, node: int) -> None:
+        faults = 0
         while number in self.sent:
             try:
                 for reply in self.grid.pull_messages([number]):
                     self.come.put((number, self._read(reply, node)))
                     return
-            except httpx.HTTPError as error:
+            except httpx.TransportError as error:
                 self.come.put((number, error))
                 return
             except Exception as error:
+                faults += 1
+                if isinstance(error, httpx.HTTPStatusError) and faults < FAULTY:
+                    time.sleep(FETCH)
+                    continue
                 log.warning("an answer of %s cannot be read (%s)", self._name(node), type(error).__name__)
                 self.come.put((number, UNREADABLE))
                 return
