@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any
 
 from fedekd.commands.parser import command
@@ -107,7 +108,10 @@ def accept_offer(given: argparse.Namespace) -> None:
 
     if given.offer and given.schema:
         raise FedekdError("accept an offer by its fingerprint, or a schema with --schema FILE, one at a time")
-    pins = Pins(read_site(given.file).state)
+    state = read_site(given.file).state
+    if state.exists() and state.stat().st_uid != os.getuid():
+        raise FedekdError(f"{state} belongs to another user, who runs the site; run this as that one")
+    pins = Pins(state)
     if given.schema:
         pins.accept_schema(Schema.read(given.schema))
         print(f"accepted: the schema {given.schema}, with the first terms that the server offers for it")
