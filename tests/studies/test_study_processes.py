@@ -13,10 +13,10 @@ from small_study import RUNS, make_home, same, start
 from fedekd.errors import FedekdError
 from fedekd.report.paper_tables import make_tables, render
 from fedekd.runs.observers import Observer
+from fedekd.runs.processes import over_processes
 from fedekd.runs.progress_file import condition, read
 from fedekd.runs.store import Store, read_records
 from fedekd.studies import load_study, run_study
-from fedekd.studies.processes import over_processes
 from fedekd.studies.study_plan import plan_study
 
 GO = """

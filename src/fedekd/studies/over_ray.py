@@ -13,7 +13,7 @@ from fedekd.errors import FedekdError
 from fedekd.runs.execution import Failure, Outcome, Started
 from fedekd.runs.observers import Observer
 from fedekd.runs.store import Record, Store
-from fedekd.studies.worker import WorkItem, work
+from fedekd.runs.worker import WorkItem, work
 
 
 def over_ray(items: Sequence[WorkItem], store: Store, address: str, workers: int) -> Iterator[Outcome]:
