@@ -24,9 +24,9 @@ from fedekd.data import federate
 from fedekd.engines.serial import Serial
 from fedekd.errors import FedekdError
 from fedekd.export.predict import predict
-from fedekd.runs.execution import run
 from fedekd.runs.observers import Observer
 from fedekd.runs.plan import choose_methods, left_out, plan
+from fedekd.runs.runner import run
 from fedekd.runs.saved_models import read_metadata
 from fedekd.settings import NEWER, make_settings
 from tiny import tiny_private, tiny_proxy

@@ -14,12 +14,12 @@ from fedekd.errors import FedekdError
 from fedekd.report.paper_tables import make_tables, render
 from fedekd.runs import answers
 from fedekd.runs.observers import Observer
+from fedekd.runs.processes import over_processes
 from fedekd.runs.progress_file import condition, read
 from fedekd.runs.store import Store, read_records
 from fedekd.scores import SCORES
 from fedekd.studies import load_study, run_study
 from fedekd.studies.over_ray import _on_node
-from fedekd.studies.processes import over_processes
 from fedekd.studies.study_plan import plan_study
 
 GO = """

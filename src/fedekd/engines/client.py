@@ -15,7 +15,8 @@ from fedekd import models, parts, rng
 from fedekd.engines import return_checks
 from fedekd.engines.batch import label_counts, make_batch
 from fedekd.engines.client_models import EVALUATION_BATCH, ClientModels
-from fedekd.engines.job import Job, Measured, Rows, TrustLog, make_optimizer, precision
+from fedekd.engines.job import Job, Measured, Rows, TrustLog, precision
+from fedekd.engines.optimizer import FusedOptimizer
 from fedekd.engines.schedule import schedule
 from fedekd.errors import FedekdError
 from fedekd.exchange import Message, exchanges
@@ -106,7 +107,7 @@ class Client(ClientModels):
         every = [w for tree in trained.values() for w in tree.values()]
         sums = {role: {n: torch.zeros_like(w) for n, w in tree.items()} for role, tree in trained.items()}
         with self._training(step, trained), self._seeded("dropout", root, round, *((again,) if again else ())):
-            optimizer = make_optimizer(training, every)
+            optimizer = FusedOptimizer(training, every)
             for epoch, (order, uniform) in enumerate(zip(plan.order, plan.uniform, strict=True) if plan.steps else ()):
                 positions = torch.from_numpy(order).to(self.device).split(training.batch_size)
                 numbers = torch.from_numpy(uniform).to(self.device).split(training.batch_size)

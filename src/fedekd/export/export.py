@@ -12,7 +12,7 @@ from fedekd.errors import FedekdError, unknown
 from fedekd.export.card import card_path, make_card
 from fedekd.files import write_whole
 from fedekd.runs.metadata import ModelMetadata, OwnCode
-from fedekd.runs.saved_models import find_models
+from fedekd.runs.saved_models import as_safetensors, find_models
 from fedekd.runs.store import read_records
 
 KINDS = (".safetensors", ".onnx")
@@ -76,11 +76,9 @@ def choose(kept: list[ModelMetadata], client: str, method: str | None, seed: int
 
 
 def _safetensors(metadata: ModelMetadata, about: dict[str, str], code: OwnCode) -> bytes:
-    from safetensors.torch import save
-
     from fedekd.runs.inference import read_weights
 
-    return save(read_weights(metadata), about)
+    return as_safetensors(read_weights(metadata), about)
 
 
 def _onnx(metadata: ModelMetadata, about: dict[str, str], code: OwnCode) -> bytes:

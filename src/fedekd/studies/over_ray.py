@@ -14,7 +14,7 @@ from fedekd.runs import answers
 from fedekd.runs.execution import Failure, Outcome, Started
 from fedekd.runs.observers import Observer
 from fedekd.runs.store import Record, Store
-from fedekd.studies.worker import WorkItem, work
+from fedekd.runs.worker import WorkItem, work
 
 
 def over_ray(items: Sequence[WorkItem], store: Store, address: str, workers: int) -> Iterator[Outcome]:
