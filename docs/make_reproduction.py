@@ -337,7 +337,8 @@ ABOUT = """## How it was made
 
 `python docs/make_reproduction.py` makes this page from the records in `results/`. All tables, with the paper's
 numbers beside ours, are in [results/paper/tables.md](../results/paper/tables.md)
-(`fedekd table results/paper --against paper`). The records come from `fedekd study paper --device cuda --precision bf16` on one NVIDIA H200: {runs:,} of {all:,} runs,
+(`fedekd table results/paper --against paper`). The records come from
+`fedekd study paper --device cuda --precision bf16` on one NVIDIA H200: {runs:,} of {all:,} runs,
 {minutes:.0f} minutes of training in several sessions. We could not get OCTMNIST's file, so its cells are empty.
 
 Settings are the paper's where it names them (5 rounds, Adam 1e-4, batch 64, six clients, ten seeds), with 2 local
