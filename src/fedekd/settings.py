@@ -105,7 +105,7 @@ def make_settings(given: Mapping[str, Any]) -> Settings:
     for f in fields(Settings):
         wrong = f.name in given and str(f.type).startswith("str") and not isinstance(given[f.name], str)
         if wrong and not (f.name in ("private", "proxy") and callable(given[f.name])):
-            raise FedekdError(f"{f.name} must be a text, got {given[f.name]!r}")
+            raise FedekdError(f"{f.name} must be text, got {given[f.name]!r}")
     settings = Settings(**given)
     from fedekd.data.registry import preset  # here: `fedekd --help` reads the settings' names and must not wait for it
 

@@ -69,7 +69,7 @@ def check_site(given: argparse.Namespace) -> None:
         wrong += one.state == "wrong"
         unknown += [one.name] if one.state == "unknown" else []
     if wrong:
-        raise FedekdError(f"{wrong} of the checks failed; mend what they name and check again")
+        raise FedekdError(f"{wrong} of the checks failed; fix what they name and check again")
     print(f"nothing wrong was found; not checked: {', '.join(unknown)}" if unknown else "ready to join")
 
 
