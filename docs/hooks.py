@@ -1,7 +1,7 @@
 """What MkDocs does besides: pages made from the program and the records, and formulas without a script.
 
 - commands.md is made from the parser of the command line, so it cannot be out of date.
-- paper-tables.md is results/paper/tables.md.
+- paper-tables.md is results/paper/tables.md, and changelog.md is CHANGELOG.md.
 - TeX becomes MathML, which browsers draw by themselves.
 """
 
@@ -25,8 +25,8 @@ FORMULA = re.compile(r'<(div|span) class="arithmatex">\s*\\([\[(])(.*?)\\[\])]\s
 
 def on_files(files: Files, config: Any) -> Files:
     files.append(File.generated(config, "commands.md", content=command_reference()))
-    tables = (HOME / "results/paper/tables.md").read_text(encoding="utf-8")
-    files.append(File.generated(config, "paper-tables.md", content=tables))
+    for name, source in (("paper-tables.md", "results/paper/tables.md"), ("changelog.md", "CHANGELOG.md")):
+        files.append(File.generated(config, name, content=(HOME / source).read_text(encoding="utf-8")))
     return files
 
 

@@ -149,8 +149,8 @@ def advice(cells: dict[Cell, dict[str, Runs]]) -> str:
         [
             table(["what you need", *(name_of(c) for c in cells)], rows),
             "",
-            "Few bytes: no more than 1.1 times what FedeKD's proxy takes. One model for all: every site ends with the "
-            "same weights. An interval that lies above zero is clearly better than training alone.",
+            "Few bytes: at most 1.1 times what FedeKD sends. One model for all: every site ends with the same "
+            "weights. An interval above zero is clearly better than training alone.",
             "",
             f"- Clearly better than alone in all {len(cells)} cells: {named(always)}.",
             f"- Clearly worse than alone in all {len(cells)} cells: {named(never)}.",
@@ -168,14 +168,15 @@ def page(records: list[dict[str, Any]]) -> str:
     seeds = sorted({r["seed"] for r in records})
     p = first["params"]
     text = [
-        "# Which method to use when",
+        "# Methods compared",
         "",
         f"Made by `python docs/make_methods.py` from `results/field`: {len(records)} runs of "
         f"`fedekd study field --device {p['device']} --precision {p['precision']}` on one H200. Six clients, seeds "
         f"{seeds[0]} to {seeds[-1]}, {p['rounds']} rounds of {p['epochs']} epochs, Adam {p['lr']:g}; a tenth of "
         "the rows is public for every method, Local included. Δ is a client's accuracy with the method minus its "
-        "accuracy alone, in points; ± is half of a 95 % interval over the seeds. Methods run with their "
-        "defaults, except where a label names other values: nothing was tuned.",
+        "accuracy alone, in points; ± is half of a 95 % interval over the seeds. Methods run with their defaults, "
+        "unless a label names other values; nothing was tuned. To choose a method, start with "
+        "[Choosing](choosing.md).",
         "",
         "## What the records say",
         "",
@@ -183,20 +184,20 @@ def page(records: list[dict[str, Any]]) -> str:
         "",
         "## Before you rely on it",
         "",
-        "- `fedmd` begins with three epochs on the labels of the public rows, which no other method here learns from: "
-        "it is shown but not ranked. The row with `pretrain=0` is FedMD without them.",
-        "- Ten epochs at this rate leave Local itself unfinished, so a method that trains more (FedRep's ten head "
-        "epochs a round) is ahead partly for that.",
-        "- Δ against plain Local also credits a method with what a site could have alone, such as the regularising "
-        "effect of a teacher.",
-        "- `fedmd`, `fedgh` and `fccl` exchange nothing in the first round, so they have one exchange less than the "
+        "- `fedmd` starts with three epochs on the labels of the public rows, which no other method here gets to see. "
+        "So it is shown but not ranked. The row with `pretrain=0` is FedMD without them.",
+        "- After ten epochs at this rate Local is not fully trained, so a method that trains more (FedRep's ten head "
+        "epochs a round) is ahead partly because of that.",
+        "- Δ against plain Local also credits a method with things a site could do alone, such as smoothing its "
+        "targets.",
+        "- `fedmd`, `fedgh` and `fccl` exchange nothing in the first round, so they have one exchange fewer than the "
         "others.",
-        "- Two methods are not in the table: `fedbn`, which is FedAvg where a network has no normalisation layers, as "
-        "the built-in ones have none, and `pfedhr`, which cannot be stacked.",
+        "- Two methods are not in the table: `fedbn`, which equals FedAvg on networks without normalisation layers, "
+        "such as the built-in ones, and `pfedhr`, which cannot be stacked.",
         "",
         "## Avg Δ in every cell",
         "",
-        "Bold: the largest, and whatever is not clearly behind it by a paired 95 % interval over the seeds.",
+        "Bold: the largest, and those not clearly behind it by a paired 95 % interval over the seeds.",
         "",
         overview(cells),
         "",

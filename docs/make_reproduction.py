@@ -323,32 +323,33 @@ def _same(a: dict[str, str] | None, b: dict[str, str] | None) -> bool:
 QUESTIONS = {
     "local": "Does FedeKD beat training alone?",
     "fedekd@alone": "Does it beat itself without exchange?",
-    "fedekd@shuffled": "Does it matter what the teacher says of a sample?",
+    "fedekd@shuffled": "Does it matter what the teacher says about a sample?",
     "local-smooth": "Does it beat smoothed targets, which send nothing?",
     "fedekd-half": "Does the gate beat half the λ?",
     "fedekd-permuted": "Does it matter which sample is trusted?",
     "fedekd-ungated": "Does the gate beat full trust?",
     "fml": "Does it beat the nearest ungated method?",
     "fedtype": "Does it beat FedType?",
-    "constant": "Does it beat the client's training mean, which looks at no image?",
+    "constant": "Does it beat the client's training mean, which ignores the image?",
 }
 ENERGIES = ("ENTROPY", "LSE", "FEAT", "MARGIN")
 ABOUT = """## How it was made
 
-Made by `python docs/make_reproduction.py` from the records in `results/`; all tables, with the paper's numbers beside
-ours, are in [results/paper/tables.md](../results/paper/tables.md) (`fedekd table results/paper --against paper`). The
-records come from `fedekd study paper --device cuda --precision bf16` on one NVIDIA H200: {runs:,} of {all:,} runs,
-{minutes:.0f} minutes of training in several sittings. OCTMNIST's file could not be had, so its cells are empty.
+`python docs/make_reproduction.py` makes this page from the records in `results/`. All tables, with the paper's
+numbers beside ours, are in [results/paper/tables.md](../results/paper/tables.md)
+(`fedekd table results/paper --against paper`). The records come from
+`fedekd study paper --device cuda --precision bf16` on one NVIDIA H200: {runs:,} of {all:,} runs,
+{minutes:.0f} minutes of training in several sessions. We could not get OCTMNIST's file, so its cells are empty.
 
 Settings are the paper's where it names them (5 rounds, Adam 1e-4, batch 64, six clients, ten seeds), with 2 local
-epochs a round; what the paper leaves open and what we take is in [method.md](method.md). Intervals are Student's, over
-paired differences by seed. The controls (twins, shuffled teacher, smoothed targets) and what is compared with them were
-trained later than the rest, hence on other stacks.
+epochs a round. [method.md](method.md) lists what the paper leaves open and what we chose. Intervals are Student's, over
+differences paired by seed. The controls (twins, shuffled teacher, smoothed targets) and what is compared with them were
+trained later than the rest, hence in other stacks.
 """
 WHY = """
 
-Why they differ is not known. The paper leaves open the order within a round, the local epochs, the optimiser's state
-over rounds, the splits and parts of the networks ([method.md](method.md) lists what we take); we have not varied these.
+We do not know why they differ. The paper leaves open the order within a round, the local epochs, the optimiser's state
+over rounds, the splits and parts of the networks ([method.md](method.md) lists our choices); we have not varied these.
 """
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Federated learning that shows every site whether joining the federation helped or harmed it."""
+"""Federated learning that tells each site whether joining was worth it."""
 
 from __future__ import annotations
 

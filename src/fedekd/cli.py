@@ -29,7 +29,7 @@ from fedekd.commands.parser import Parser
 from fedekd.errors import FedekdError
 
 COMMANDS = (run, tune, study, watch, table, report, figures, export, predict, methods, data, site, server, federation)
-ABOUT = "Federated learning that shows every site whether joining the federation helped or harmed it."
+ABOUT = "Federated learning that tells each site whether joining was worth it."
 EXAMPLES = """examples:
   fedekd run                                    FedeKD against Local and FedAvg on digits
   fedekd run --methods paper --alpha 0.5 --seeds 0-9

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class FedekdError(Exception):
-    """Something the user can mend. The command line prints its text alone and exits with status 2."""
+    """Something the user can fix. The command line prints its text alone and exits with status 2."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> FedekdError:

@@ -61,7 +61,7 @@ def write_new(path: Path, content: bytes, *, private: bool = False) -> Path:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(partial)
     except FileExistsError:
-        raise FedekdError(f"{path} exists; it is kept: move it away, or name another folder") from None
+        raise FedekdError(f"{path} exists already; move it away, or name another folder") from None
     except OSError as error:
         raise FedekdError(f"cannot write {path}: {error.strerror or error}") from None
     return path

@@ -1,6 +1,6 @@
 """The energy gate: how much a private model trusts its proxy teacher, sample by sample.
 
-Pure functions on tensors, for any training loop; nothing but torch is needed. One step on one batch::
+Pure functions on tensors, for any training loop; nothing but torch is needed. One step on one batch:
 
     private, proxy = private_model(x), proxy_model(x).detach()
     weights = gate.trust(gate.energy_kl(private, proxy), beta=1.0)

@@ -50,45 +50,47 @@ class Settings:
 
     dataset: str = _help("a dataset's name, or a .npz, .csv or folder of your own", "digits")
     methods: tuple[str, ...] = _help(
-        "names, or groups of them such as paper or all; local is always run", ("fedekd", "fedavg")
+        "names, or groups such as paper or all; local always runs too", ("fedekd", "fedavg")
     )
     alone: str = _help(
-        "what a client could do alone: plain (Local), or a menu (smoothed Local, each method's twin)", "plain"
+        "what each client is compared with: plain local training, or the best of a menu of ways to train alone", "plain"
     )
-    alpha: float = _help("Dirichlet concentration; smaller is more heterogeneous", 0.1)
+    alpha: float = _help("how alike simulated clients are (Dirichlet): 0.1 very uneven, 100 nearly even", 0.1)
     clients: int = _help("number of simulated clients", 6)
-    seeds: tuple[int, ...] = _help("such as 0, 0-9 or 0,3,5", (0,))
-    split_seed: int | None = _help("of the clients and their rows, the same for all seeds (default: each seed its own)")
+    seeds: tuple[int, ...] = _help("one run for each seed, such as 0, 0-9 or 0,3,5", (0,))
+    split_seed: int | None = _help("split the rows by this seed in every run (default: by each run's own)")
     rounds: int | None = _help("communication rounds")
     epochs: int | None = _help("local epochs per round")
     batch_size: int | None = _help("samples per batch")
     lr: float | None = _help("learning rate")
-    lr_schedule: str = _help("constant, or cosine: the rate falls round by round, to nearly 0 in the last", "constant")
+    lr_schedule: str = _help("constant, or cosine: falls round by round to nearly 0", "constant")
     optimizer: str = _help("adam, sgd or momentum (sgd with momentum 0.9), fresh each round", "adam")
-    weight_decay: float = _help("decay of the weights in every step; with adam apart from the gradient (AdamW)", 0.0)
-    augment: str = _help("none, or flip-crop: random flips and crops of the images that are trained on", "none")
-    choose_rounds: bool = _help("give every client the model of the round with its lowest validation loss", False)
+    weight_decay: float = _help("weight decay; decoupled with adam (AdamW)", 0.0)
+    augment: str = _help("none, or flip-crop: random flips and crops of training images", "none")
+    choose_rounds: bool = _help("keep each client's model of the round with its lowest validation loss", False)
     weighting: str = _help("average uniformly or by training samples", "uniform")
-    participation: float = _help("share of the clients that take part in a round, drawn anew each round", 1.0)
-    partition: str = _help("auto, dirichlet, iid or sites", "auto")
+    participation: float = _help("share of clients in each round, drawn anew each time", 1.0)
+    partition: str = _help("how rows are split: auto, dirichlet, iid or sites", "auto")
     metric: str | None = _help(
         "what Δ is taken in: accuracy (usual), balanced_accuracy, macro_f1, auroc, nll, ece; rmse (usual), mae, r2"
     )
-    fraction: float = _help("share of every client's training and validation rows to keep; all test rows stay", 1.0)
+    fraction: float = _help("share of each client's training and validation rows to keep; test rows all stay", 1.0)
     device: str = _help("cpu, cuda or auto", "cpu")
     precision: str = _help("fp32, tf32 or bf16", "fp32")
     engine: str = _help("auto (stacked on a GPU), serial or stacked", "auto")
     data: str | None = _help("folder with the published datasets (or $FEDEKD_DATA)")
-    target: str | None = _help("target column of a CSV")
-    task: str | None = _help("classification or regression, where the data does not say")
-    clients_from: str | None = _help("column (CSV) or array (npz) that names each row's real client")
-    group: str | None = _help("column (CSV) or array (npz) of rows that belong together, such as a patient; no input")
-    subgroups: str | None = _help("column (CSV) or array (npz), such as sex, whose values Δ is shown for one by one")
-    public: str | None = _help("a share such as 0.1, or a file, of rows that server and clients all hold")
-    private: str | None = _help("own private model, package.module:function")
-    proxy: str | None = _help("own proxy model, package.module:function")
+    target: str | None = _help("column of a CSV to predict")
+    task: str | None = _help("classification or regression, if the data does not tell")
+    clients_from: str | None = _help("column (CSV) or array (npz) with the client of each row")
+    group: str | None = _help(
+        "column (CSV) or array (npz) of rows that belong together, such as a patient; not an input"
+    )
+    subgroups: str | None = _help("column (CSV) or array (npz), such as sex: show Δ for each of its values")
+    public: str | None = _help("rows that the server and all clients hold: a share such as 0.1, or a file")
+    private: str | None = _help("your own private model, package.module:function")
+    proxy: str | None = _help("your own proxy model, package.module:function")
     parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by method
-    models: str = _help("keep the trained models of the first seed, of all or of none", "first")
+    models: str = _help("keep the trained models of: first (seed), all or none", "first")
     out: str = _help("folder for the results", "fedekd-results")
 
     def seed_of_split(self, seed: int) -> int:
@@ -113,7 +115,7 @@ def make_settings(given: Mapping[str, Any]) -> Settings:
     for f in fields(Settings):
         wrong = f.name in given and str(f.type).startswith("str") and not isinstance(given[f.name], str)
         if wrong and not (f.name in ("private", "proxy") and callable(given[f.name])):
-            raise FedekdError(f"{f.name} must be a text, got {given[f.name]!r}")
+            raise FedekdError(f"{f.name} must be text, got {given[f.name]!r}")
     settings = Settings(**given)
     from fedekd.data.registry import preset  # here: `fedekd --help` reads the settings' names and must not wait for it
 

@@ -65,7 +65,7 @@ def test_an_archive_with_a_wrong_member(
         md5(archive),
         members | {"data_batch_4.bin": "0" * 32},
     )
-    fails(tmp_path, "cifar10", "data_batch_4.bin is lacking or has the wrong checksum")
+    fails(tmp_path, "cifar10", "data_batch_4.bin is missing or has the wrong checksum")
     assert listing(tmp_path) == []
 
 
@@ -107,10 +107,10 @@ def test_the_medimeta_archive(
 def test_a_medimeta_archive_that_is_none(tmp_path: Path, publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
     publisher.files["dr_regular.zip"] = b"<html>busy</html>"
     offer(monkeypatch, "dr_regular", publisher.url("dr_regular.zip"), None, {"images.hdf5": None})
-    fails(tmp_path, "dr_regular", "dr_regular.zip is not the archive it should be")
+    fails(tmp_path, "dr_regular", "dr_regular.zip is not the right archive")
     assert listing(tmp_path) == []
     publisher.files["dr_regular.zip"] = medimeta_archive(tmp_path / "made", "")
-    fails(tmp_path, "dr_regular", "is not the archive it should be")
+    fails(tmp_path, "dr_regular", "is not the right archive")
     assert listing(tmp_path) == []
 
 

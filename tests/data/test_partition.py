@@ -77,7 +77,7 @@ def test_a_client_is_cut_60_20_20(rows: int, seed: int) -> None:
         (6, -1.0, 10, "alpha is -1.0"),
         (6, float("nan"), 10, "alpha is nan"),
         (6, float("inf"), 10, "alpha is inf"),
-        (6, 1e308, 10, "beyond what can be drawn"),
+        (6, 1e308, 10, "out of range"),
         (6, 0.5, 2, "min_samples is 2"),
         (200, 0.5, 10, "take at most 10"),
         (9, 0.001, 10, "fewer clients or a larger alpha"),

@@ -193,7 +193,7 @@ def test_a_tables_columns_are_found_by_name(tmp_path: Path, text: str, x: list[A
         ("age,sex\n30,q\n", "column 'sex' holds 'q', which dataset 'patients' does not know"),
         ("age,sex\nold,m\n", "column 'age' holds 'old'"),
         ("age,sex\n,m\n31,m\n", "missing or infinite values in 1 rows"),
-        ("age,sex,sick\n30,m,maybe\n", "'maybe' is no class of dataset 'patients' \\(n, y\\)"),
+        ("age,sex,sick\n30,m,maybe\n", "'maybe' is not a class of dataset 'patients' \\(n, y\\)"),
         ("age,sex\n", "holds no rows"),
     ],
 )
@@ -217,9 +217,9 @@ def test_labels_by_name_or_by_number(tmp_path: Path) -> None:
         found = read(npz(tmp_path / "open.npz", x=x, y=np.array(y)), data)
         np.testing.assert_array_equal(found.dataset.y[found.rows], [3, 9, 0])
     few = Dataset("few", "classification", digits.x, digits.y % 2, 2, labels=("3", "5"))
-    fails(npz(tmp_path / "open.npz", x=x, y=np.array([0, 1, 0])), few, r"'0' is no class of dataset 'few' \(3, 5\)")
+    fails(npz(tmp_path / "open.npz", x=x, y=np.array([0, 1, 0])), few, r"'0' is not a class of dataset 'few' \(3, 5\)")
     fails(npz(tmp_path / "open.npz", x=x, y=np.array([0, 1, 10])), things, "label 10 is outside 0..9")
-    fails(npz(tmp_path / "open.npz", x=x, y=np.array(["a", "b", "k"])), things, "'k' is no class")
+    fails(npz(tmp_path / "open.npz", x=x, y=np.array(["a", "b", "k"])), things, "'k' is not a class")
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_pictures_with_and_without_classes(tmp_path: Path) -> None:
     named = read(tmp_path / "named", data)
     assert (named.labelled, named.dataset.y[-1], named.dataset.x.shape) == (True, 1, (41, 3, 4, 6))
     picture(tmp_path / "named" / "cow" / "1.png")
-    fails(tmp_path / "named", data, r"'cow' is no class of dataset 'own' \(cat, dog\)")
+    fails(tmp_path / "named", data, r"'cow' is not a class of dataset 'own' \(cat, dog\)")
     picture(tmp_path / "named" / "1.png")
     fails(tmp_path / "named", data, "pictures both beside and in subfolders")
     fails(tmp_path / "loose" / "empty", data, "holds no pictures")

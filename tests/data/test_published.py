@@ -220,5 +220,5 @@ def check(spec: Any, folder: Path, words: str) -> None:
     with pytest.raises(FedekdError, match=words) as caught:
         spec.load(folder)
     assert str(folder) in str(caught.value)
-    assert str(caught.value).endswith(f"get it anew with `fedekd data fetch {spec.name}`")
+    assert str(caught.value).endswith(f"fetch it again with `fedekd data fetch {spec.name}`")
     assert "\n" not in str(caught.value)

@@ -66,10 +66,10 @@ def test_the_command_says_what_the_schema_tells(tmp_path, capsys):
     command = ["site", "schema", str(tmp_path / "north" / "site.toml"), "--out", str(tmp_path / "schema.json")]
     assert main(command) == 0
     told = capsys.readouterr().out
-    assert "it tells the labels: 0, 1\nit tells the categories of column 'ward': a, b, c\n" in told
+    assert "it shows the labels: 0, 1\nit shows the categories of column 'ward': a, b, c\n" in told
     assert "no statistics" in told
     written = json.loads((tmp_path / "schema.json").read_text())
     assert written["scaling"] == {"gain": "own", "shift": "own", "mean": 0.0, "std": 1.0}
     assert main([*command, "--with-scaling"]) == 0
-    assert "the means and deviations of this site's 30 rows, to everyone" in capsys.readouterr().out
+    assert "it shows everyone the means and deviations of this site's 30 rows" in capsys.readouterr().out
     assert len(json.loads((tmp_path / "schema.json").read_text())["scaling"]["gain"]) == 4

@@ -123,7 +123,7 @@ def test_a_setting_and_a_parameter_of_one_name_are_told_apart(small):
         ({}, "nothing to search"),
         ({"bta": ["1"]}, "did you mean 'beta'"),
         ({"fedavg.mu": ["1"]}, "is not of the method that is tuned"),
-        ({"epochs": ["two"]}, "'two' is no value for epochs"),
+        ({"epochs": ["two"]}, "'two' is not a value for epochs"),
         ({"lr": [str(k) for k in range(1, 2000)]}, "1,999 combinations"),
         ({"lr": ["-1"]}, "lr must be a number > 0"),
         ({"choose_rounds": ["true"]}, "choose_rounds"),

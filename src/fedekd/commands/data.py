@@ -14,12 +14,12 @@ PARTITION = ("alpha", "clients", "partition", "fraction", "data", "target", "tas
 def add(commands: Any) -> None:
     data = command(commands, "data", None, "list, fetch and look at datasets")
     actions = data.add_subparsers(title="commands", metavar="COMMAND")
-    command(actions, "list", list_data, "what is here and what is not", ["data"])
+    command(actions, "list", list_data, "list the datasets, and say which are downloaded", ["data"])
     fetch = command(actions, "fetch", fetch_data, "download a dataset and check it", ["data"])
-    fetch.add_argument("name", metavar="NAME", help="as `fedekd data list` shows it")
-    show = command(actions, "show", show_data, "draw how the samples lie over the clients", PARTITION)
+    fetch.add_argument("name", metavar="NAME", help="a name from `fedekd data list`")
+    show = command(actions, "show", show_data, "show how the rows are split over the clients", PARTITION)
     show.add_argument("dataset", metavar="NAME", nargs="?", help="a dataset's name or a file (default: digits)")
-    show.add_argument("--seed", type=int, default=0, metavar="N", help="of the partition (default: 0)")
+    show.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the split (default: 0)")
 
 
 def list_data(given: argparse.Namespace) -> None:

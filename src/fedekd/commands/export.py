@@ -12,14 +12,14 @@ from fedekd.commands.parser import command
 def add(commands: Any) -> None:
     export = command(commands, "export", export_model, "give a site its private model, with a model card")
     export.add_argument("folder", metavar="DIR", help="the --out folder of a run")
-    export.add_argument("--client", required=True, metavar="NAME", help="whose model; as the table of clients names it")
+    export.add_argument("--client", required=True, metavar="NAME", help="whose model: a client's name in the tables")
     export.add_argument("--to", required=True, metavar="FILE", help="model.safetensors or model.onnx")
-    export.add_argument("--method", metavar="NAME", help="trained with which method (default: fedekd, or the only one)")
-    export.add_argument("--seed", type=int, metavar="N", help="of which seed's run (default: the first)")
-    export.add_argument("--private", metavar="NAME", help="own private model, package.module:function, for .onnx")
-    export.add_argument("--proxy", metavar="NAME", help="own proxy model, where answers are made from it, for .onnx")
+    export.add_argument("--method", metavar="NAME", help="the method used (default: fedekd, or the only one)")
+    export.add_argument("--seed", type=int, metavar="N", help="the seed of the run (default: the first)")
+    export.add_argument("--private", metavar="NAME", help="your own private model, package.module:function (for .onnx)")
+    export.add_argument("--proxy", metavar="NAME", help="your own proxy model, if predictions use it (for .onnx)")
     export.add_argument(
-        "--with-rows", action="store_true", help="let out a model that answers from training rows, which it holds"
+        "--with-rows", action="store_true", help="allow a model that predicts from training rows, and so contains them"
     )
 
 

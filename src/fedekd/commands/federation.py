@@ -11,10 +11,10 @@ from fedekd.commands.parser import command, console
 def add(commands: Any) -> None:
     federation = command(commands, "federation", None, "try a real federation on this machine")
     actions = federation.add_subparsers(title="commands", metavar="COMMAND")
-    demo = command(actions, "demo", run_demo, "a server and three sites with TLS and node keys on embedded data")
+    demo = command(actions, "demo", run_demo, "run a server and three sites on included data, with TLS and node keys")
     demo.add_argument("--method", default="fedekd", metavar="NAME", help="what to train (default: fedekd)")
-    demo.add_argument("--rounds", type=int, default=3, metavar="N", help="(default: 3)")
-    demo.add_argument("--out", metavar="DIR", help="a new folder to keep everything in (default: nothing is kept)")
+    demo.add_argument("--rounds", type=int, default=3, metavar="N", help="communication rounds (default: 3)")
+    demo.add_argument("--out", metavar="DIR", help="keep everything in this new folder (default: nothing is kept)")
 
 
 def run_demo(given: argparse.Namespace) -> None:

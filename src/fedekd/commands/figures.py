@@ -11,11 +11,11 @@ from fedekd.commands.parser import command
 
 def add(commands: Any) -> None:
     figures = command(commands, "figures", draw_figures, "the report's charts as files for a manuscript")
-    figures.add_argument("folder", metavar="DIR", help="where a run or a study has left its results")
+    figures.add_argument("folder", metavar="DIR", help="the results folder of a run or a study")
     figures.add_argument("--format", default="pdf", choices=["pdf", "svg", "png"], help="(default: pdf)")
-    figures.add_argument("--out", metavar="DIR", help="(default: figures in DIR)")
+    figures.add_argument("--out", metavar="DIR", help="the folder to write to (default: figures in DIR)")
     figures.add_argument("--method", metavar="NAME", help="for charts of one method (default: fedekd, or the first)")
-    figures.add_argument("--seed", type=int, metavar="N", help="for charts of one split (default: the first)")
+    figures.add_argument("--seed", type=int, metavar="N", help="for charts of one seed (default: the first)")
 
 
 def draw_figures(given: argparse.Namespace) -> None:

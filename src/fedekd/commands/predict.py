@@ -14,10 +14,10 @@ def add(commands: Any) -> None:
     predict.add_argument("model", metavar="MODEL", help="a .safetensors or .onnx file that `fedekd export` made")
     predict.add_argument("file", metavar="FILE", help="a .csv, an .npz with x, a picture or a folder of pictures")
     predict.add_argument("--out", metavar="FILE", help="a .csv file for the predictions (default: print them)")
-    predict.add_argument("--private", metavar="NAME", help="own private model, package.module:function")
-    predict.add_argument("--proxy", metavar="NAME", help="own proxy model, where answers are made from it")
+    predict.add_argument("--private", metavar="NAME", help="your own private model, package.module:function")
+    predict.add_argument("--proxy", metavar="NAME", help="your own proxy model, if predictions use it")
     predict.add_argument(
-        "--method", metavar="NAME", help="own method, package.module:Class, where it makes the answers"
+        "--method", metavar="NAME", help="your own method, package.module:Class, if it makes the predictions"
     )
 
 

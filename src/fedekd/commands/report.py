@@ -12,10 +12,8 @@ from fedekd.errors import FedekdError
 
 def add(commands: Any) -> None:
     report = command(commands, "report", write_report, "one HTML page about a run, a study or a real federation")
-    report.add_argument(
-        "folder", metavar="DIR", help="where a run or a study has left its results, or a server's folder"
-    )
-    report.add_argument("--out", metavar="FILE", help="(default: report.html in DIR)")
+    report.add_argument("folder", metavar="DIR", help="the results folder of a run or a study, or a server's folder")
+    report.add_argument("--out", metavar="FILE", help="the file to write (default: report.html in DIR)")
 
 
 def write_report(given: argparse.Namespace) -> None:

@@ -28,18 +28,18 @@ def add(commands: Any) -> None:
     more = run.add_argument_group("more")
     more.add_argument(
         "--set", action="append", default=[], metavar="METHOD.PARAMETER=VALUE",
-        help="a method's own parameter; may be repeated; `fedekd methods` lists them",
+        help="set a parameter of a method; may be repeated; `fedekd methods` lists them",
     )  # fmt: skip
-    more.add_argument("--config", metavar="FILE", help="TOML file with the same settings; options given here win")
+    more.add_argument("--config", metavar="FILE", help="TOML file with settings; options given here win")
     more.add_argument(
         "--log-to", default="none", metavar="LIST",
-        help="send scalars and histograms of every round to tensorboard, mlflow or wandb (default: none)",
+        help="send every round's results to tensorboard, mlflow or wandb (default: none)",
     )  # fmt: skip
     more.add_argument(
         "--workers", type=int, metavar="N",
         help="processes for methods and seeds on a CPU (default: as many as cores where there is much to do)",
     )  # fmt: skip
-    more.add_argument("--show-clients", action="store_true", help="the table of clients for each of several seeds")
+    more.add_argument("--show-clients", action="store_true", help="show the table of clients for each seed")
     more.add_argument("--no-report", action="store_true", help="do not write report.html")
     more.add_argument("--quiet", action="store_true", help="no progress, only the results")
 

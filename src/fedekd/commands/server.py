@@ -16,14 +16,14 @@ def add(commands: Any) -> None:
     actions = server.add_subparsers(title="commands", metavar="COMMAND")
     init = command(actions, "init", init_server, "make a server's folder: certificates, settings, systemd unit")
     init.add_argument("folder", metavar="DIR", help="a new or empty folder")
-    init.add_argument("--address", required=True, metavar="HOST:PORT", help="that the sites will use")
-    init.add_argument("--ca", metavar="FILE", help="own authority's certificate (without: one is made for trials)")
-    init.add_argument("--certificate", metavar="FILE", help="own certificate for the address")
+    init.add_argument("--address", required=True, metavar="HOST:PORT", help="the address that sites will use")
+    init.add_argument("--ca", metavar="FILE", help="your authority's certificate (default: one is made, for trials)")
+    init.add_argument("--certificate", metavar="FILE", help="your own certificate for the address")
     init.add_argument("--key", metavar="FILE", help="its private key")
     init.add_argument("--method", metavar="NAME", help="what to train (default: fedekd)")
     init.add_argument("--rounds", type=int, metavar="N", help="communication rounds (default: 10)")
-    init.add_argument("--min-sites", type=int, metavar="N", help="that a round needs (default: 2)")
-    init.add_argument("--user", default="fedekd", metavar="NAME", help="of the systemd unit (default: fedekd)")
+    init.add_argument("--min-sites", type=int, metavar="N", help="sites that a round needs (default: 2)")
+    init.add_argument("--user", default="fedekd", metavar="NAME", help="user of the systemd unit (default: fedekd)")
     run = command(actions, "run", run_server, "run the federation to its end and print the report")
     run.add_argument("file", metavar="SERVER.toml", help="as `fedekd server init` made it")
     finish = command(actions, "finish", finish_server, "give sites that were away at the end their model and verdict")
@@ -36,7 +36,7 @@ def add(commands: Any) -> None:
 def init_server(given: argparse.Namespace) -> None:
     own = [getattr(given, name) for name in CERTIFICATES]
     if any(own) and not all(own):
-        raise FedekdError("own certificates need all three of --ca, --certificate and --key")
+        raise FedekdError("your own certificate needs all three of --ca, --certificate and --key")
     from fedekd.flower.setup import init
 
     settings = {name: getattr(given, name) for name in ("method", "rounds", "min_sites")}

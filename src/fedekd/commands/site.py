@@ -15,28 +15,28 @@ def add(commands: Any) -> None:
     actions = site.add_subparsers(title="commands", metavar="COMMAND")
     init = command(actions, "init", init_site, "make a site's folder: key, settings, systemd unit")
     init.add_argument("folder", metavar="DIR", help="a new or empty folder")
-    init.add_argument("--name", required=True, metavar="NAME", help="of the site, as others see it")
+    init.add_argument("--name", required=True, metavar="NAME", help="the site's name, as others see it")
     init.add_argument("--server", required=True, metavar="HOST:PORT", help="the server's address")
-    init.add_argument("--data", required=True, metavar="PATH", help="the site's rows: .csv, .npz, folder or a name")
-    init.add_argument("--target", metavar="COLUMN", help="target column of a .csv")
-    init.add_argument("--task", metavar="NAME", help="classification or regression, where the data does not say")
-    init.add_argument("--private", metavar="NAME", help="own private model, package.module:function")
-    init.add_argument("--ca", metavar="FILE", help="the server's ca.crt, if it is here already")
+    init.add_argument("--data", required=True, metavar="PATH", help="its rows: a .csv, .npz, folder or dataset name")
+    init.add_argument("--target", metavar="COLUMN", help="column of a .csv to predict")
+    init.add_argument("--task", metavar="NAME", help="classification or regression, if the data does not tell")
+    init.add_argument("--private", metavar="NAME", help="your own private model, package.module:function")
+    init.add_argument("--ca", metavar="FILE", help="the server's ca.crt, if you have it already")
     init.add_argument("--port", type=int, metavar="N", help="a free port on this machine (default: 9094)")
-    init.add_argument("--user", default="fedekd", metavar="NAME", help="of the systemd unit (default: fedekd)")
-    key = command(actions, "key", new_key, "make a new key, where the old one is lost or void (it is kept)")
+    init.add_argument("--user", default="fedekd", metavar="NAME", help="user of the systemd unit (default: fedekd)")
+    key = command(actions, "key", new_key, "make a new key if the old one is lost or void (the old file is kept)")
     key.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
-    check = command(actions, "check", check_site, "verify data, model, key, certificate, connection and clock")
+    check = command(actions, "check", check_site, "check data, model, key, certificate, connection and clock")
     check.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
-    check.add_argument("--schema", metavar="FILE", help="the federation's schema: tries data and model as joining will")
+    check.add_argument("--schema", metavar="FILE", help="the federation's schema: try data and model as joining will")
     schema = command(
-        actions, "schema", write_schema, "describe the data's layout, without rows, for all sites to agree on"
+        actions, "schema", write_schema, "describe the layout of the data, without rows, for all sites to agree on"
     )
     schema.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
     schema.add_argument("--out", default="schema.json", metavar="FILE", help="(default: schema.json)")
     schema.add_argument(
         "--with-scaling", action="store_true",
-        help="tell everyone this data's means and deviations, to scale by (default: each site by its own, at home)",
+        help="include this data's means and deviations, for all to scale by (default: each site scales by its own)",
     )  # fmt: skip
     accept = command(actions, "accept", accept_offer, "agree to other terms or another schema than before")
     accept.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
@@ -64,7 +64,7 @@ def new_key(given: argparse.Namespace) -> None:
     from fedekd.flower.setup.keys import renew_node_key
 
     public = renew_node_key(read_site(given.file).key)
-    print(f"send to the server's administrator, to be put in the old one's place: {public}")
+    print(f"send {public} to the server's administrator, to replace the old one")
 
 
 def check_site(given: argparse.Namespace) -> None:
@@ -76,7 +76,7 @@ def check_site(given: argparse.Namespace) -> None:
         wrong += one.state == "wrong"
         unknown += [one.name] if one.state == "unknown" else []
     if wrong:
-        raise FedekdError(f"{wrong} of the checks failed; mend what they name and check again")
+        raise FedekdError(f"{wrong} of the checks failed; fix what they name and check again")
     print(f"nothing wrong was found; not checked: {', '.join(unknown)}" if unknown else "ready to join")
 
 
@@ -91,14 +91,14 @@ def write_schema(given: argparse.Namespace) -> None:
     schema = Schema.of(dataset, Scaling.of(dataset) if given.with_scaling else Scaling.public(dataset))
     schema.write(given.out)
     if schema.labels:
-        print(f"it tells the labels: {', '.join(schema.labels)}")
+        print(f"it shows the labels: {', '.join(schema.labels)}")
     for column, texts in categories_of(schema.columns).items():
-        print(f"it tells the categories of column {column!r}: {', '.join(texts)}")
+        print(f"it shows the categories of column {column!r}: {', '.join(texts)}")
     if given.with_scaling and Scaling.public(dataset).own:
-        print(f"it tells the means and deviations of this site's {len(dataset.y)} rows, to everyone who reads it")
+        print(f"it shows everyone the means and deviations of this site's {len(dataset.y)} rows")
     else:
-        print("it tells no statistics of this site's rows")
-    print(f"look through {given.out}, then send it to the server's administrator")
+        print("it holds no statistics of this site's rows")
+    print(f"read {given.out}, then send it to the server's administrator")
 
 
 def accept_offer(given: argparse.Namespace) -> None:

@@ -13,8 +13,8 @@ STUDY = ("data", "out", "seeds", "rounds", "epochs", "device", "precision", "eng
 
 def add(commands: Any) -> None:
     study = command(commands, "study", run_study, "run a grid of datasets, alphas, seeds and methods", STUDY)
-    study.add_argument("study", metavar="NAME", help="`paper`, or a TOML file")
-    study.add_argument("--only", default="", metavar="FILTER", help="such as dataset=cifar10,alpha=0.5,method=fedekd")
+    study.add_argument("study", metavar="NAME", help="paper, field, joining, or a TOML file")
+    study.add_argument("--only", default="", metavar="FILTER", help="part of it, such as dataset=cifar10,method=fedekd")
     study.add_argument("--dry-run", action="store_true", help="only count runs, samples and bytes")
     study.add_argument("--workers", type=int, metavar="N", help="processes on a CPU (default: as many as cores)")
     study.add_argument("--ray", metavar="ADDRESS", help="spread the runs over a Ray cluster (or: local)")

@@ -11,10 +11,10 @@ from fedekd.commands.parser import command
 
 def add(commands: Any) -> None:
     table = command(commands, "table", print_tables, "the paper's tables from a folder of results")
-    table.add_argument("folder", metavar="DIR", help="where a study has left its results")
+    table.add_argument("folder", metavar="DIR", help="the results folder of a run or a study")
     table.add_argument("--format", default="markdown", choices=["markdown", "latex", "csv"], help="(default: markdown)")
     table.add_argument("--against", choices=["paper"], help="the paper's number beside each cell")
-    table.add_argument("--only", default="", metavar="TABLE", help="one table by a part of its title")
+    table.add_argument("--only", default="", metavar="TABLE", help="only the table whose title contains this")
 
 
 def print_tables(given: argparse.Namespace) -> None:

@@ -17,26 +17,26 @@ FIXED = ("methods", "seeds", "alone", "models", "out")  # what tuning decides it
 
 def add(commands: Any) -> None:
     shared = [field.name for field in fields(Settings) if field.name not in FIXED]
-    text = "search a method's hyper-parameters on validation rows, on seeds that are not reported"
+    text = "search hyper-parameters on validation rows, with seeds that will not be reported"
     tune = command(commands, "tune", tune_method, text, shared)
-    tune.add_argument("--method", default="fedekd", metavar="NAME", help="also local (default: fedekd)")
+    tune.add_argument("--method", default="fedekd", metavar="NAME", help="what to tune, or local (default: fedekd)")
     tune.add_argument(
         "--grid", nargs="+", action="extend", default=[], metavar="NAME=VALUES",
-        help="values to try, such as beta=0.5,1,2 lr=0.001,0.01: the method's parameters, or settings of the training",
+        help="values to try, such as beta=0.5,1,2 lr=0.001,0.01: the method's parameters or training settings",
     )  # fmt: skip
-    add_setting(tune, "seeds", str, "to tune on (default: 100-102)")
+    add_setting(tune, "seeds", str, "seeds to tune on (default: 100-102)")
     tune.add_argument(
         "--report-seeds", default="0-9", metavar="LIST",
-        help="seeds that results will be told of, which are not tuned on; or none (default: 0-9)",
+        help="seeds of the results to report, never tuned on; or none (default: 0-9)",
     )  # fmt: skip
     tune.add_argument(
-        "--by", default="loss", choices=["loss", "value"], help="validation loss or metric (default: loss)"
+        "--by", default="loss", choices=["loss", "value"], help="rank by validation loss or metric (default: loss)"
     )
     add_setting(tune, "out", str, "folder for the runs (default: fedekd-tuning)")
     tune.add_argument(
-        "--set", action="append", default=[], metavar="METHOD.PARAMETER=VALUE", help="a parameter that stays as it is"
+        "--set", action="append", default=[], metavar="METHOD.PARAMETER=VALUE", help="a parameter to hold fixed"
     )
-    tune.add_argument("--config", metavar="FILE", help="TOML file with the same settings; options given here win")
+    tune.add_argument("--config", metavar="FILE", help="TOML file with settings; options given here win")
     tune.add_argument("--workers", type=int, metavar="N", help="processes on a CPU (default: as many as cores)")
 
 

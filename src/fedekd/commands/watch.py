@@ -1,4 +1,4 @@
-"""fedekd watch: look at a run or a study that another process is at."""
+"""fedekd watch: follow a run or a study that another process is working on."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ LOOK = 0.5  # seconds between two looks at the file
 
 
 def add(commands: Any) -> None:
-    watch = command(commands, "watch", watch_folder, "look at a run or a study that another process is at")
+    watch = command(commands, "watch", watch_folder, "follow a run or a study that another process is working on")
     watch.add_argument("folder", metavar="DIR", help="results folder of the run or the study")
-    watch.add_argument("--once", action="store_true", help="print how it stands now, and end")
+    watch.add_argument("--once", action="store_true", help="print the current state and exit")
     watch.add_argument(
         "--timeout", type=float, default=3600.0, metavar="SECONDS",
         help="how long to wait for something to start (default: 3600)",

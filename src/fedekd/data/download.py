@@ -36,7 +36,7 @@ def to_file(url: str, path: Path, md5: str | None, name: str, progress: bool) ->
         )
     except ValueError:
         raise FedekdError(
-            f"{path.name} came with the wrong checksum (expected md5 {md5}) and was not kept; "
+            f"{path.name} arrived with the wrong checksum (expected md5 {md5}) and was deleted; "
             f"run `fedekd data fetch {name}` again, or put the right file at {path}"
         ) from None
     finally:

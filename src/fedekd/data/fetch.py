@@ -76,7 +76,7 @@ def _unpack(published: Published, archive: Path, home: Path, members: Mapping[st
                     shutil.copyfileobj(file, copy, 1 << 20)
         for member, md5 in members.items():
             if md5 is not None and _md5(staging / member) != md5:
-                raise FedekdError(f"{member} is lacking or has the wrong checksum")
+                raise FedekdError(f"{member} is missing or has the wrong checksum")
         published.load_home(staging)
         for source in [path for path in staging.rglob("*") if path.is_file()]:
             place = home / source.relative_to(staging)
@@ -84,7 +84,7 @@ def _unpack(published: Published, archive: Path, home: Path, members: Mapping[st
             source.replace(place)
     except (FedekdError, tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError) as error:
         archive.unlink()
-        raise FedekdError(f"{archive.name} is not the archive it should be ({error}); it was removed") from None
+        raise FedekdError(f"{archive.name} is not the right archive ({error}); it was deleted") from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 

@@ -189,7 +189,7 @@ def _dataset(path: Path, raw: Raw, task: str | None, part: bool = False) -> Data
     if task == "classification":
         y, labels = _classes(path, raw.y, part)
     elif raw.y.dtype.kind not in "buif":
-        raise FedekdError(f"{path}: the target is text ({raw.y[0]!r}, ..), which is no regression; leave --task out")
+        raise FedekdError(f"{path}: the target is text ({raw.y[0]!r}, ..), not numbers to predict; leave --task out")
     names, sites = np.unique(raw.site, return_inverse=True) if raw.site is not None else ((), None)
     return Dataset(
         name=path.stem,

@@ -29,7 +29,7 @@ def dirichlet(
             rng.shuffle(rows)
             shares = rng.dirichlet([alpha] * clients)
             if not abs(shares.sum() - 1) < 1e-6:
-                raise FedekdError(f"alpha {alpha} is beyond what can be drawn; give one between 0.001 and 1000000")
+                raise FedekdError(f"alpha {alpha} is out of range; give one between 0.001 and 1000000")
             cuts = (np.cumsum(shares) * len(rows)).astype(int)[:-1]
             for piece, part in zip(pieces, np.split(rows, cuts), strict=True):
                 piece.append(part)

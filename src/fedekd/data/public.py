@@ -137,7 +137,7 @@ def _in_order(path: Path, x: np.ndarray, names: tuple[str, ...], dataset: Datase
         if name not in known and column in there:
             raise FedekdError(f"{path}: column {column!r} holds {text!r}, which dataset {dataset.name!r} does not know")
         if name not in known:
-            raise FedekdError(f"{path} has a column {column!r}, which dataset {dataset.name!r} has not; remove it")
+            raise FedekdError(f"{path} has a column {column!r}, which dataset {dataset.name!r} lacks; remove it")
     ordered = np.zeros((len(x), len(dataset.columns)))
     for k, name in enumerate(dataset.columns):
         if name in place:
@@ -207,7 +207,7 @@ def _answers(path: Path, y: np.ndarray, dataset: Dataset) -> np.ndarray:
     strange = [name for name in names if name not in classes]
     if strange:
         raise FedekdError(
-            f"{path}: {strange[0]!r} is no class of dataset {dataset.name!r} ({_some(classes)}); "
+            f"{path}: {strange[0]!r} is not a class of dataset {dataset.name!r} ({_some(classes)}); "
             "correct the labels, or give the rows without any"
         )
     return np.array([classes.index(name) for name in names], np.int64)[places]

@@ -83,7 +83,7 @@ class Published:
             x, y = self.read(home)
             self._check(where, x, y)
         except formats.BadFile as error:
-            raise FedekdError(f"{error}; get it anew with `fedekd data fetch {self.name}`") from None
+            raise FedekdError(f"{error}; fetch it again with `fedekd data fetch {self.name}`") from None
         edition = "" if len(x) == self.train[0] else f", another edition: {len(x):,} images, not {self.train[0]:,}"
         return Dataset(
             name=self.name,

@@ -113,7 +113,7 @@ def _onnx(metadata: ModelMetadata, about: dict[str, str], code: OwnCode) -> byte
             .removesuffix(" See the stack trace for more information.")
         )
         what = metadata.model if metadata.answers is None else f"the answers of {metadata.method}"
-        raise FedekdError(f"torch cannot draw {what} as an ONNX graph: {why}") from None
+        raise FedekdError(f"torch cannot export {what} to ONNX: {why}") from None
     assert program is not None
     program.model.metadata_props.update(about)
     return program.model_proto.SerializeToString()

@@ -123,7 +123,7 @@ def _converted(what: str, default: Any, value: Any) -> Any:
             raise ValueError
         return type(default)(value)
     except (ValueError, KeyError, OverflowError, TypeError):
-        kind = {bool: "true or false", int: "a whole number", float: "a number"}.get(type(default), "a text")
+        kind = {bool: "true or false", int: "a whole number", float: "a number"}.get(type(default), "text")
         raise FedekdError(f"{what} must be {kind}, got {value!r}") from None
 
 

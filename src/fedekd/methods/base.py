@@ -62,9 +62,11 @@ class Batch:
         return self.rows >= 0 if self.mask is None else self.mask.bool()
 
     def mean(self, per_sample: Tensor) -> Tensor:
+        """The mean over samples, without padding."""
         return gate.masked_mean(per_sample, self.mask)
 
     def supervised(self, role: str) -> Tensor:
+        """The task's mean loss of this role's outputs."""
         return self.mean(self.task.loss(self.outputs[role], self.y))
 
     def distilled(self, student: str, teacher: str | Tensor) -> Tensor:
@@ -196,6 +198,7 @@ class Uploads:
         return self.given
 
     def mean(self) -> Tree:
+        """Uniform, or by training samples with ``--weighting samples``."""
         return self.average(self.stacked, self.weights)
 
 
@@ -232,6 +235,7 @@ class Method:
     original: ClassVar[type[Method] | None] = None
 
     def steps(self, round: int) -> tuple[Step, ...]:
+        """What happens in a round, in this order; rounds count from 0."""
         raise NotImplementedError(f"{type(self).__name__} needs steps(self, round)")
 
     def begin(self, client: ClientInit) -> dict[str, Any]:

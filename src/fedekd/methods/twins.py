@@ -77,4 +77,4 @@ def check_taught(method: Method) -> None:
     """After a rehearsal: whether there was a teacher to take anything from."""
     if method.teaching is not None and not method.teaching.taught:
         plain = method.name.split("@")[0]
-        raise FedekdError(f"{plain} learns from no teacher's outputs: {method.name} shows nothing; try {plain}@alone")
+        raise FedekdError(f"{plain} has no teacher, so {method.name} shows nothing; try {plain}@alone")

@@ -151,7 +151,7 @@ def _combinations(method: str, grid: Mapping[str, Sequence[Any]]) -> list[tuple[
         raise FedekdError("nothing to search; give values to try, such as --grid lr=0.001,0.01 beta=0.5,1,2")
     count = math.prod(len(values) for values in grid.values())
     if count > MOST:
-        raise FedekdError(f"{count:,} combinations, and more than {MOST:,} are no small search; give fewer values")
+        raise FedekdError(f"{count:,} combinations are too many; give fewer values, for at most {MOST:,}")
     axes = []
     for name, values in grid.items():
         owner, dot, _ = name.rpartition(".")
@@ -172,7 +172,7 @@ def _typed(name: str, value: Any) -> Any:
             return {"true": True, "false": False}[value.lower()]
         return {"int": int, "float": float}.get(kind, str)(value)
     except (ValueError, KeyError):
-        raise FedekdError(f"{value!r} is no value for {name} in --grid") from None
+        raise FedekdError(f"{value!r} is not a value for {name} in --grid") from None
 
 
 def _settings(shared: Mapping[str, Any], changes: Sequence[Change]) -> Settings:
