@@ -62,7 +62,7 @@ def weigh(opinions: Tensor, y: Tensor, rows: Tensor, caution: float) -> tuple[Te
     """Weights [K, S, E] that fit best, and their losses [K, S], for each of K weightings of the rows [K, B].
 
     What they are drawn to, as strongly as ``caution`` rows would, is the first expert alone. Newton's method with a
-    line search, which ends where no share of the way is better than none.
+    line search, which ends where no share of the way is better than none. The weights of values are shares.
     """
     panels, experts = opinions.shape[:2]
     alone = torch.eye(experts, dtype=opinions.dtype, device=opinions.device)[0]
@@ -76,6 +76,9 @@ def weigh(opinions: Tensor, y: Tensor, rows: Tensor, caution: float) -> tuple[Te
         found = fit(weights) + caution * (weights - alone).square().sum(-1) / 2
         return torch.where(found.isfinite(), found, torch.inf)
 
+    if opinions.dim() == 3:
+        weights = _shares(opinions, y, rows, caution)
+        return weights, fit(weights)
     for _ in range(NEWTON):
         slope, bend = _derivatives(weights, opinions, y, rows)
         way = torch.linalg.solve(bend + (caution + 1e-6) * identity, slope + caution * (weights - alone))
@@ -85,12 +88,20 @@ def weigh(opinions: Tensor, y: Tensor, rows: Tensor, caution: float) -> tuple[Te
     return weights, fit(weights)
 
 
+def _shares(opinions: Tensor, y: Tensor, rows: Tensor, caution: float) -> Tensor:
+    """The same for values: weights that are not negative and sum to 1, by what the others add to the first."""
+    first, more = opinions[:, 0], opinions[:, 1:] - opinions[:, :1]
+    identity = torch.eye(more.shape[1], dtype=more.dtype, device=more.device)
+    bend = 2 * torch.einsum("seb,sfb,kb->ksef", more, more, rows) + caution * (identity + 1) + 1e-6 * identity
+    slope = 2 * torch.einsum("seb,sb,kb->kse", more, y - first, rows)
+    shares = torch.linalg.solve(bend, slope).clamp(min=0)
+    shares = shares / shares.sum(-1, keepdim=True).clamp(min=1)
+    return torch.cat([1 - shares.sum(-1, keepdim=True), shares], -1)
+
+
 def _derivatives(weights: Tensor, opinions: Tensor, y: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradient [K, S, E] and Hessian [K, S, E, E] of the rows' losses."""
+    """Gradient [K, S, E] and Hessian [K, S, E, E] of the rows' cross-entropy."""
     out = pooled(weights, opinions)
-    if out.dim() == 3:
-        slope = 2 * torch.einsum("seb,ksb,kb->kse", opinions, out - y, rows)
-        return slope, 2 * torch.einsum("seb,sfb,kb->ksef", opinions, opinions, rows)
     shares = torch.softmax(out, -1)
     off = shares - F.one_hot(y, out.shape[-1]).to(out.dtype)
     slope = torch.einsum("sebc,ksbc,kb->kse", opinions, off, rows)
