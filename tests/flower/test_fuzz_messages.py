@@ -10,6 +10,7 @@ import io
 import json
 import os
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -37,7 +38,7 @@ from fedekd.runs.federation_report import read_report
 
 COUNT = int(os.environ.get("FEDEKD_FUZZ", "150"))
 BAD = 1001  # birch's node
-HANG = 10.0  # seconds
+HANG = 60.0  # seconds: a busy machine is slow, and what hangs hangs for ever
 
 
 class Canned(Hand):
@@ -91,6 +92,7 @@ def test_no_site_stops_the_others(place, method: str, share: float) -> None:
     for _ in rounds.visits:
         rounds.step()
         moments.append(moment(rounds))
+    assert rounds.progress.counted == [["alder", "birch", "cedar"]] * len(rounds.visits)
     for seed in range(int(share * COUNT)):
         number = seed % len(rounds.visits)
         post.random = Random(seed)
@@ -137,7 +139,9 @@ def test_no_server_stops_a_site(place) -> None:
             payload = wire.from_records(records)
         except FedekdError:
             continue
+        start = time.monotonic()
         reply = answer(own, key[0], payload)
+        assert time.monotonic() - start < HANG, seed
         assert Reply.parse(reply).code not in (StatusCode.FAULT, StatusCode.UNREADABLE), (seed, key)
         if reply.words["code"]:
             assert set(reply.words) == {"code", "name"}
