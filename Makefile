@@ -6,13 +6,16 @@ READY := $(VENV)/.ready
 STAMP := $(VENV)/.installed
 INSTALL := $(BIN)/pip install --disable-pip-version-check --quiet --editable
 
-.PHONY: demo test lint mutants docs pictures bench clean
+.PHONY: demo test fuzz lint mutants docs pictures bench clean
 
 demo: $(READY)
-	$(BIN)/fedekd run --dataset heart --methods fedekd,fml,fedavg --alone menu --split-seed 0 --seeds 0-2 --out demo-results
+	$(BIN)/fedekd run --dataset heart --methods second-opinion,fedekd,fedavg --alone menu --split-seed 0 --seeds 0-2 --out demo-results
 
 test: lint
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+
+fuzz: $(STAMP)
+	FEDEKD_FUZZ=10000 $(BIN)/python -m pytest tests/flower/test_fuzz_messages.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks examples tools docs/*.py

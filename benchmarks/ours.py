@@ -18,7 +18,7 @@ import numpy as np
 
 from fedekd.data import Dataset, Split
 from fedekd.engines.serial import Serial
-from fedekd.runs.execution import complete
+from fedekd.runs.execution import Failure, Started, execute
 from fedekd.runs.observers import Observer
 from fedekd.runs.plan import PlannedRun, plan
 from fedekd.runs.store import Store
@@ -71,7 +71,9 @@ def throughput(spec: job.Spec) -> None:
 def fedavg(spec: job.Spec) -> None:
     run = planned("fedavg", job.CLIENTS, spec)
     with tempfile.TemporaryDirectory(prefix="fedekd-bench-") as out:
-        record = complete([replace(run, local_key=run.key)], Store(out), Observer(), "serial")[run.key]
+        alone = [replace(run, local_key=run.key)]
+        outcomes = execute(alone, [run.key], Store(out), Observer(), "serial", strict=True)
+        record = next(found for found in outcomes if not isinstance(found, (Failure, Started)))
     accuracies = [client["value"] for client in record["clients"]]
     model = run.job.private(run.job.federation.dataset.x.shape[1:], job.CLASSES)
     job.report_job("fedekd", spec, accuracies, model, run.job.work(), fedekd=record["versions"]["fedekd"])

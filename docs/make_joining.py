@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +24,9 @@ from fedekd.runs.results import load
 from fedekd.runs.transfer import MethodTransfer, analyse
 
 HOME = Path(__file__).resolve().parents[1]
-SHOWN = ("local-smooth", "fedekd", "fedavg", "fedavg-tuned", "fedrep", "ditto")
+OURS = "second-opinion"
+ROUNDS = 50
+SHOWN = (OURS, "knnper", "ditto", "fedrod", "fedavg", "fedproto", "fedekd")
 
 
 def records(study: str) -> list[Record]:
@@ -71,70 +76,151 @@ def over_splits() -> list[str]:
     return [f"**{headline(own)}.** {losses(own)}.", "", *(f"- {one.sentence()}" for one in own)]
 
 
-def joining() -> tuple[list[str], list[dict[str, object]]]:
-    """The table, and the points of the figure: gain over Local against training rows, smoothed Local as a line too."""
-    tables: dict[tuple[str, float | None, float, int], list[Record]] = defaultdict(list)
+@dataclass
+class Setting:
+    """One column of the study: a dataset with so many rows, dealt out so unevenly."""
+
+    dataset: str
+    alpha: float | None
+    fraction: float
+    clients: int
+    records: list[Record]
+
+    @property
+    def name(self) -> str:
+        alpha = "" if self.alpha is None else f" α={self.alpha:g}"
+        share = "" if self.fraction == 1 else f", {100 * self.fraction:g} %"
+        many = "" if self.clients == 6 else f", {self.clients} clients"
+        return f"{TITLES.get(self.dataset, self.dataset)}{alpha}{share}{many}"
+
+    @cached_property
+    def by(self) -> dict[str, dict[int, Record]]:
+        found: dict[str, dict[int, Record]] = defaultdict(dict)
+        for r in self.records:
+            found[r["label"]][r["seed"]] = r
+        return found
+
+    @cached_property
+    def taken_apart(self) -> dict[str, MethodTransfer]:
+        return {one.label: one for one in analyse(self.records)}
+
+    @property
+    def rows(self) -> float:
+        return float(np.mean([c["n_train"] for r in self.by["local"].values() for c in r["clients"]]))
+
+    def deltas(self, label: str, seeds: Iterable[int]) -> np.ndarray:
+        return np.array([self.by[label][seed]["avg_delta"] for seed in seeds])
+
+    def lead(self, label: str) -> list[float]:
+        """By how much second-opinion is ahead of a method, seed by seed."""
+        seeds = sorted(set(self.by[OURS]) & set(self.by[label]))
+        return list(self.deltas(OURS, seeds) - self.deltas(label, seeds))
+
+
+def settings() -> list[Setting]:
+    found: dict[tuple[str, float | None, float, int], list[Record]] = defaultdict(list)
     for r in records("joining"):
         how = r["partition"]
-        tables[r["dataset"], r["alpha"], how.get("fraction", 1.0), how["clients"]].append(r)
-    lines = [
-        "| data | rows a client | smoothed | FedeKD | FedAvg | FedAvg tuned | FedRep | Ditto |",
-        "| --- | ---: |" + " ---: |" * len(SHOWN),
-    ]
-    dots: list[dict[str, object]] = []
-    for (dataset, alpha, fraction, clients), some in tables.items():
-        by: dict[str, dict[int, Record]] = defaultdict(dict)
-        for r in some:
-            by[r["label"]][r["seed"]] = r
-        rows = float(np.mean([c["n_train"] for r in by["local"].values() for c in r["clients"]]))
-        gains = {one.label: one for one in analyse(some)}
+        found[r["dataset"], r["alpha"], how.get("fraction", 1.0), how["clients"]].append(r)
+    every = [one for place, some in found.items() if OURS in (one := Setting(*place, some)).by]
+    return sorted(every, key=lambda one: (one.dataset, -(one.alpha or 0), one.fraction))
+
+
+def interval(found: Sequence[float] | None) -> str:
+    return "" if found is None else f" [{points(found[0])}, {points(found[1])}]"
+
+
+def apart(every: list[Setting]) -> list[str]:
+    """Second-opinion taken apart, one line for each setting."""
+    heads = "Δ", "recipe", "federation", "gain over the best alone", "clearly helped", "clearly harmed"
+    lines = ["| data | rows a client | " + " | ".join(heads) + " |"]
+    lines.append("| --- |" + " ---: |" * 7)
+    for one in every:
+        ours = one.taken_apart[OURS]
+        parts = [ours.summary.get(part) for part in ("delta", "recipe", "federation", "gain")]
+        cells = ["–" if p is None else points(p["mean"]) + interval(p["interval"]) for p in parts]
+        count = len(ours.clients)
+        states = [f"{ours.states[state]} of {count}" for state in ("helped", "harmed")]
+        lines.append(f"| {one.name} | {one.rows:.0f} | " + " | ".join([*cells, *states]) + " |")
+    return lines
+
+
+def rivals(every: list[Setting]) -> list[str]:
+    """Each method's Δ, and by how much second-opinion is ahead of it, with the interval paired over seeds."""
+    labels = {label for one in every for label in one.by if "@" not in label} - {"local", OURS}
+    mean = {x: float(np.mean([one.deltas(x, one.by[x]).mean() for one in every if x in one.by])) for x in labels}
+    lines = ["| Avg Δ (behind second-opinion) | MB sent a round | " + " | ".join(one.name for one in every) + " |"]
+    lines.append("| --- | ---: |" + " ---: |" * len(every))
+    for label in (OURS, *sorted(labels, key=mean.__getitem__, reverse=True)):
         cells = []
-        for label in SHOWN:
-            cells.append(cell_of(label, by, gains))
-            if label in by:
-                mean = float(np.mean([r["avg_delta"] for r in by[label].values()]))
-                where = f"{TITLES[dataset]} α={alpha:g}"
-                if clients == 6:
-                    dots.append({"rows": rows, "delta": 100 * mean, "method": label, "data": where})
-        name = f"{TITLES[dataset]} α={alpha:g}, {100 * fraction:g} %, {clients} clients"
-        lines.append(f"| {name} | {rows:.0f} | " + " | ".join(cells) + " |")
-    return lines, dots
+        for one in every:
+            if label not in one.by:
+                cells.append("–")
+                continue
+            delta = points(float(one.deltas(label, one.by[label]).mean()))
+            cells.append(f"**{delta}**" if label == OURS else f"{delta} ({with_interval(one.lead(label))})")
+        sent = next(next(iter(one.by[label].values())) for one in every if label in one.by)
+        a_round = (sent["bytes_up"] + sent["bytes_down"]) / ROUNDS / 1e6
+        lines.append(f"| {label} | {a_round:.1f} | " + " | ".join(cells) + " |")
+    return lines
 
 
-def cell_of(label: str, by: dict[str, dict[int, Record]], gains: dict[str, MethodTransfer]) -> str:
-    if label not in by:
-        return "–"
-    delta = points(float(np.mean([r["avg_delta"] for r in by[label].values()])))
-    if label not in gains:
-        return delta
-    one = gains[label]
-    return f"{delta} ({points(one.summary['gain']['mean'])}; {one.states['helped']}/{one.states['harmed']})"
+def said(every: list[Setting]) -> str:
+    """What the tables say, in sentences."""
+    ours = [one.taken_apart[OURS] for one in every]
+    above = {p: sum(o.summary[p]["interval"][0] > 0 for o in ours if p in o.summary) for p in ("federation", "gain")}
+    helped, harmed = (sum(o.states[state] for o in ours) for state in ("helped", "harmed"))
+    count, cells = sum(len(o.clients) for o in ours), len(every)
+    best = sum(all(np.mean(one.lead(label)) > 0 for label in one.by if label != OURS) for one in every)
+    ahead = sum((found := paired_interval(one.lead("fedavg"))) is not None and found[0] > 0 for one in every)
+    return f"""`second-opinion` is clearly better than the best alone in {above["gain"]} of {cells} settings, and what
+it owes to federation alone is clearly above 0 in {above["federation"]}. {helped} of {count} client-runs were clearly
+helped and {harmed} clearly harmed. It is clearly ahead of FedAvg in {ahead} of {cells} settings, and has the highest
+mean of all methods here in {best}."""
 
 
-def figure(dots: list[dict[str, object]]) -> str:
+def figure(every: list[Setting]) -> str:
+    dots = [
+        {
+            "rows": one.rows,
+            "gain": 100 * method.summary["gain"]["mean"],
+            "method": label,
+            "data": one.name.split(",")[0],
+        }
+        for one in every
+        for label, method in one.taken_apart.items()
+        if label in SHOWN and "gain" in method.summary
+    ]
     spec = {
         "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
         "data": {"values": dots},
         "facet": {"field": "data", "type": "nominal", "title": None},
         "columns": 2,
+        "resolve": {"scale": {"y": "independent"}},
         "spec": {
             "width": 300,
-            "height": 200,
-            "mark": {"type": "line", "point": True, "clip": True},
+            "height": 220,
+            "layer": [
+                {
+                    "mark": {"type": "line", "point": True, "clip": True},
+                    "encoding": {"color": {"field": "method", "type": "nominal", "sort": list(SHOWN), "title": None}},
+                },
+                {"mark": {"type": "rule", "color": "#888"}, "encoding": {"y": {"datum": 0}, "x": None}},
+            ],
             "encoding": {
                 "x": {
                     "field": "rows",
                     "type": "quantitative",
-                    "scale": {"type": "log"},
+                    "scale": {"type": "log", "nice": False, "padding": 20},
+                    "axis": {"values": sorted({round(d["rows"]) for d in dots}), "format": "d"},
                     "title": "training rows a client",
                 },
                 "y": {
-                    "field": "delta",
+                    "field": "gain",
                     "type": "quantitative",
-                    "scale": {"domain": [-8, 4]},
-                    "title": "points over plain Local",
+                    "scale": {"domain": [-6, 13]},
+                    "title": "points over the best alone",
                 },
-                "color": {"field": "method", "type": "nominal", "sort": list(SHOWN), "title": None},
             },
         },
     }
@@ -142,20 +228,46 @@ def figure(dots: list[dict[str, object]]) -> str:
 
 
 def main() -> None:
-    table, dots = joining()
-    (HOME / "docs" / "images" / "joining.svg").write_text(figure(dots))
+    every = settings()
+    (HOME / "docs" / "images" / "joining.svg").write_text(figure(every))
     text = f"""# Should my site join?
 
 <!-- made by docs/make_joining.py -->
 
-![Points over plain Local against training rows a client](images/joining.svg)
+![Points over the best alone against training rows a client](images/joining.svg)
 
-A method helps a site if it beats the best that the site can do alone. The line `local-smooth` is Local with smoothed
-targets: it sends nothing. What lies below it, a site can have by itself. (The axis ends at −8 points; FedAvg falls far
-below.)
+A method helps a site if it beats the best that the site can do alone. The grey line is that best: plain training,
+training with smoothed targets, and every method's own twin that exchanges nothing, chosen for each client on its
+validation rows. (The axis ends at −6 points; FedAvg falls far below.)
+
+{said(every)}
+
+So join where rows are few, with a method that reads the shared model out rather than taking its labels on trust: see
+[the method](method.md#second-opinion). FedeKD's gain, below, is mostly what smoothing gives without sending a byte.
+
+## With few rows
+50 rounds of 2 epochs, Adam at 1e-3, five seeds, six clients, the same test rows at every size. Δ is against plain
+Local, in points, with 95 % intervals paired over seeds; recipe is what the method gives without exchanging anything,
+federation what exchanging adds. Where a client has fewer than 30 validation rows its best alone is plain Local, so at
+3 % the gain says too much for joining: federation does not.
+
+{chr(10).join(apart(every))}
+
+The same for the other methods: Avg Δ, and in brackets how far they are behind `second-opinion`.
+
+{chr(10).join(rivals(every))}
+
+The method was designed on seeds 100 and 101 of OrganAMNIST, which are not reported; no other dataset has been looked
+at. The rate is one for all, chosen on validation rows of seed 100: Local, smoothed Local, FedAvg, FedRep and FML were
+tried there at 1e-3 and 3e-4, the first two at the paper's 1e-4 too. The larger rate was the better one but for plain
+Local and FML in some settings. Nothing else was tuned. At the paper's rate and so few rows nobody is trained to the
+end, FedAvg least of all.
+
+A dash: not run yet. `fedekd study joining --dry-run` lists what is left: FashionMNIST, CIFAR-10, the whole data, the
+photographs, and a few methods here.
 
 ## How much of FedeKD's gain is federation
-The paper's settings (5 rounds of 2 epochs), ten seeds; means with 95 % intervals paired over seeds.
+The paper's settings (5 rounds of 2 epochs at 1e-4), ten seeds; means with 95 % intervals paired over seeds.
 
 {chr(10).join(controls())}
 
@@ -163,23 +275,9 @@ A teacher whose outputs are dealt to other samples, and so knows nothing of them
 
 {chr(10).join(over_splits())}
 
-## With ever fewer rows
-50 rounds, five seeds, the same test rows at every size. Each cell: Avg Δ against plain Local in points; in brackets the
-mean gain over the best alone, which each client chose on its validation rows, and how many client-runs were clearly
-helped and clearly harmed. Where a client has fewer than 30 validation rows its best alone is plain Local, so that
-brackets say too much for joining at 3 %: compare the column `smoothed`.
-
-{chr(10).join(table)}
-
-These are the paper's learning rate and batches (1e-4, 64), which in so few rows come to a few hundred steps: nobody is
-trained to the end, FedAvg least of all. A rate that `fedekd tune` finds would change the picture, for Local too.
-
-A dash: not run yet. `fedekd study joining --dry-run` lists what is left: all of CIFAR-10, the whole data, RetinaMNIST,
-Diabetic Retinopathy and the hospitals, and most methods on FashionMNIST.
-
 ## On your own data
 ```sh
-fedekd run --dataset heart --methods fedekd,fml,fedavg --alone menu --split-seed 0 --seeds 0-2 --rounds 2 --out joining
+fedekd run --dataset heart --methods second-opinion,fedavg --alone menu --split-seed 0 --seeds 0-2 --rounds 2
 ```
 ends in a verdict for each site: join, stay alone or undecided, with the reason.
 """

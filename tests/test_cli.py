@@ -324,7 +324,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
         def run(*_: object) -> None:
             raise error
 
-        monkeypatch.setattr("fedekd.runs.execution.run", run)
+        monkeypatch.setattr("fedekd.runs.runner.run", run)
 
     return arrange
 

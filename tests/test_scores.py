@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn import metrics as theirs
 
-from fedekd.scores import SCORES, floor
+from fedekd.scores import SCORES, floor, of_task
 
 RNG = np.random.default_rng(0)
 TARGET = RNG.integers(0, 4, 300)
@@ -76,3 +76,14 @@ def test_the_floor():
     rows = floor(np.array([0, 1, 1]), np.array([1, 1, 0, 1]), 2)
     assert rows.tolist() == [[0, 0.25, 0.75], [1, 0.25, 0.75], [1, 0.25, 0.75]]
     assert floor(np.array([1.0, 5.0]), np.array([2.0, 4.0]), 1).tolist() == [[1, 3], [5, 3]]
+
+
+def test_a_batch_is_its_rows_one_by_one():
+    """With ties in some of them and in none of the others, as a bootstrap draws them."""
+    fine = RNG.dirichlet(np.ones(4), 300)
+    rows = [np.column_stack([TARGET, chances]) for chances in (fine, CHANCES)]
+    for score in of_task("classification"):
+        both = score.measure(np.stack(rows))
+        assert both == pytest.approx([score.of(own) for own in rows])
+    areas = [theirs.roc_auc_score(k == TARGET, fine[:, k]) for k in range(4)]
+    assert SCORES["auroc"].of(rows[0]) == pytest.approx(np.mean(areas))

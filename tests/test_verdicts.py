@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -93,6 +95,12 @@ def test_what_is_clear_is_seen(rows, gain, least):
     flat = [v for some in found for v in some]
     assert np.mean([v.state == "helped" for v in flat]) > least
     assert np.median([v.detectable for v in flat]) < gain
+
+
+def test_the_power_that_is_documented_is_what_the_command_finds():
+    made = runpy.run_path(str(Path(__file__).parents[1] / "docs" / "make_power.py"))
+    text = made["PAGE"].read_text(encoding="utf-8")
+    assert made["page"](text) == text
 
 
 def test_mcnemar_by_hand():

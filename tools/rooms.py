@@ -40,6 +40,7 @@ FLOORS: tuple[tuple[Block, ...], ...] = (  # from the ground up
             (
                 "gate",
                 "conformal",
+                "pooling",
                 "tasks",
                 "models",
                 "parts",

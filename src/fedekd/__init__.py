@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import os
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedekd.api import run
     from fedekd.runs.results import RunResults, load
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported: who waits leaves its core to others
 
 __version__ = "0.1.0"
 __all__ = ["RunResults", "__version__", "load", "run"]

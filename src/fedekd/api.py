@@ -11,21 +11,26 @@ if TYPE_CHECKING:
     from fedekd.dataset import Dataset
 
 
-def run(dataset: str | Dataset = "digits", *, progress: bool = True, log_to: str = "none", **given: Any) -> RunResults:
+def run(
+    dataset: str | Dataset = "digits", *, progress: bool = True, log_to: str = "none", workers: int = 1, **given: Any
+) -> RunResults:
     """Train the methods on every seed and compare each client with training alone.
 
     Takes every setting of ``fedekd run`` by its name (``methods``, ``alpha``, ``seeds``, ``rounds``, ...). Also takes
     objects where the command line takes names: a ``Dataset``, ``Method`` instances among ``methods``, and functions
-    as ``private`` and ``proxy``. ``log_to`` names trackers, as ``--log-to`` does.
+    as ``private`` and ``proxy``. ``log_to`` names trackers, as ``--log-to`` does. With ``workers`` above 1, methods and
+    seeds train side by side in so many processes; a script then needs its ``if __name__ == "__main__":``.
     """
     from fedekd.dataset import Dataset
 
     own = dataset if isinstance(dataset, Dataset) else None
     settings = make_settings({"dataset": own.name if own else dataset, **given})
-    return watched_run(settings, progress, log_to, own)
+    return watched_run(settings, progress, log_to, own, workers)
 
 
-def watched_run(settings: Settings, progress: bool, log_to: str, dataset: Dataset | None = None) -> RunResults:
+def watched_run(
+    settings: Settings, progress: bool, log_to: str, dataset: Dataset | None = None, workers: int | None = None
+) -> RunResults:
     """A run with its display, its ``progress.json`` and its trackers, which are there while torch takes its seconds."""
     from fedekd import trackers
     from fedekd.report.progress import watch
@@ -33,6 +38,6 @@ def watched_run(settings: Settings, progress: bool, log_to: str, dataset: Datase
 
     also = [ProgressFile(settings.out), *trackers.choose(log_to, settings, not progress)]
     with watch(progress, also) as observer:
-        from fedekd.runs.execution import run
+        from fedekd.runs.runner import run
 
-        return run(settings, observer, dataset)
+        return run(settings, observer, dataset, workers)

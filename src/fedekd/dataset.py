@@ -12,6 +12,23 @@ TASKS = ("classification", "regression")
 
 
 @dataclass(frozen=True, eq=False)
+class RowNames:
+    """A name for each row, such as its patient or the patient's sex."""
+
+    column: str
+    codes: np.ndarray
+    """int64 [N]: places in ``names``."""
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, column: str, values: np.ndarray) -> RowNames:
+        names, codes = np.unique(values, return_inverse=True)
+        return cls(
+            column, codes.astype(np.int64), tuple(f"{n:g}" if names.dtype.kind == "f" else str(n) for n in names)
+        )
+
+
+@dataclass(frozen=True, eq=False)
 class Dataset:
     """Rows ``x`` with labels or targets ``y``; checked and brought to the types below when it is made."""
 
@@ -42,6 +59,10 @@ class Dataset:
     """Whether these are one site's rows of a larger whole, which may lack classes."""
     gaps: bool = False
     """Whether a table may have missing values (NaN), which ``federate`` fills by the clients' training rows."""
+    groups: RowNames | None = None
+    """Which rows belong together, such as those of one patient. Rows that a public file adds have no name."""
+    subgroups: RowNames | None = None
+    """What results are shown by, such as sex."""
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:

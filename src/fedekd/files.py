@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import secrets
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from fedekd.errors import FedekdError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_whole(path: Path, content: bytes, option: str = "--out", mode: int = 0o666) -> None:
@@ -18,9 +22,9 @@ def write_whole(path: Path, content: bytes, option: str = "--out", mode: int = 0
     """
     with writing(path, option):
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.{os.getpid()}.part")
+        partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")  # that nobody can lay a link at before
         try:
-            with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -35,6 +39,8 @@ def writing(path: Path, option: str = "--out") -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno in FULL:
+            raise FedekdError(f"cannot write {path}: disk full; make room there, or choose another {option}") from None
         raise FedekdError(f"cannot write {path}: {error.strerror or error}; choose another {option}") from None
 
 

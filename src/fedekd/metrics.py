@@ -28,8 +28,13 @@ class OverSeeds(TypedDict):
 
 
 def summarise(values: Sequence[float], local: Sequence[float], higher_is_better: bool) -> RunSummary:
-    """One run's figures over its clients. Worst and tail look to the harmed side: P10 of accuracy, P90 of RMSE."""
-    value, delta = np.asarray(values, float), np.asarray(values, float) - np.asarray(local, float)
+    """One run's figures over its clients. Worst and tail look to the harmed side: P10 of accuracy, P90 of RMSE.
+
+    Clients on whose test rows the metric is not defined, alone or otherwise, are left out.
+    """
+    value, alone = np.asarray(values, float), np.asarray(local, float)
+    known = ~(np.isnan(value) & np.isnan(alone))
+    value, delta = (value[known], (value - alone)[known]) if known.any() else (value, value - alone)
     worst, tail = (np.min, 10) if higher_is_better else (np.max, 90)
     return {
         "avg_delta": float(delta.mean()),

@@ -11,16 +11,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedekd.units import METRICS
+
 BINS = 15  # of the calibration error
 
 
 @dataclass(frozen=True)
 class Score:
     name: str
-    title: str
-    task: str
-    higher_is_better: bool
     measure: Callable[[np.ndarray], np.ndarray]
+
+    @property
+    def title(self) -> str:
+        return METRICS[self.name].title
+
+    @property
+    def task(self) -> str:
+        return METRICS[self.name].task
+
+    @property
+    def higher_is_better(self) -> bool:
+        return METRICS[self.name].higher_is_better
 
     def of(self, rows: np.ndarray) -> float:
         """On one model's rows, [rows, columns]."""
@@ -30,32 +41,34 @@ class Score:
 SCORES: dict[str, Score] = {}
 
 
-def _score(name: str, title: str, task: str, higher: bool) -> Callable[[Callable], Callable]:
-    def enter(measure: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
-        SCORES[name] = Score(name, title, task, higher, measure)
-        return measure
+def of_task(task: str) -> list[Score]:
+    """The metrics of a task, the usual one first."""
+    return [score for score in SCORES.values() if score.task == task]
 
-    return enter
+
+def _score(measure: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+    SCORES[measure.__name__] = Score(measure.__name__, measure)
+    return measure
 
 
 def _target_and_class(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return rows[..., 0].astype(np.int64), rows[..., 1:].argmax(-1)
 
 
-@_score("accuracy", "accuracy", "classification", True)
+@_score
 def accuracy(rows: np.ndarray) -> np.ndarray:
     target, given = _target_and_class(rows)
     return (target == given).mean(1)
 
 
-@_score("balanced_accuracy", "balanced accuracy", "classification", True)
+@_score
 def balanced_accuracy(rows: np.ndarray) -> np.ndarray:
     """The mean over the classes among the targets of the share that is found."""
     target, given = _target_and_class(rows)
     return _mean_over_classes(target, rows.shape[-1] - 1, lambda own: _ratio((own & (target == given)), own))
 
 
-@_score("macro_f1", "macro F1", "classification", True)
+@_score
 def macro_f1(rows: np.ndarray) -> np.ndarray:
     """The mean F1 over the classes among the targets."""
     target, given = _target_and_class(rows)
@@ -67,19 +80,19 @@ def macro_f1(rows: np.ndarray) -> np.ndarray:
     return _nanmean(found)
 
 
-@_score("auroc", "AUROC", "classification", True)
+@_score
 def auroc(rows: np.ndarray) -> np.ndarray:
     """Each class against the rest, and their mean over the classes that occur; of two classes, of the second."""
     target, classes = rows[..., 0].astype(np.int64), rows.shape[-1] - 1
     return _nanmean([_area(rows[..., 1 + k], target == k) for k in ([1] if classes == 2 else range(classes))])
 
 
-@_score("nll", "negative log-likelihood", "classification", False)
+@_score
 def nll(rows: np.ndarray) -> np.ndarray:
     return -np.log(np.maximum(_of_the_target(rows), 1e-12)).mean(1)
 
 
-@_score("ece", "calibration error", "classification", False)
+@_score
 def ece(rows: np.ndarray) -> np.ndarray:
     """The gap between confidence and accuracy, over BINS equal bins of confidence (Guo et al., 2017)."""
     target, given = _target_and_class(rows)
@@ -89,17 +102,17 @@ def ece(rows: np.ndarray) -> np.ndarray:
     return np.sum(gaps, axis=0) / rows.shape[1]
 
 
-@_score("rmse", "RMSE", "regression", False)
+@_score
 def rmse(rows: np.ndarray) -> np.ndarray:
     return np.sqrt(np.square(rows[..., 1] - rows[..., 0]).mean(1))
 
 
-@_score("mae", "MAE", "regression", False)
+@_score
 def mae(rows: np.ndarray) -> np.ndarray:
     return np.abs(rows[..., 1] - rows[..., 0]).mean(1)
 
 
-@_score("r2", "R²", "regression", True)
+@_score
 def r2(rows: np.ndarray) -> np.ndarray:
     target = rows[..., 0]
     return 1 - _divided(np.square(rows[..., 1] - target).mean(1), target.var(1))
@@ -137,13 +150,13 @@ def _nanmean(by_class: list[np.ndarray]) -> np.ndarray:
 
 def _area(score: np.ndarray, positive: np.ndarray) -> np.ndarray:
     """The area under the ROC curve by mean ranks; NaN where one side is empty."""
-    found = np.empty(len(score))
-    for k, (s, own) in enumerate(zip(score, positive, strict=True)):
-        ones, zeros = int(own.sum()), int((~own).sum())
-        if not (ones and zeros):
-            found[k] = np.nan
-            continue
-        _, place, counts = np.unique(s, return_inverse=True, return_counts=True)
-        ranks = np.cumsum(counts) - (counts - 1) / 2
-        found[k] = (ranks[place][own].sum() - ones * (ones + 1) / 2) / (ones * zeros)
-    return found
+    order = score.argsort(1)
+    ranked, own = np.take_along_axis(score, order, 1), np.take_along_axis(positive, order, 1)
+    ranks, steps = np.arange(1.0, score.shape[1] + 1), ranked[:, 1:] != ranked[:, :-1]
+    if not steps.all():  # ties share their mean rank
+        edge = np.ones((len(score), 1), bool)
+        first = np.maximum.accumulate(np.where(np.concatenate([edge, steps], 1), ranks, 0), 1)
+        last = np.where(np.concatenate([steps, edge], 1), ranks, np.inf)[:, ::-1]
+        ranks = (first + np.minimum.accumulate(last, 1)[:, ::-1]) / 2
+    ones = own.sum(1).astype(float)
+    return _divided((ranks * own).sum(1) - ones * (ones + 1) / 2, ones * (score.shape[1] - ones))

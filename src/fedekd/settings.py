@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from fedekd.errors import FedekdError, unknown
+from fedekd.units import METRICS
 
 DEFAULT_PRESET = {"rounds": 10, "epochs": 2, "batch_size": 32, "lr": 1e-3}
 MOST_SEEDS = 10_000
-NEWER = {
+NEWER: dict[str, Any] = {
     "participation": 1.0,
     "weight_decay": 0.0,
     "lr_schedule": "constant",
     "augment": "none",
     "choose_rounds": False,
+    "metric": None,
 }
 """Training settings that older records and run keys lack, and what those were run with."""
 SHORTCUTS = ("beta", "lambda_kd", "energy")  # parameters that every gated method takes
@@ -32,6 +34,7 @@ CHOICES = {
     "lr_schedule": ("constant", "cosine"),
     "augment": ("none", "flip-crop"),
     "task": ("classification", "regression"),
+    "metric": tuple(METRICS),
     "models": ("first", "all", "none"),
     "alone": ("plain", "menu"),
 }
@@ -68,6 +71,9 @@ class Settings:
     weighting: str = _help("average uniformly or by training samples", "uniform")
     participation: float = _help("share of clients in each round, drawn anew each time", 1.0)
     partition: str = _help("how rows are split: auto, dirichlet, iid or sites", "auto")
+    metric: str | None = _help(
+        "what Δ is taken in: accuracy (usual), balanced_accuracy, macro_f1, auroc, nll, ece; rmse (usual), mae, r2"
+    )
     fraction: float = _help("share of each client's training and validation rows to keep; test rows all stay", 1.0)
     device: str = _help("cpu, cuda or auto", "cpu")
     precision: str = _help("fp32, tf32 or bf16", "fp32")
@@ -76,6 +82,10 @@ class Settings:
     target: str | None = _help("column of a CSV to predict")
     task: str | None = _help("classification or regression, if the data does not tell")
     clients_from: str | None = _help("column (CSV) or array (npz) with the client of each row")
+    group: str | None = _help(
+        "column (CSV) or array (npz) of rows that belong together, such as a patient; not an input"
+    )
+    subgroups: str | None = _help("column (CSV) or array (npz), such as sex: show Δ for each of its values")
     public: str | None = _help("rows that the server and all clients hold: a share such as 0.1, or a file")
     private: str | None = _help("your own private model, package.module:function")
     proxy: str | None = _help("your own proxy model, package.module:function")

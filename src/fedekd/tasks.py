@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -47,6 +48,13 @@ class Task(ABC):
     def errors(self, output: Tensor, target: Tensor) -> Tensor:
         """Sample by sample: 1 where the class is wrong and 0 where it is right, or the error in the target's units."""
 
+    @abstractmethod
+    def answers(self, output: Tensor, target: Tensor) -> Tensor:
+        """[B, columns], what ``fedekd.scores`` measure: the target beside the classes' probabilities or the prediction.
+
+        Those of a regression are in the target's units, but for a shift.
+        """
+
 
 @dataclass(frozen=True)
 class Classification(Task):
@@ -72,6 +80,9 @@ class Classification(Task):
 
     def errors(self, output: Tensor, target: Tensor) -> Tensor:
         return (output.argmax(-1) != target).int()
+
+    def answers(self, output: Tensor, target: Tensor) -> Tensor:
+        return torch.cat([target.unsqueeze(-1).float(), output.softmax(-1)], -1)
 
 
 @dataclass(frozen=True)
@@ -101,6 +112,9 @@ class Regression(Task):
 
     def errors(self, output: Tensor, target: Tensor) -> Tensor:
         return self.unit * (output - target)
+
+    def answers(self, output: Tensor, target: Tensor) -> Tensor:
+        return self.unit * torch.stack([target, output], -1)
 
 
 def make_task(name: str, unit: float | Tensor = 1.0) -> Task:

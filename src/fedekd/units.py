@@ -1,4 +1,4 @@
-"""How numbers are written: accuracy in percent and Δ in points, RMSE in the data's own units."""
+"""What the metrics are, and how they are written: shares in percent and their Δ in points, others as they are."""
 
 from __future__ import annotations
 
@@ -12,6 +12,38 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True)
+class Metric:
+    title: str
+    task: str
+    higher_is_better: bool
+    share: bool
+    """Whether it is a share, which is written in percent."""
+
+
+METRICS = {
+    "accuracy": Metric("accuracy", "classification", higher_is_better=True, share=True),
+    "balanced_accuracy": Metric("balanced accuracy", "classification", higher_is_better=True, share=True),
+    "macro_f1": Metric("macro F1", "classification", higher_is_better=True, share=True),
+    "auroc": Metric("AUROC", "classification", higher_is_better=True, share=True),
+    "nll": Metric("NLL", "classification", higher_is_better=False, share=False),
+    "ece": Metric("calibration error", "classification", higher_is_better=False, share=True),
+    "rmse": Metric("RMSE", "regression", higher_is_better=False, share=False),
+    "mae": Metric("MAE", "regression", higher_is_better=False, share=False),
+    "r2": Metric("R²", "regression", higher_is_better=True, share=False),
+}
+"""Of each task, the first is the one that Δ is taken in unless another is asked for."""
+
+
+def usual_metric(task: str) -> str:
+    return next(name for name, about in METRICS.items() if about.task == task)
+
+
+def describe(metric: str) -> Metric:
+    """What is known of a metric; one that a file of another version names counts as an error."""
+    return METRICS.get(metric) or Metric(metric.upper(), "", higher_is_better=False, share=False)
+
+
+@dataclass(frozen=True)
 class Unit:
     """One metric's way of being written, the same in every cell of a report."""
 
@@ -20,10 +52,10 @@ class Unit:
 
     @classmethod
     def of(cls, records: Iterable[Mapping[str, Any]]) -> Unit:
-        """One decimal for accuracies; for errors as many as give the typical value four digits."""
+        """One decimal for shares; for others as many as give the typical value four digits."""
         records = list(records)
         metric = records[0]["metric"] if records else "accuracy"
-        if metric == "accuracy":
+        if describe(metric).share:
             return cls(metric, 1)
         values = sorted(abs(c["local"]) for r in records for c in r["clients"] if math.isfinite(c["local"]))
         typical = values[len(values) // 2] if values else 1.0
@@ -31,11 +63,21 @@ class Unit:
 
     @property
     def higher_is_better(self) -> bool:
-        return self.metric == "accuracy"
+        return describe(self.metric).higher_is_better
+
+    @property
+    def percent(self) -> bool:
+        """Whether values are in percent and differences in points."""
+        return describe(self.metric).share
 
     @property
     def name(self) -> str:
-        return "accuracy" if self.higher_is_better else self.metric.upper()
+        return describe(self.metric).title
+
+    @property
+    def titled(self) -> str:
+        """The name, and that it is in percent where it is."""
+        return f"{self.name} in %" if self.percent else self.name
 
     @property
     def tail(self) -> str:
@@ -43,7 +85,9 @@ class Unit:
         return "P10" if self.higher_is_better else "P90"
 
     def _text(self, x: float, sign: str = "") -> str:
-        x = 100 * x if self.higher_is_better else x
+        if self.percent and math.isnan(x):
+            return "n/a"  # not defined on a client's test rows; an error that is not a number is a model that diverged
+        x = 100 * x if self.percent else x
         extreme = abs(x) >= 1e7 or (self.decimals > 7 and x != 0)
         return f"{x:{sign}.3e}" if extreme else f"{x:{sign}.{min(self.decimals, 7)}f}"
 
@@ -55,11 +99,11 @@ class Unit:
         if abs(x) < 1e-12:
             return self._text(0.0)
         text = self._text(x, "+")
-        return text if float(text) else f"{100 * x if self.higher_is_better else x:+.1g}"
+        return text if math.isnan(x) or float(text) else f"{100 * x if self.percent else x:+.1g}"
 
     def amount(self, x: float) -> str:
         """A difference without its sign, with its unit."""
-        return self.delta(abs(x)).lstrip("+") + (" points" if self.higher_is_better else "")
+        return self.delta(abs(x)).lstrip("+") + (" points" if self.percent else "")
 
     def harm(self, delta: float) -> float:
         """Δ turned so that positive is harm, whatever the metric."""

@@ -53,6 +53,8 @@ class Comparison:
     higher_is_better: bool = True
     groups: np.ndarray | None = None
     """[rows]: rows of one number belong together."""
+    strata: np.ndarray | None = None
+    """[rows]: of several clients' rows, whose each is; what is drawn for the interval has as many of each."""
     margin: float | None = None
     """Differences within it count as none; by default MARGIN, of errors in proportion to the one alone."""
 
@@ -199,6 +201,9 @@ class _Draws:
         if one.groups is not None:
             self.groups = np.unique(one.groups, return_inverse=True)[1]
             self.members = [np.flatnonzero(self.groups == g) for g in range(self.groups.max() + 1)]
+        strata = np.zeros(joined.shape[1]) if one.strata is None else one.strata
+        units = np.unique(self.groups, return_index=True)[1]  # a row or a group counts where its first row does
+        self.strata = [np.flatnonzero(strata[units] == name) for name in np.unique(strata)]
         self.observed = float((one.measure(joined) - one.measure(alone)).mean())
         self.drawn = self._bootstrap()
 
@@ -231,15 +236,21 @@ class _Draws:
         found = []
         for size in _chunks(DRAWS, self.joined.size):
             if self.members is None:
-                rows = self.rng.integers(0, len(self.groups), (size, len(self.groups)))
+                rows = self._picked(size)
                 found.append(self._difference(self.joined[:, rows], self.alone[:, rows]))
                 continue
             for _ in range(size):  # groups differ in size, so do the draws
-                picked = self.rng.integers(0, len(self.members), len(self.members))
-                rows = np.concatenate([self.members[g] for g in picked])[None]
+                rows = np.concatenate([self.members[g] for g in self._picked(1)[0]])[None]
                 found.append(self._difference(self.joined[:, rows], self.alone[:, rows]))
         drawn = np.concatenate(found)
         return drawn[np.isfinite(drawn)]
+
+    def _picked(self, draws: int) -> np.ndarray:
+        """[draws, rows or groups]: each stratum's drawn from its own, with replacement, in their places."""
+        picked = np.empty((draws, sum(map(len, self.strata))), np.int64)
+        for own in self.strata:
+            picked[:, own] = own[self.rng.integers(0, len(own), (draws, len(own)))]
+        return picked
 
     def _difference(self, joined: np.ndarray, alone: np.ndarray) -> np.ndarray:
         """Of [seeds, B, rows, ...]: [B], the mean over seeds."""

@@ -17,8 +17,8 @@ from fedekd.engines.job import Job, Training
 from fedekd.engines.serial import Serial
 from fedekd.engines.stackable import NotStackable, signature
 from fedekd.engines.stacked import CHUNK, SHRINK_STAGES, Stacked
-from fedekd.runs.execution import run
 from fedekd.runs.observers import Observer
+from fedekd.runs.runner import run
 from fedekd.settings import make_settings
 from tiny import tiny_private, tiny_proxy
 

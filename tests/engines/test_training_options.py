@@ -16,6 +16,7 @@ from fedekd.data import federate
 from fedekd.engines.augment import DRAWS, flip_crop
 from fedekd.engines.chunk import Chunk
 from fedekd.engines.job import Job, Training, make_optimizer
+from fedekd.engines.optimizer import FusedOptimizer
 from fedekd.engines.schedule import schedule
 from fedekd.engines.serial import Serial
 from fedekd.engines.stacked import Stacked
@@ -96,6 +97,28 @@ def test_gradient_descent_decays_with_the_gradient(optimizer, momentum):
         moment = momentum * moment + torch.tensor([1.0, -2.0]) + 0.5 * by_hand
         by_hand = by_hand - 0.1 * moment
     assert torch.allclose(stepped(optimizer, 0.5), by_hand, atol=1e-6)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "momentum"])
+def test_a_client_steps_as_torchs_own_optimisers_do(optimizer, decay):
+    training = replace(TRAINING, lr=0.01, optimizer=optimizer, weight_decay=decay)
+
+    def after(make):
+        random = torch.Generator().manual_seed(0)
+        weights = [nn.Parameter(torch.randn(size, generator=random)) for size in ((33, 7), (7,), (5,))]
+        made = make(training, weights)
+        for step in range(5):
+            made.zero_grad()
+            for place, w in enumerate(weights):
+                late = place == 2 and (step == 1 if optimizer == "adam" else True)  # one is not always trained
+                w.grad = None if late else torch.randn(w.shape, generator=random)
+            made.step()
+        return weights
+
+    ours, torchs = after(FusedOptimizer), after(make_optimizer)
+    assert all(torch.equal(a, b) for a, b in zip(ours, torchs, strict=True))
+    assert not torch.equal(ours[0], after(lambda *_: FusedOptimizer(replace(training, lr=0.02), _[1]))[0])
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", "momentum"])

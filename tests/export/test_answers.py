@@ -380,8 +380,8 @@ class Astray(Blend):
 def test_what_a_file_cannot_hold_is_told_and_costs_no_run(
     digits: Any, tmp_path: Path, method: Method, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from fedekd.runs.execution import run
     from fedekd.runs.observers import Note, Observer
+    from fedekd.runs.runner import run
     from fedekd.settings import make_settings
 
     class Heard(Observer):

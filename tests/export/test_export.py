@@ -87,6 +87,17 @@ def test_weights_and_facts_are_those_that_were_kept(wards: Trained, tmp_path: Pa
     assert about.about["card"] == (tmp_path / "m.card.md").read_text()
 
 
+def test_equal_models_are_equal_files(wards: Trained, tmp_path: Path) -> None:
+    again = train(tmp_path / "again", wards.dataset, methods=["fedekd", "fedavg"], rounds=4)
+    kept, anew = ([m.path.read_bytes() for m in find_models(trained.folder)] for trained in (wards, again))
+    assert kept == anew
+    assert len(set(kept)) == 6, "local, fedekd and fedavg at two sites"
+    for there in ("one", "other"):
+        export(wards.folder, "south", tmp_path / there / "m.safetensors")
+    one, other = (tmp_path / there / "m.safetensors" for there in ("one", "other"))
+    assert one.read_bytes() == other.read_bytes()
+
+
 def test_the_card_states_what_a_site_must_know(wards: Trained, tmp_path: Path) -> None:
     export(wards.folder, "south", tmp_path / "m.safetensors")
     card, own = (tmp_path / "m.card.md").read_text(), wards.client(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import ssl
 import threading
 from pathlib import Path
@@ -55,7 +56,42 @@ class Recorder:
             return
         up, down = bytearray(), bytearray()
         self.streams.append((up, down))
-        await asyncio.gather(_pump(from_site, to_server, up), _pump(from_server, to_site, down))
+        await asyncio.gather(self._up(from_site, to_server, to_site, up), _pump(from_server, to_site, down))
+
+    async def _up(
+        self, from_site: asyncio.StreamReader, to_server: asyncio.StreamWriter, _: asyncio.StreamWriter, up: bytearray
+    ) -> None:
+        await _pump(from_site, to_server, up)
+
+
+class Proxy(Recorder):
+    """A reverse proxy that answers some requests for a path itself, with these statuses one after the other."""
+
+    def __init__(self, server: Path, port: int, path: str, statuses: list[int]) -> None:
+        self.path, self.statuses, self.passed = path, statuses, 0
+        super().__init__(server, port)
+
+    async def _up(
+        self,
+        from_site: asyncio.StreamReader,
+        to_server: asyncio.StreamWriter,
+        to_site: asyncio.StreamWriter,
+        up: bytearray,
+    ) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            while True:
+                head = await from_site.readuntil(b"\r\n\r\n")
+                sizes = re.findall(rb"content-length: (\d+)", head.lower())
+                body = await from_site.readexactly(int(sizes[0]) if sizes else 0)
+                ours = head.split()[1].decode() == self.path
+                if ours and self.statuses:
+                    to_site.write(f"HTTP/1.1 {self.statuses.pop(0)} Fault\r\ncontent-length: 0\r\n\r\n".encode())
+                    await to_site.drain()
+                    continue
+                self.passed += ours
+                to_server.write(head + body)
+                await to_server.drain()
+        to_server.close()
 
 
 async def _pump(source: asyncio.StreamReader, target: asyncio.StreamWriter, kept: bytearray) -> None:

@@ -5,6 +5,7 @@ The ServerApp keeps finished rounds in STATE/rounds, as fedekd's own does, and g
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -18,10 +19,11 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid import http_grid
 
-from fedekd.flower.settings import read_server, read_site
+from fedekd.files import writing
+from fedekd.flower.settings import VISITS_DONE, read_server, read_site
 
 app = ClientApp()
-server, idle = ServerApp(), ServerApp()
+server, idle, full, late = ServerApp(), ServerApp(), ServerApp(), ServerApp()
 # Flower would wait minutes for the rest of an answer whose sender was killed while it was sent.
 http_grid.pull_objects = partial(http_grid.pull_objects, max_time=3)
 
@@ -41,6 +43,7 @@ def rounds(grid: Grid, context: Context) -> None:
     settings = read_server(str(context.run_config["server-file"]))
     folder, log = settings.state / "rounds", settings.state / "log"
     folder.mkdir(exist_ok=True)
+    (settings.state / "attempts").open("a").write(".")  # which is no progress
     done = sorted(folder.glob("*.npy"))
     value = np.load(done[-1]) if done else np.zeros(3, np.float32)
     for number in range(len(done) + 1, settings.rounds + 1):
@@ -49,6 +52,7 @@ def rounds(grid: Grid, context: Context) -> None:
         with open(partial, "wb") as file:
             np.save(file, value)
         os.replace(partial, folder / f"{number:04}.npy")
+        (settings.state / VISITS_DONE).write_text(str(number))
         with log.open("a") as file:
             file.write(f"round {number} of {settings.rounds}\n")
     _write(settings.state, {"method": "relay", "complete": True, "rounds": settings.rounds, "sites": []})
@@ -57,6 +61,20 @@ def rounds(grid: Grid, context: Context) -> None:
 @idle.main()
 def nothing(grid: Grid, context: Context) -> None:
     """Ends at once, and leaves no report."""
+
+
+@late.main()
+def all_came(grid: Grid, context: Context) -> None:
+    assert context.run_config["finish"] == "7.0"
+    state = read_server(str(context.run_config["server-file"])).state
+    _write(state, {"method": "relay", "complete": True, "sites": [{"name": "site0", "answered": True}]})
+
+
+@full.main()
+def no_room(grid: Grid, context: Context) -> None:
+    state = read_server(str(context.run_config["server-file"])).state
+    with writing(state / "state.next", "`state`"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _answers(grid: Grid, value: np.ndarray, sites: int, deadline: float, state: Path) -> list[np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +12,23 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd[flower]'")
 
 import httpx
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import Message, Metadata
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
+from fedekd.errors import FedekdError
 from fedekd.flower.server import control
-from fedekd.flower.settings import read_server
-from fedekd.flower.setup.init import init_server
-from fedekd.flower.setup.keys import make_node_key
+from fedekd.flower.settings import SiteSettings, read_server, read_site
+from fedekd.flower.setup.init import init_server, init_site
+from fedekd.flower.setup.keys import make_node_key, read_node_key
+from fedekd.flower.supervise import run_site
 from fedekd.flower.supervise.processes import free_port
-from fedekd.flower.supervise.run_server import ServerSupervisor
+from fedekd.flower.supervise.run_server import ServerSupervisor, _check
+from fedekd.flower.supervise.run_site import SiteSupervisor
 
 NEW = "may no longer join; to come back it needs a new key (`fedekd site key` there)"
 
@@ -94,6 +105,93 @@ def test_a_key_that_comes_back_or_cannot_be_read_concerns_its_site_alone(desk: D
     (said,) = desk.look()
     assert said.startswith(f"cannot read the folder {nodes}")
     assert desk.names() == ["north", "south", "west"]
+
+
+def test_two_files_with_one_key_are_told(desk: Desk, file: Path, tmp_path: Path) -> None:
+    north, nodes = make_node_key(tmp_path / "north"), desk.nodes
+    for name in ("first", "second"):
+        shutil.copy(north, nodes / f"{name}.pub")
+    said = desk.look()
+    assert len(said) == 2
+    assert all("first.pub and second.pub hold one and the same key, and each site needs its own" in one for one in said)
+    assert desk.names() == []
+    with pytest.raises(FedekdError, match=r"first\.pub and second\.pub hold one and the same key"):
+        _check(desk.supervisor.server, file)
+    (nodes / "first.pub").unlink()
+    assert desk.look() == ["site second may join"]
+    (nodes / "second.pub").rename(nodes / "third.pub")
+    (said,) = desk.look()
+    assert "third.pub holds the key of site second, whose name stays with it: name the file second.pub again" in said
+    shutil.copy(nodes / "third.pub", nodes / "second.pub")
+    assert "hold one and the same key" in desk.look()[0]
+    assert desk.names() == ["second"], "nothing changes for it"
+
+
+def test_one_key_on_two_machines_is_told_on_both_sides(
+    desk: Desk, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ca = str(file.parent / "certificates" / "ca.crt")
+    init_site(tmp_path / "north", "north", desk.supervisor.server.address, "digits", ca=ca)
+    site = read_site(tmp_path / "north" / "site.toml")
+    shutil.copy(tmp_path / "north" / "keys" / "north.pub", desk.nodes)
+    desk.look()
+    second = SiteSupervisor(site, tmp_path / "north" / "site.toml", "", print)
+    with fleet(site) as (client, key):
+        asking = ActivateNodeRequest(public_key=key, heartbeat_interval=10)
+        node = Node(node_id=client.ActivateNode(asking).node_id)
+        beating = SendNodeHeartbeatRequest(node=node, heartbeat_interval=10)
+        assert client.SendNodeHeartbeat(beating).success
+        desk.supervisor.warned.look()
+        desk.told.clear()
+        with pytest.raises(httpx.HTTPStatusError, match="412"):
+            client.ActivateNode(asking)
+        desk.supervisor.warned.look()
+        assert desk.told == [], "a site that was restarted does so too"
+        for _ in range(2):
+            assert client.SendNodeHeartbeat(beating).success
+        desk.supervisor.warned.look()
+        (said,) = desk.told
+        assert said.startswith("two machines use north.pub, 127.0.0.1 and 127.0.0.1: the second is not let in")
+    assert "still counts this site's last connection" in second._why_not_let_in()
+    monkeypatch.setattr(run_site, "GONE", 0)
+    assert "another machine is connected with this site's key" in second._why_not_let_in()
+    (desk.nodes / "north.pub").unlink()
+    desk.look()
+    assert "does not know this site's key; send" in second._why_not_let_in()
+
+
+def test_a_real_superlink_takes_no_answer_in_anothers_name(desk: Desk, file: Path, tmp_path: Path) -> None:
+    ca = str(file.parent / "certificates" / "ca.crt")
+    for name in ("north", "south"):
+        init_site(tmp_path / name, name, desk.supervisor.server.address, "digits", ca=ca)
+        shutil.copy(tmp_path / name / "keys" / f"{name}.pub", desk.nodes)
+    desk.look()
+    ids = {node.name: node.node_id for node in desk.superlink.nodes()}
+
+    def status(source: str, reply_to: str) -> int:
+        """Of an answer that north pushes."""
+        about = Metadata(src_node_id=ids[source], dst_node_id=1, reply_to_message_id=reply_to, message_type="train")
+        answer = PushMessagesRequest(node=Node(node_id=ids["north"]), messages_list=[Message(metadata=about)])
+        with fleet(read_site(tmp_path / "north" / "site.toml")) as (client, _):
+            try:
+                client.PushMessages(answer)
+            except httpx.HTTPStatusError as error:
+                return error.response.status_code
+        return 200
+
+    assert status("south", "a") == 403
+    assert status("north", "") == 403
+    assert status("north", "a") not in (403, 200), "there is no such run: it has come as far as Flower"
+
+
+@contextlib.contextmanager
+def fleet(site: SiteSettings) -> Iterator[tuple[FleetHttpClient, bytes]]:
+    """What a SuperNode has: a connection that signs with the site's key."""
+    key = read_node_key(site.key)
+    signing = [NodeAuthHttpInterceptor(key, key.public_key())]
+    address, ca = site.server.replace("localhost", "127.0.0.1"), site.ca.read_bytes()
+    with FleetHttpClient.from_server_address(address, False, ca, interceptors=signing) as client:
+        yield client, public_key_to_bytes(key.public_key())
 
 
 def test_what_the_superlink_refuses_for_one_key_is_tried_again(desk: Desk, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_a_state_of_before_there_was_a_menu_goes_on(tmp_path, digits):
 
     def forget(name, kind, reply):
         if (name, kind) == ("birch", "visit") and len(forgotten) < 2:
-            (folder,) = others[1].state.iterdir()
+            (folder,) = (file.parent for file in others[1].state.glob("*/agreement.json"))
             visit, state = SavedState(folder).load()
             forgotten.append(state.pop("alone"))
             SavedState(folder).save(visit, state)
@@ -138,7 +138,7 @@ def test_a_person_reads_the_verdict(tmp_path, digits, capsys):
     _, report = federate(server, schema, sites)
     for site in sites:
         verdict = own_report(site)["verdict"]
-        (folder,) = site.state.iterdir()
+        (folder,) = (file.parent for file in site.state.glob("*/agreement.json"))
         assert main(["report", str(folder)]) == 0
         said = capsys.readouterr().out
         assert f"{verdict['recommendation']}: {verdict['reason']}" in said

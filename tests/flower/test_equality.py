@@ -166,7 +166,7 @@ def record(server, schema, sites, method):
     engine, history = simulate(replace(server, method=method), schema, sites, rounds=0), History.fresh(1)
     for round in range(server.rounds):
         engine.round()
-        history.add(round + 1, engine.measure())
+        history.add(round + 1, engine.measure(), engine.job.training)
     clients = [
         {"id": c.name, "metric": c.task.metric, "n_val": len(c.rows["val"]), "n_test": len(c.rows["test"]), **row}
         for c, row in zip(engine.clients, history.clients(0, engine.job), strict=True)

@@ -46,7 +46,7 @@ def test_a_federation_with_bad_neighbours(town) -> None:
     ]
     assert "x-nan does not count: body.0.weight has NaN or infinite numbers" in here.log()
     assert "y-shape does not count: body.0.weight has shape" in here.log()
-    assert "z-corrupt cannot join: its data cannot be read or does not fit the schema" in here.log()
+    assert "z-corrupt cannot join: it refuses; its own log says why" in here.log()
     here.equals_the_simulation(report, *HONEST)
     only_what_is_declared_leaves(here, ears["north"].up)
 

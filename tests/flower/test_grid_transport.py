@@ -65,11 +65,34 @@ def test_broken_and_half_sent_answers_cost_the_others_nothing(tmp_path: Path) ->
     while len(heard) < 3 and time.monotonic() < end:
         heard |= {node: int(reply.words["code"]) for node, reply in post.receive() if reply}
         post.wait(0.01)
-    assert heard == {1: 0, 2: int(StatusCode.FAULT), 3: 0}
+    assert heard == {1: 0, 2: int(StatusCode.UNREADABLE), 3: 0}
     post.forget()
     grid.over.set()
     post.wait(0.1)
     assert post.receive() == [], "what comes too late is not heard"
+
+
+@pytest.mark.parametrize(("faults", "code"), [(3, 0), (10**6, int(StatusCode.UNREADABLE))])
+def test_an_answer_that_the_superlink_fails_at_is_its_sites_alone(tmp_path: Path, monkeypatch, faults, code) -> None:
+    monkeypatch.setattr("fedekd.flower.server_app.FETCH", 0.01)
+    grid, left = Grid(set(), set()), [faults]
+    whole = grid.pull_messages
+
+    def failing(numbers: list[str]) -> list[Message]:
+        if grid.waiting[numbers[0]] == 2 and left[0] > 0:
+            left[0] -= 1
+            httpx.Response(500, request=httpx.Request("POST", "https://localhost")).raise_for_status()
+        return whole(numbers)
+
+    grid.pull_messages = failing  # type: ignore[method-assign]
+    post, heard = GridTransport(grid, make_server(tmp_path)), dict[int, int]()
+    for node in (1, 2):
+        post.send(node, "visit", Payload({}))
+    end = time.monotonic() + 30
+    while len(heard) < 2 and time.monotonic() < end:
+        heard |= {node: int(reply.words["code"]) for node, reply in post.receive() if reply}
+        post.wait(0.01)
+    assert heard == {1: 0, 2: code}
 
 
 def test_a_superlink_that_is_gone_is_no_fault_of_a_site(tmp_path: Path) -> None:

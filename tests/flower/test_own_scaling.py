@@ -35,7 +35,7 @@ def test_a_handed_over_model_has_the_sites_own_scaling(tmp_path, diabetes):
     assert report["complete"]
     means = set()
     for number, site in enumerate(sites):
-        (folder,) = site.state.iterdir()
+        (folder,) = (file.parent for file in site.state.glob("*/agreement.json"))
         facts = export(folder, site.name, tmp_path / f"{site.name}.safetensors")
         rows = schema.load(site.data)
         federation = of_site(rows, schema, site.name, 0, number)
@@ -52,7 +52,7 @@ def test_a_handed_over_model_has_the_sites_own_scaling(tmp_path, diabetes):
 
 def test_own_scaling_would_carry_rows_past_the_noise(tmp_path, diabetes, caplog):
     (site,) = write_sites(tmp_path, bare(diabetes), dp=Privacy(epsilon=8.0, delta=1e-4))[:1]
-    assert code(answer(site, "join", payload(make_server(tmp_path), Schema.of(bare(diabetes))))) == StatusCode.DATA
+    assert code(answer(site, "join", payload(make_server(tmp_path), Schema.of(bare(diabetes))))) == StatusCode.REFUSED
     assert "[dp] needs a schema that gives the scaling" in caplog.text
 
 

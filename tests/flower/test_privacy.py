@@ -156,6 +156,16 @@ def test_opacus_itself_finds_the_same_clipped_sum(tmp_path, request, data):
     assert torch.allclose(found, expected, atol=1e-5)
 
 
+def test_what_a_client_makes_for_its_own_answers_costs_nothing(tmp_path, digits):
+    """Second opinion's head and weights see rows without noise, after the proxy came back, and stay."""
+    one = client(tmp_path / "a", digits, "second-opinion", rounds=1)
+    before = sent(one)
+    spent = dict(one.budget.ledger["spent"])
+    assert np.isfinite(one.measure().value)
+    assert dict(one.budget.ledger["spent"]) == spent
+    assert equal(before, one.message("proxy"))
+
+
 @pytest.mark.parametrize("method", ["fedavg", ("fedprox", {"mu": 5.0}), ("feddyn", {"a": 5.0})])
 @pytest.mark.parametrize("data", ["digits", "diabetes"])
 def test_without_noise_and_clip_it_is_plain_training(tmp_path, request, data, method):

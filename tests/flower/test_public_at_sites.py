@@ -92,7 +92,7 @@ def test_a_site_with_other_rows_stays_out(tmp_path, digits, caplog):
     assert [site["name"] for site in report["sites"]] == ["alder", "cedar"]
     assert f"the public rows in {other} are not the server's" in caplog.text
     (reply,) = [reply for name, _, reply in post.sent if name == "birch"]
-    assert reply.words == {"code": int(StatusCode.DATA), "name": "birch"}
+    assert reply.words == {"code": int(StatusCode.REFUSED), "name": "birch"}
     assert len(state_of(sites[0])["client"]["received"]["logits"]["out"]) == 20
 
 

@@ -17,6 +17,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd
 from fedekd.errors import FedekdError
 from fedekd.flower.settings import ENDED, SiteSettings
 from fedekd.flower.supervise import diagnosis, run_site
+from fedekd.flower.supervise.logs import Tail
 from fedekd.flower.supervise.processes import Child, command, environment, free_port
 
 NAME = "0123456789abcdef"
@@ -168,6 +169,16 @@ def test_what_was_logged_before_is_not_said_again(site: SiteSettings) -> None:
     supervisor = Scripted(site, [UP, END, LOST])
     supervisor.run()
     assert not any("yesterday" in line for line in supervisor.said)
+
+
+def test_a_log_that_is_begun_anew_is_read_from_its_start(tmp_path: Path) -> None:
+    said: list[str] = []
+    log = tmp_path / "log"
+    log.write_text("a long line of yesterday\n")
+    tail = Tail(log, said.append)
+    log.write_text("new\n")
+    tail.look()
+    assert said == ["new"]
 
 
 def test_a_federation_of_the_past_is_no_end(site: SiteSettings) -> None:

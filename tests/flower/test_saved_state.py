@@ -63,7 +63,7 @@ def test_a_disk_that_is_full_spoils_neither_version(tmp_path, monkeypatch):
         kept.save(visit, state(visit))
     with monkeypatch.context() as patch:
         patch.setattr("os.fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-        with pytest.raises(FedekdError, match="No space left on device; choose another `state`"):
+        with pytest.raises(FedekdError, match="disk full; make room there, or choose another `state`"):
             kept.save(2, state(2))
     assert [kept.load()[0], kept.load(0)[0]] == [1, 0]
 

@@ -99,7 +99,7 @@ def test_code_of_the_servers_choice_is_not_imported(tmp_path, digits, schema):
 def test_a_federation_cannot_choose_its_folder(tmp_path, digits, schema, name):
     (site,) = write_sites(tmp_path, digits)[:1]
     assert code(answer(site, "join", payload(make_server(tmp_path), schema, federation=name))) == StatusCode.REFUSED
-    assert not site.state.exists()
+    assert not [path for path in site.state.iterdir() if path.is_dir()]
 
 
 def test_terms_cannot_change_in_the_middle(tmp_path, digits, schema):
@@ -120,7 +120,7 @@ def test_terms_cannot_change_in_the_middle(tmp_path, digits, schema):
 def test_absurd_terms_are_refused(tmp_path, digits, schema, given):
     (site,) = write_sites(tmp_path, digits)[:1]
     assert code(answer(site, "join", payload(make_server(tmp_path, **given), schema))) == StatusCode.REFUSED
-    assert not site.state.exists()
+    assert not [path for path in site.state.iterdir() if path.is_dir()]
 
 
 def test_images_are_not_augmented_with_privacy(tmp_path, digits, schema, caplog):
@@ -247,7 +247,8 @@ def test_a_site_logs_what_it_does(tmp_path, digits, schema, caplog):
     answer(site, "end", visit())
     own = site.state / FEDERATION / "report.json"
     report = json.loads(own.read_text())
-    joined, terms, *rest = caplog.messages
+    agreed, joined, terms, *rest = caplog.messages
+    assert agreed.startswith("agreed to the first schema and terms offered: ")
     assert joined == f"federation {FEDERATION}: joined for 1 rounds of fedavg"
     assert '"fedavg"' in terms
     numbers = (
@@ -359,4 +360,4 @@ def test_a_site_may_join_again_with_the_same_rows_only(tmp_path, digits, schema)
     first = payload(make_server(tmp_path), schema)
     assert [code(answer(site, "join", first)) for _ in range(2)] == [StatusCode.DONE, StatusCode.DONE]
     rewritten(site.data, lambda a: a[::-1])
-    assert code(answer(site, "join", first)) == StatusCode.DATA
+    assert code(answer(site, "join", first)) == StatusCode.REFUSED

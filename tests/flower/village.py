@@ -38,14 +38,15 @@ class Hand:
         self.spoil = spoil or (lambda name, kind, reply: reply)
         self.asleep: set[str | int] = set()  # names or nodes
         self.revoked: set[int] = set()
+        self.keys: dict[int, str] = {}  # the names of keys that are not called as their sites are
         self.waiting: list[tuple[int, Payload | None]] = []
         self.sent: list[tuple[str, str, Payload]] = []
 
     def online(self) -> set[int]:
         return {node for node in self.admitted() if not {node, self.sites[node].name} & self.asleep}
 
-    def admitted(self) -> set[int]:
-        return set(self.sites) - self.revoked
+    def admitted(self) -> dict[int, str]:
+        return {node: self.keys.get(node, site.name) for node, site in self.sites.items() if node not in self.revoked}
 
     def send(self, node: int, kind: str, payload: Payload) -> None:
         site = self.sites[node]

@@ -65,6 +65,7 @@ def test_runs_from_before_a_setting_stand_with_those_at_its_default():
         "weight_decay": 0.01,
         "lr_schedule": "cosine",
         "choose_rounds": True,
+        "metric": "auroc",
     }.items():
         params = [{}, {name: NEWER[name]}, {name: other}]
         rows = aggregate([record(seed=seed, params=given) for seed, given in enumerate(params)])

@@ -13,8 +13,8 @@ from fedekd.data import federate
 from fedekd.errors import FedekdError
 from fedekd.export.predict import predict
 from fedekd.runs import details, packing
-from fedekd.runs.execution import run
 from fedekd.runs.observers import Observer
+from fedekd.runs.runner import run
 from fedekd.runs.store import read_records
 from fedekd.runs.transfer import option
 from fedekd.settings import make_settings

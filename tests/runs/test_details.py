@@ -18,8 +18,8 @@ from fedekd.errors import FedekdError
 from fedekd.methods import Train
 from fedekd.methods.fedekd import FedeKD
 from fedekd.runs import details, saved_models
-from fedekd.runs.execution import run
 from fedekd.runs.observers import Observer
+from fedekd.runs.runner import run
 from fedekd.settings import make_settings
 from tiny import tiny_private, tiny_proxy
 

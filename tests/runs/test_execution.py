@@ -24,15 +24,16 @@ from fedekd.data import federate
 from fedekd.engines.serial import Serial
 from fedekd.errors import FedekdError
 from fedekd.export.predict import predict
-from fedekd.runs.execution import run
 from fedekd.runs.observers import Observer
 from fedekd.runs.plan import choose_methods, left_out, plan
+from fedekd.runs.runner import run
 from fedekd.runs.saved_models import read_metadata
 from fedekd.settings import NEWER, make_settings
 from tiny import tiny_private, tiny_proxy
 
 KEYS = """dataset alpha seed method params task metric clients avg_delta worst_delta tail_delta mean worst
 bytes_up bytes_down seconds partition versions""".split()  # noqa: SIM905
+OF_CLIENTS = ("val", "val_loss", "val_error", "chosen", "curve", "rows", "scores", "floor")
 CLIENT = ("id", "n_train", "n_val", "n_test", "local", "value", "delta")
 SMALL = {"clients": 3, "alpha": 0.5, "rounds": 2, "epochs": 1, "batch_size": 16, "private": tiny_private}
 SMALL |= {"proxy": tiny_proxy, "lr": 1e-3}
@@ -54,7 +55,7 @@ def test_a_record_has_every_promised_key(digits, tmp_path):
     for record in map(json.loads, lines):
         assert set(KEYS) <= set(record)
         for client in record["clients"]:
-            assert set(client) == {*CLIENT, "val", "val_loss", "val_error", "chosen", "curve", "rows"}
+            assert set(client) == {*CLIENT, *OF_CLIENTS}
             assert client["delta"] == client["value"] - client["local"]
     local, fedekd_, fedavg = result.records
     assert all(c["delta"] == 0 for c in local["clients"])
@@ -423,6 +424,7 @@ NEWER_VALUES = {
     "lr_schedule": ("constant", "cosine"),
     "augment": ("none", "flip-crop"),
     "choose_rounds": (False, True),
+    "metric": (None, "auroc", "nll"),
 }
 
 

@@ -223,7 +223,7 @@ def test_a_disk_that_is_full_when_the_line_is_synced(tmp_path, monkeypatch):
         raise NO_SPACE
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(FedekdError, match="No space left on device") as error:
+    with pytest.raises(FedekdError, match="disk full; make room there") as error:
         store.add({"i": 3})
     assert "--out" in one_line(error)
     assert store.results.read_bytes() == before

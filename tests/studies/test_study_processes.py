@@ -12,11 +12,14 @@ from small_study import RUNS, make_home, same, start
 
 from fedekd.errors import FedekdError
 from fedekd.report.paper_tables import make_tables, render
+from fedekd.runs import answers
 from fedekd.runs.observers import Observer
+from fedekd.runs.processes import over_processes
 from fedekd.runs.progress_file import condition, read
 from fedekd.runs.store import Store, read_records
+from fedekd.scores import SCORES
 from fedekd.studies import load_study, run_study
-from fedekd.studies.processes import over_processes
+from fedekd.studies.over_ray import _on_node
 from fedekd.studies.study_plan import plan_study
 
 GO = """
@@ -110,6 +113,19 @@ def test_ray_gives_the_same_records(home):
     run_study(load_study("study.toml"), "here", Observer(), workers=1)
     assert same(home / "out") == same(home / "here")
     assert run_study(load_study("study.toml"), "out", Observer(), ray="local").fresh == 0
+
+
+def test_a_node_gives_back_what_was_answered_on_the_test_rows(home):
+    (home / "nll.toml").write_text('dataset = "digits-small.npz"\nmetric = "nll"\nmethods = ["fedavg"]\nrounds = 1\n')
+    plan = plan_study(load_study("nll.toml"), Observer(), keep=lambda cell: False)
+    (item,) = plan.items
+    records = [(outcome, rows) for outcome, rows in _on_node(item, ()) if isinstance(outcome, dict)]
+    assert len(records) == len(item.runs)
+    for record, rows in records:
+        answers.put(home / "out", record["key"], rows)
+        for position, client in enumerate(record["clients"]):
+            own = answers.read(home / "out", record["key"], position)
+            assert SCORES["nll"].of(own) == pytest.approx(client["value"])
 
 
 def test_without_ray_it_says_what_to_install(home, monkeypatch):

@@ -12,8 +12,8 @@ import fedekd
 from fedekd import trackers
 from fedekd.errors import FedekdError
 from fedekd.runs import details
-from fedekd.runs.execution import run
 from fedekd.runs.observers import Observer, ObserverGroup
+from fedekd.runs.runner import run
 from fedekd.settings import make_settings
 from fedekd.trackers.experiment import Experiment, tags
 from tiny import tiny_private, tiny_proxy

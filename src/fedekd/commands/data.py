@@ -8,7 +8,7 @@ from typing import Any
 from fedekd.commands.parser import command, console
 from fedekd.settings import make_settings
 
-PARTITION = ("alpha", "clients", "partition", "fraction", "data", "target", "task", "clients_from", "public")
+PARTITION = ("alpha", "clients", "partition", "fraction", "data", "target", "task", "clients_from", "group", "public")
 
 
 def add(commands: Any) -> None:
@@ -47,6 +47,7 @@ def show_data(given: argparse.Namespace) -> None:
         target=settings.target,
         task=settings.task,
         clients_from=settings.clients_from,
+        group=settings.group,
     )
     public = find_public(settings.public, dataset, target=settings.target, clients_from=settings.clients_from)
     federation = federate(

@@ -46,4 +46,4 @@ def export_model(given: argparse.Namespace) -> None:
         )
     card = card_path(Path(given.to))
     print(f"client {metadata.client}, {metadata.method}, seed {metadata.seed}: {given.to}, its model card {card}")
-    print(verdict(metadata, read_records(Path(given.folder) / "results.jsonl")))
+    print(verdict(metadata, read_records(Path(given.folder) / "results.jsonl"), Path(given.folder)))

@@ -35,6 +35,10 @@ def add(commands: Any) -> None:
         "--log-to", default="none", metavar="LIST",
         help="send every round's results to tensorboard, mlflow or wandb (default: none)",
     )  # fmt: skip
+    more.add_argument(
+        "--workers", type=int, metavar="N",
+        help="processes for methods and seeds on a CPU (default: as many as cores where there is much to do)",
+    )  # fmt: skip
     more.add_argument("--show-clients", action="store_true", help="show the table of clients for each seed")
     more.add_argument("--no-report", action="store_true", help="do not write report.html")
     more.add_argument("--quiet", action="store_true", help="no progress, only the results")
@@ -45,7 +49,7 @@ def run_methods(given: argparse.Namespace) -> None:
     from fedekd.api import watched_run
 
     try:
-        result = watched_run(settings, not given.quiet, given.log_to)
+        result = watched_run(settings, not given.quiet, given.log_to, workers=given.workers)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("the same command continues where it stopped") from None
     from fedekd.report.terminal import print_result

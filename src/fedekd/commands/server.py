@@ -26,6 +26,11 @@ def add(commands: Any) -> None:
     init.add_argument("--user", default="fedekd", metavar="NAME", help="user of the systemd unit (default: fedekd)")
     run = command(actions, "run", run_server, "run the federation to its end and print the report")
     run.add_argument("file", metavar="SERVER.toml", help="as `fedekd server init` made it")
+    finish = command(actions, "finish", finish_server, "give sites that were away at the end their model and verdict")
+    finish.add_argument("file", metavar="SERVER.toml", help="as `fedekd server init` made it")
+    finish.add_argument(
+        "--wait", type=float, default=86_400.0, metavar="SECONDS", help="for them to come back (default: a day)"
+    )
 
 
 def init_server(given: argparse.Namespace) -> None:
@@ -40,6 +45,15 @@ def init_server(given: argparse.Namespace) -> None:
         settings={name: value for name, value in settings.items() if value is not None},
     ):  # fmt: skip
         print(line)
+
+
+def finish_server(given: argparse.Namespace) -> None:
+    if not 0 < given.wait < 1e9:
+        raise FedekdError(f"--wait must be a number of seconds > 0, got {given.wait:g}")
+    from fedekd.flower.supervise import run_server
+    from fedekd.report.federation import print_report
+
+    print_report(console(), run_server.run_server(given.file, finish=given.wait))
 
 
 def run_server(given: argparse.Namespace) -> None:

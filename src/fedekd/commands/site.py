@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any
 
 from fedekd.commands.parser import command
@@ -37,6 +38,12 @@ def add(commands: Any) -> None:
         "--with-scaling", action="store_true",
         help="include this data's means and deviations, for all to scale by (default: each site scales by its own)",
     )  # fmt: skip
+    accept = command(actions, "accept", accept_offer, "agree to other terms or another schema than before")
+    accept.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
+    accept.add_argument(
+        "offer", nargs="?", metavar="FINGERPRINT", help="accept this offer (without: show the last one)"
+    )
+    accept.add_argument("--schema", metavar="FILE", help="accept this schema, with the first terms that come with it")
     run = command(actions, "run", run_site, "join the federation and stay connected until it is over")
     run.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
 
@@ -92,6 +99,33 @@ def write_schema(given: argparse.Namespace) -> None:
     else:
         print("it holds no statistics of this site's rows")
     print(f"read {given.out}, then send it to the server's administrator")
+
+
+def accept_offer(given: argparse.Namespace) -> None:
+    from fedekd.flower.protocol.schema import Schema
+    from fedekd.flower.settings import read_site
+    from fedekd.flower.site.pins import Pins
+
+    if given.offer and given.schema:
+        raise FedekdError("accept an offer by its fingerprint, or a schema with --schema FILE, one at a time")
+    state = read_site(given.file).state
+    if state.exists() and state.stat().st_uid != os.getuid():
+        raise FedekdError(f"{state} belongs to another user, who runs the site; run this as that one")
+    pins = Pins(state)
+    if given.schema:
+        pins.accept_schema(Schema.read(given.schema))
+        print(f"accepted: the schema {given.schema}, with the first terms that the server offers for it")
+    elif given.offer:
+        print(f"accepted: {pins.accept(given.offer).fingerprint}; restart `fedekd site run` to be asked again")
+    else:
+        if count := pins.look_again():
+            print(f"{count} joins were refused of late; from now on joins are looked at again")
+        if (offer := pins.offered()) is None:
+            print("no offer waits to be accepted")
+            return
+        print("the last offer that was refused:", *offer.lines(), sep="\n  ")
+        print("otherwise than agreed to:", *pins.changes(), sep="\n  ")
+        print(f"accept it with: fedekd site accept {given.file} {offer.fingerprint}")
 
 
 def run_site(given: argparse.Namespace) -> None:

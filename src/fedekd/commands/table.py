@@ -24,5 +24,5 @@ def print_tables(given: argparse.Namespace) -> None:
     from fedekd.runs.store import read_failures
 
     records, failures = load(given.folder).records, read_failures(Path(given.folder))
-    tables = make_tables(records, failures, against_paper=given.against == "paper")
+    tables = make_tables(records, failures, given.against == "paper", given.folder)
     print(render(select(tables, given.only) if given.only else tables, given.format))

@@ -51,6 +51,9 @@ def federate(
     clients, seed, fraction = _whole("clients", clients), _whole("seed", seed), _share(fraction)
     if partition == "auto":
         partition = "dirichlet" if dataset.sites is None else "sites"
+    for named in (dataset.groups, dataset.subgroups):
+        if named is not None and len(named.codes) != len(dataset.y):
+            raise FedekdError(f"{named.column!r} names {len(named.codes)} rows and there are {len(dataset.y)}")
     rng = np.random.default_rng(seed)
     held, shared, whole = np.arange(len(dataset.y)), np.empty(0, np.int64), dataset
     if isinstance(public, PublicRows):
@@ -58,14 +61,16 @@ def federate(
         if len(whole.y) != len(held) + len(shared):
             raise FedekdError("these public rows were read for another dataset; read them again with find_public")
     elif public is not None:
-        shared, held = set_aside(len(dataset.y), public, seed)
+        shared, held = set_aside(len(dataset.y), public, seed, dataset.groups)
     try:
         parts = _deal(dataset, held, partition, clients, alpha, rng, min_samples, seed, clusters)
     except FedekdError as error:
         if len(held) == len(dataset.y):
             raise
         raise FedekdError(f"with {len(shared)} of {len(dataset.y)} rows public: {error}") from None
-    splits = tuple(Split(*parting.cut(held[part], rng)) for part in parts)
+    groups = dataset.groups.codes if dataset.groups else None
+    own = (held[part] for part in parts)
+    splits = tuple(Split(*parting.cut(rows, rng, None if groups is None else groups[rows])) for rows in own)
     if fraction < 1:
         splits = tuple(_thinned(split, fraction, seed, client) for client, split in enumerate(splits))
     names = dataset.site_names if partition == "sites" else tuple(str(client) for client in range(clients))
@@ -86,6 +91,10 @@ def federate(
         how["public"] = {"share": float(public), "rows": len(shared)}
     if fixed:
         how["fixed"] = True
+    if dataset.groups:
+        how["group"] = dataset.groups.column
+    if dataset.subgroups:
+        how["subgroups"] = {"column": dataset.subgroups.column, "names": list(dataset.subgroups.names)}
     if fraction < 1:
         how["fraction"] = fraction
     labelled = public.labelled if isinstance(public, PublicRows) else True
@@ -110,9 +119,30 @@ def _deal(
         return parting.by_site(dataset.sites[held], dataset.site_names)
     if clients > len(held):
         raise FedekdError(f"{clients} clients but only {len(held)} samples; take fewer clients")
-    if partition == "iid":
-        return parting.iid(len(held), clients, rng, min_samples)
-    return parting.dirichlet(_groups(dataset, seed, clusters)[held], clients, alpha, rng, min_samples)
+    labels = None if partition == "iid" else _groups(dataset, seed, clusters)[held]
+    if dataset.groups is None:
+        return _dealt(len(held), labels, clients, alpha, rng, min_samples)
+    # Groups go whole, as their first rows go: else one client would train on a patient that another is tested on.
+    _, first, group = np.unique(dataset.groups.codes[held], return_index=True, return_inverse=True)
+    least, whose = min(min_samples, parting.SMALLEST_SITE), np.empty(len(first), np.int64)
+    if len(first) < least * clients:
+        raise FedekdError(
+            f"{len(first)} groups by {dataset.groups.column!r} cannot give {clients} clients {least} groups each; "
+            "take fewer clients, or leave --group out"
+        )
+    dealt = _dealt(len(first), None if labels is None else labels[first], clients, alpha, rng, least)
+    for client, part in enumerate(dealt):
+        whose[part] = client
+    return [np.flatnonzero(whose[group] == client) for client in range(clients)]
+
+
+def _dealt(
+    rows: int, labels: np.ndarray | None, clients: int, alpha: float, rng: np.random.Generator, min_samples: int
+) -> list[np.ndarray]:
+    """By Dirichlet shares of each label, or evenly where there are none."""
+    if labels is None:
+        return parting.iid(rows, clients, rng, min_samples)
+    return parting.dirichlet(labels, clients, alpha, rng, min_samples)
 
 
 def _whole(what: str, value: int) -> int:

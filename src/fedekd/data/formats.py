@@ -28,6 +28,8 @@ class Raw:
     task: str = ""
     """What the file suggests, when its kind says more than the type of ``y``."""
     columns: tuple[str, ...] = ()
+    group: np.ndarray | None = None
+    subgroup: np.ndarray | None = None
 
 
 class BadFile(FedekdError):

@@ -11,15 +11,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from fedekd.data import formats, pictures, tables
 from fedekd.data.formats import Raw
-from fedekd.dataset import Dataset, as_float32
+from fedekd.dataset import Dataset, RowNames, as_float32
 from fedekd.errors import FedekdError, unknown
+
+MOST_SUBGROUPS = 20
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,11 @@ def load_own(
     task: str | None = None,
     clients_from: str | None = None,
     part_of: Whole | None = None,
+    group: str | None = None,
+    subgroups: str | None = None,
 ) -> Dataset:
     """The dataset in the user's file or folder; ``task`` overrides what the targets suggest."""
+    named = {"group": group, "subgroups": subgroups}
     if not path.exists():
         raise FedekdError(f"there is no file or folder {str(path)!r}; check the path, or give a dataset's name")
     files = [path] if path.is_file() else _client_files(path)
@@ -56,16 +61,61 @@ def load_own(
         raise FedekdError(f"--target {target!r} names a column of a .csv file, which {path} is not; leave it out")
     if suffix == ".csv":
         texts = part_of.texts(target) if part_of else ()
-        raw = tables.read_tables(files, target, clients_from, as_clients=path.is_dir(), texts=texts)
+        raw = tables.read_tables(files, target, clients_from, as_clients=path.is_dir(), texts=texts, **named)
     elif suffix == ".npz":
-        raw = _joined(files) if path.is_dir() else read_arrays(path, clients_from)
+        raw = _joined(files, **named) if path.is_dir() else read_arrays(path, clients_from, **named)
     elif path.is_dir():
-        if clients_from is not None:
-            raise FedekdError(f"--clients-from {clients_from!r} needs a .csv or .npz file; {path} holds pictures")
+        for option, value in {"clients-from": clients_from, **named}.items():
+            if value is not None:
+                raise FedekdError(f"--{option} {value!r} needs a .csv or .npz file; {path} holds pictures")
         raw = pictures.read_folder(path)
     else:
         raise FedekdError(f"{path} is a {suffix or 'nameless'} file; give an .npz or .csv file, or a folder")
-    return _dataset(path, raw, task, part_of is not None)
+    return _named(path, _dataset(path, raw, task, part_of is not None), raw, **named)
+
+
+def _named(path: Path, dataset: Dataset, raw: Raw, group: str | None, subgroups: str | None) -> Dataset:
+    if group is not None and raw.group is not None:
+        dataset = replace(dataset, groups=RowNames.of(group, raw.group))
+    if subgroups is not None and raw.subgroup is not None:
+        dataset = replace(dataset, subgroups=few_names(path, subgroups, raw.subgroup))
+    return dataset
+
+
+def few_names(where: object, column: str, values: np.ndarray) -> RowNames:
+    """Names that results can be shown by: of numbers with many different values, four bands of about as many rows."""
+    missing = np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), bool)
+    known = np.unique(values[~missing])
+    if values.dtype.kind in "fiu" and len(known) > MOST_SUBGROUPS:
+        band = np.searchsorted(np.quantile(values[~missing], [0.25, 0.5, 0.75]), values[~missing], "left")
+        codes, names = np.zeros(len(values), np.int64), []
+        for place, k in enumerate(np.unique(band)):
+            own = values[~missing][band == k]
+            codes[np.flatnonzero(~missing)[band == k]] = place
+            names.append(f"{own.min():g} to {own.max():g}")
+        codes[missing] = len(names)
+        return RowNames(column, codes, (*names, *["missing"] * bool(missing.any())))
+    if missing.any():
+        values = np.array(["missing" if gap else f"{value:g}" for gap, value in zip(missing, values, strict=True)])
+    found = RowNames.of(column, values)
+    if not 1 < len(found.names) <= MOST_SUBGROUPS:
+        raise FedekdError(
+            f"{where}: {column!r} has {len(found.names)} different values, and subgroups are 2 to {MOST_SUBGROUPS}; "
+            "name another column"
+        )
+    return found
+
+
+def from_columns(dataset: Dataset, column: str) -> RowNames:
+    """Subgroups by an input of a table: a column of numbers, or the columns that stand for its texts."""
+    parts = [k for k, name in enumerate(dataset.columns) if name.startswith(f"{column}=")]
+    if parts:
+        chosen = dataset.x[:, parts]
+        texts = np.array([dataset.columns[k].partition("=")[2] for k in parts])
+        return few_names(dataset.name, column, np.where(chosen.any(1), texts[chosen.argmax(1)], "missing"))
+    if column not in dataset.columns:
+        raise unknown(f"column of {dataset.name}", column, {name.partition("=")[0] for name in dataset.columns})
+    return few_names(dataset.name, column, dataset.x[:, dataset.columns.index(column)])
 
 
 def _client_files(folder: Path) -> list[Path]:
@@ -76,41 +126,52 @@ def _client_files(folder: Path) -> list[Path]:
     return found[".npz"] or found[".csv"]
 
 
-def read_arrays(path: Path, clients_from: str | None = None) -> Raw:
+def read_arrays(
+    path: Path, clients_from: str | None = None, group: str | None = None, subgroups: str | None = None
+) -> Raw:
     """The rows of an .npz file."""
     try:
-        return _npz_rows(path, clients_from)
+        return _npz_rows(path, clients_from, group, subgroups)
     except formats.BadFile as error:
         raise FedekdError(f"{error}; save it again with numpy.savez({path.name!r}, x=.., y=..)") from None
 
 
-def _npz_rows(path: Path, clients_from: str | None) -> Raw:
+def _npz_rows(path: Path, clients_from: str | None, group: str | None, subgroups: str | None) -> Raw:
     keys = formats.npz_keys(path)
+    for name in (group, subgroups):
+        if name is not None and name not in keys:
+            raise unknown(f"array in {path}", name, keys)
     if "x" not in keys and "train_images" in keys:
         return Raw(*formats.read_medmnist(path))
     if clients_from is not None and clients_from not in keys:
         raise unknown(f"array in {path}", clients_from, keys)
     site = clients_from or "client"
-    arrays = formats.read_npz(path, ("x", "y"), (site,))
+    others = [site, *(name for name in (group, subgroups) if name is not None)]
+    arrays = formats.read_npz(path, ("x", "y"), dict.fromkeys(others))
     x, y = arrays["x"], arrays["y"]
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim != 1 or x.ndim == 0 or len(x) != len(y):
         raise FedekdError(f"{path}: x has shape {x.shape} but y {y.shape}; give one value of y for each row of x")
-    if site in arrays and arrays[site].shape != y.shape:
-        raise FedekdError(f"{path}: {site!r} has shape {arrays[site].shape} for {len(y)} rows; give one for each row")
-    return Raw(x, y, arrays.get(site))
+    for name in others:
+        if name in arrays and arrays[name].shape != y.shape:
+            shape = arrays[name].shape
+            raise FedekdError(f"{path}: {name!r} has shape {shape} for {len(y)} rows; give one for each row")
+    return Raw(x, y, arrays.get(site), group=arrays.get(group or ""), subgroup=arrays.get(subgroups or ""))
 
 
-def _joined(files: Sequence[Path]) -> Raw:
+def _joined(files: Sequence[Path], group: str | None, subgroups: str | None) -> Raw:
     """Several .npz files as one, each a client."""
-    raws = [read_arrays(file) for file in files]
+    raws = [read_arrays(file, group=group, subgroups=subgroups) for file in files]
     for file, raw in zip(files, raws, strict=True):
         mine, first = _layout(raw), _layout(raws[0])
         if mine != first:
             raise FedekdError(f"{file} holds {mine} but {files[0]} holds {first}; make all clients' files alike")
     site = np.repeat([file.stem for file in files], [len(raw.y) for raw in raws])
-    return Raw(np.concatenate([raw.x for raw in raws]), np.concatenate([raw.y for raw in raws]), site)
+    x, y = (np.concatenate([getattr(raw, name) for raw in raws]) for name in ("x", "y"))
+    groups, parts = ([getattr(raw, name) for raw in raws] for name in ("group", "subgroup"))
+    by_group, subgroup = (None if some[0] is None else np.concatenate(some) for some in (groups, parts))
+    return Raw(x, y, site, group=by_group, subgroup=subgroup)
 
 
 def _layout(raw: Raw) -> str:

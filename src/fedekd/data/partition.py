@@ -62,11 +62,36 @@ def by_site(sites: np.ndarray, names: tuple[str, ...]) -> list[np.ndarray]:
     return parts
 
 
-def cut(rows: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """One client's rows, permuted, as 60 % train, 20 % validation, 20 % test."""
+def cut(
+    rows: np.ndarray, rng: np.random.Generator, groups: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """One client's rows, permuted, as 60 % train, 20 % validation, 20 % test; ``groups`` of rows stay whole, so that
+    nobody is tested on a patient that it was trained on."""
+    if groups is not None:
+        return _cut_groups(rows, rng, groups)
     order = rng.permutation(rows).astype(np.int64)
     first, second = int(0.6 * len(rows)), int(0.8 * len(rows))
     return order[:first], order[first:second], order[second:]
+
+
+def _cut_groups(
+    rows: np.ndarray, rng: np.random.Generator, groups: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    parts: tuple[list[np.ndarray], ...] = ([], [], [])
+    before = 0
+    for group in rng.permutation(np.unique(groups)):
+        own = rows[groups == group]
+        middle = (before + len(own) / 2) / len(rows)
+        parts[0 if middle < 0.6 else 1 if middle < 0.8 else 2].append(own)
+        before += len(own)
+    if not (parts[0] and parts[2]):
+        raise FedekdError(
+            f"a client's {len(rows)} rows are of {len(np.unique(groups))} groups, too few or too uneven to test on "
+            "others than it trains on; give each client more groups, or leave --group out"
+        )
+    none = rows[:0]
+    train, val, test = (rng.permutation(np.concatenate([none, *part])).astype(np.int64) for part in parts)
+    return train, val, test
 
 
 def kmeans_clusters(features: np.ndarray, seed: int, clusters: int = 5) -> np.ndarray:

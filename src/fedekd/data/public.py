@@ -13,7 +13,7 @@ import numpy as np
 
 from fedekd import rng
 from fedekd.data import formats, own, pictures, tables
-from fedekd.dataset import Dataset
+from fedekd.dataset import Dataset, RowNames
 from fedekd.errors import FedekdError
 
 
@@ -48,8 +48,15 @@ def find_public(
     return read_public(Path(given).expanduser(), dataset, target, clients_from) if share is None else share
 
 
-def set_aside(rows: int, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """The public rows and the others, each in rising order; on one seed a larger share holds all of a smaller one."""
+def set_aside(rows: int, share: float, seed: int, groups: RowNames | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """The public rows and the others, each in rising order; on one seed a larger share holds all of a smaller one.
+
+    With ``groups`` it is a share of those, with all their rows.
+    """
+    if groups is not None:
+        shared, _ = set_aside(len(groups.names), share, seed)
+        public = np.isin(groups.codes, shared)
+        return np.flatnonzero(public), np.flatnonzero(~public)
     if not isinstance(share, (int, float)) or not 0 < share < 1:
         raise FedekdError(f"public is {share!r}; give a share above 0 and below 1, such as 0.1")
     count = round(share * rows)
@@ -81,9 +88,8 @@ def read_public(path: Path, dataset: Dataset, target: str | None = None, clients
     _check(path, x, dataset)
     wanted = np.zeros(len(x), dataset.y.dtype) if y is None else _answers(path, y, dataset)
     # The checks of a dataset, with the file's name in what they say.
-    checked = replace(
-        dataset, name=str(path), x=_stored(path, x, dataset), y=wanted, sites=None, site_names=(), part=True
-    )
+    alone = replace(dataset, sites=None, site_names=(), groups=None, subgroups=None, part=True)
+    checked = replace(alone, name=str(path), x=_stored(path, x, dataset), y=wanted)
     digest = hashlib.sha256()
     for array in (checked.x, checked.y):
         digest.update(np.ascontiguousarray(array).data)
@@ -117,7 +123,8 @@ def _arrays(path: Path, dataset: Dataset) -> Rows:
 
 def _table(path: Path, dataset: Dataset, target: str | None, clients_from: str | None) -> Rows:
     texts = own.Whole(dataset.columns, dataset.labels).texts(target)
-    x, y, names = tables.read_loose_table(path, target, clients_from, texts)
+    no_inputs = (clients_from, dataset.groups.column if dataset.groups else None)
+    x, y, names = tables.read_loose_table(path, target, no_inputs, texts)
     return _in_order(path, x, names, dataset) if dataset.columns else x, y
 
 

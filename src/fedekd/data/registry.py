@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,10 +119,13 @@ def load_dataset(
     task: str | None = None,
     clients_from: str | None = None,
     part_of: Whole | None = None,
+    group: str | None = None,
+    subgroups: str | None = None,
 ) -> Dataset:
     """A dataset by its name, by the path of the user's own file or folder, or by ``package.module:loader``.
 
-    ``part_of``: the file holds one site's rows of a larger whole, whose columns and labels are known.
+    ``part_of``: the file holds one site's rows of a larger whole, whose columns and labels are known. ``group`` names
+    the column (CSV) or array (npz) of rows that belong together, ``subgroups`` the one that results are shown by.
     """
     if task is not None and task not in TASKS:
         raise unknown("task", task, TASKS)
@@ -130,14 +133,19 @@ def load_dataset(
     if _is_path(text):
         from fedekd.data.own import load_own
 
-        return load_own(Path(text).expanduser(), target=target, task=task, clients_from=clients_from, part_of=part_of)
+        given = {"target": target, "task": task, "clients_from": clients_from, "group": group, "subgroups": subgroups}
+        return load_own(Path(text).expanduser(), part_of=part_of, **given)
     loader = _imported(text) if ":" in text else recipe(text).load
-    for option, value in (("target", target), ("clients-from", clients_from)):
+    for option, value in (("target", target), ("clients-from", clients_from), ("group", group)):
         if value is not None:
             raise FedekdError(f"--{option} {value!r} is for your own files; dataset {text!r} needs none: leave it out")
     dataset = loader(data_folder(data_dir))
     if task not in (None, dataset.task):
         raise FedekdError(f"dataset {text!r} is a {dataset.task}, not a {task}; leave --task out")
+    if subgroups is not None:
+        from fedekd.data.own import from_columns
+
+        return replace(dataset, subgroups=from_columns(dataset, subgroups))
     return dataset
 
 

@@ -26,10 +26,12 @@ def read_tables(
     *,
     as_clients: bool,
     texts: Collection[str] = (),
+    group: str | None = None,
+    subgroups: str | None = None,
 ) -> Raw:
     """One table out of ``files``; with ``as_clients`` each file is one client's, named by the file.
 
-    ``texts`` are columns that hold text, whatever they look like.
+    ``texts`` are columns that hold text, whatever they look like. The column ``group`` is no input; ``subgroups`` is.
     The target means classes when it is text, or whole numbers of few different values; else a regression.
     """
     import pandas as pd
@@ -42,9 +44,11 @@ def read_tables(
     columns = [str(column) for column in table.columns]
     if target is None:
         raise FedekdError(f"{where}: which column is the target? Give --target, one of: {', '.join(columns)}")
-    for column in (target, clients_from):
+    for column in (target, clients_from, group, subgroups):
         if column is not None and column not in columns:
             raise unknown(f"column of {where}", column, columns)
+    if target == group:
+        raise FedekdError(f"{where}: column {target!r} cannot be both the target and the group; name two")
     if target == clients_from:
         raise FedekdError(f"{where}: column {target!r} cannot be both the target and the clients; name two")
     _check_whole(where, table)
@@ -52,18 +56,19 @@ def read_tables(
     site = np.repeat([file.stem for file in files], [len(frame) for frame in frames]) if as_clients else None
     if clients_from is not None:
         site = _values(table[clients_from])
-    x, names = _features(where, table.drop(columns=[target] if clients_from is None else [target, clients_from]))
+    x, names = _features(where, table.drop(columns=list({target, clients_from, group} - {None})))
     classes = not _is_numeric(wanted) or (wanted.dtype.kind in "iu" and wanted.nunique() <= FEW_CLASSES)
-    return Raw(x, _values(wanted), site, "classification" if classes else "regression", names)
+    named = [None if column is None else _values(table[column]) for column in (group, subgroups)]
+    return Raw(x, _values(wanted), site, "classification" if classes else "regression", names, *named)
 
 
 def read_loose_table(
-    file: Path, target: str | None, clients_from: str | None, texts: Collection[str]
+    file: Path, target: str | None, no_inputs: Collection[str | None], texts: Collection[str]
 ) -> tuple[np.ndarray, np.ndarray | None, tuple[str, ...]]:
-    """The inputs, targets and names of the inputs of a table that may lack the columns of target and clients."""
+    """The inputs, targets and names of the inputs of a table that may lack those that are no inputs."""
     table = read_table(file, texts=texts)
     _check_whole(file, table)
-    others = [column for column in (target, clients_from) if column in table.columns]
+    others = [column for column in dict.fromkeys((target, *no_inputs)) if column in table.columns]
     x, names = _features(file, table.drop(columns=others))
     return x, _values(table[target]) if target in others else None, names
 

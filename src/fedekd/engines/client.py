@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,8 @@ from fedekd import models, parts, rng
 from fedekd.engines import return_checks
 from fedekd.engines.batch import label_counts, make_batch
 from fedekd.engines.client_models import EVALUATION_BATCH, ClientModels
-from fedekd.engines.job import Job, Measured, Rows, TrustLog, make_optimizer, precision
+from fedekd.engines.job import Job, Measured, Rows, TrustLog, precision
+from fedekd.engines.optimizer import FusedOptimizer
 from fedekd.engines.schedule import schedule
 from fedekd.errors import FedekdError
 from fedekd.exchange import Message, exchanges
@@ -105,7 +107,7 @@ class Client(ClientModels):
         every = [w for tree in trained.values() for w in tree.values()]
         sums = {role: {n: torch.zeros_like(w) for n, w in tree.items()} for role, tree in trained.items()}
         with self._training(step, trained), self._seeded("dropout", root, round, *((again,) if again else ())):
-            optimizer = make_optimizer(training, every)
+            optimizer = FusedOptimizer(training, every)
             for epoch, (order, uniform) in enumerate(zip(plan.order, plan.uniform, strict=True) if plan.steps else ()):
                 positions = torch.from_numpy(order).to(self.device).split(training.batch_size)
                 numbers = torch.from_numpy(uniform).to(self.device).split(training.batch_size)
@@ -282,7 +284,7 @@ class Client(ClientModels):
             self.trust.restore(trust)
 
     @torch.no_grad()
-    def predictions(self, rows: Tensor) -> Tensor:
+    def predictions(self, rows: Tensor, split: str = "") -> Tensor:
         """The method's outputs on these rows, with the models as they are."""
         found, scale = [], self.data.scale
         for module in self.models.values():
@@ -293,7 +295,8 @@ class Client(ClientModels):
             out = self._through([role for role in self.method.answers if role in self.models], x, {})
             uniform = torch.zeros(len(here), self.method.uniforms, device=self.device)
             lr = self.job.training.lr
-            found.append(self.method.predict(self._batch(rows[here], here, out, weights, uniform, lr, x, blind=True)))
+            batch = self._batch(rows[here], here, out, weights, uniform, lr, x, blind=True)
+            found.append(self.method.predict(replace(batch, split=split)))
         return torch.cat(found)
 
     def score(self, split: str = "test") -> float:
@@ -311,7 +314,7 @@ class Client(ClientModels):
     def _answers(self, split: str) -> tuple[Tensor, Tensor]:
         rows = self.rows[split]
         with self.personalised(), precision(self.job.training.precision, self.device):
-            return self.predictions(rows), self.data.y[rows]
+            return self.predictions(rows, split), self.data.y[rows]
 
     # --- interruption ------------------------------------------------------------------------------------
 

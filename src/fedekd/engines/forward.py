@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -194,7 +195,9 @@ class Forward:
         return max(1, min(EVALUATION_BATCH, EVALUATION_VALUES // (models * self.engine.x[0].numel())))
 
     @torch.no_grad()
-    def predictions(self, group: MethodGroup, indices: Sequence[int], rows: Sequence[np.ndarray]) -> Tensor:
+    def predictions(
+        self, group: MethodGroup, indices: Sequence[int], rows: Sequence[np.ndarray], split: str = ""
+    ) -> Tensor:
         """What the method answers for these rows, padded to the longest: [models, n, ...]."""
         engine, method = self.engine, group.method
         if type(method).predict is Method.predict and "private" in method.answers:
@@ -222,7 +225,7 @@ class Forward:
                 "rows": torch.arange(start, start + part.shape[1], device=engine.device).expand(part.shape),
                 "mask": mask[:, start : start + size],
             }
-            found.append(mapped(engine, group, indices, lambda method, batch: method.predict(batch), seen))
+            found.append(mapped(engine, group, indices, lambda m, batch: m.predict(replace(batch, split=split)), seen))
         return torch.cat(found, dim=1)
 
 

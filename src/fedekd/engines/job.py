@@ -45,6 +45,8 @@ class Training:
     augment: str = "none"
     choose_rounds: bool = False
     """Whether each client ends with the model of the round with its lowest validation loss, not of the last."""
+    metric: str | None = None
+    """What Δ is taken in, where that is not the task's own metric."""
 
     def augments(self, split: str) -> bool:
         """Whether the batches of this split are flipped and cropped at random."""
@@ -109,6 +111,7 @@ class Measured:
     val_loss: float  # the task's mean loss there
     errors: np.ndarray  # of each test row: see Task.errors
     val_losses: np.ndarray  # of each validation row
+    answers: Callable[[str], np.ndarray]  # on "test" or "val": see Task.answers
 
     @property
     def val_error(self) -> float:
@@ -119,15 +122,24 @@ class Measured:
     @classmethod
     def of(cls, task: Task, test: tuple[Tensor, Tensor], val: tuple[Tensor, Tensor]) -> Measured:
         """``test`` and ``val``: a model's outputs and the targets."""
+        pairs = {"test": test, "val": val}
         errors, val_errors = (task.errors(*pair).cpu().numpy() for pair in (test, val))
-        found = cls.of_rows(task, errors, val_errors, task.loss(*val).double().cpu().numpy())
+        losses = task.loss(*val).double().cpu().numpy()
+        found = cls.of_rows(task, errors, val_errors, losses, lambda split: task.answers(*pairs[split]).cpu().numpy())
         return replace(found, value=task.score(*test), val_value=task.score(*val) if len(val_errors) else math.nan)
 
     @classmethod
-    def of_rows(cls, task: Task, errors: np.ndarray, val_errors: np.ndarray, losses: np.ndarray) -> Measured:
+    def of_rows(
+        cls,
+        task: Task,
+        errors: np.ndarray,
+        val_errors: np.ndarray,
+        losses: np.ndarray,
+        answers: Callable[[str], np.ndarray],
+    ) -> Measured:
         known = len(losses) > 0
         val_value, val_loss = (task.value(val_errors), float(losses.mean())) if known else (math.nan, math.nan)
-        return cls(task.value(errors), val_value, val_loss, errors, losses)
+        return cls(task.value(errors), val_value, val_loss, errors, losses, answers)
 
 
 @dataclass(frozen=True)

@@ -308,7 +308,7 @@ class _RehearsalClient(Client):
         """A stack of one: whether the function may be mapped over clients, as it is where models can be stacked."""
         if not self.method.stacks or not self.models or any(buffered(module) for module in self.models.values()):
             return
-        skipped = ("task", "lr", "forward", "teaching")
+        skipped = ("task", "lr", "forward", "teaching", "split")
         seen = {n: v for n, v in vars(batch).items() if v is not None and n not in skipped}
         stack = map_tree(lambda t: t.detach()[None] if isinstance(t, Tensor) else t, seen)
         vmap(lambda seen: function(self._seen({"x": None, **seen}, batch.lr)), randomness="different")(stack)

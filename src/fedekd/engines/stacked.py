@@ -6,7 +6,7 @@ float hyper-parameters and variants of a method may differ. The method files are
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -251,41 +251,53 @@ class Stacked(Stack):
     def evaluate(self, split: str = "test") -> list[list[float]]:
         """The task's metric per job and client."""
         with precision(self.training.precision, self.device), self.personalised():
-            errors, _ = self._rows_of(split)
+            errors, *_ = self._rows_of(split)
         return self._by_job([self.task.value(errors[i]) for i in range(len(self.members))])
 
     def measure(self) -> list[list[Measured]]:
         """The same on test and validation rows, with what it is made of."""
         with precision(self.training.precision, self.device), self.personalised():
-            (errors, _), (val_errors, losses) = self._rows_of("test"), self._rows_of("val")
-        found = [Measured.of_rows(self.task, errors[i], val_errors[i], losses[i]) for i in range(len(self.members))]
+            (errors, _, test), (val_errors, losses, val) = self._rows_of("test"), self._rows_of("val")
+
+        def answers(i: int) -> Callable[[str], np.ndarray]:
+            pairs, task = {"test": test[i], "val": val[i]}, self.jobs[self.members[i].job].task
+            return lambda split: task.answers(*pairs[split]).cpu().numpy()
+
+        found = [
+            Measured.of_rows(self.task, errors[i], val_errors[i], losses[i], answers(i))
+            for i in range(len(self.members))
+        ]
         return self._by_job(found)
 
     def _by_job(self, of_members: Sequence[T]) -> list[list[T]]:
         return [[of_members[i] for i in self.members_of(j)] for j in range(len(self.jobs))]
 
-    def _rows_of(self, split: str) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray]]:
-        """By member, row by row of a split: the errors of its answers and their losses.
+    def _rows_of(
+        self, split: str
+    ) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray], dict[int, tuple[Tensor, Tensor]]]:
+        """By member, row by row of a split: the errors of its answers, their losses, and outputs with targets.
 
-        Both are found on the device for many members at once: one by one they would take longer than the training.
+        The latter stay on the device. The others are found there for many members at once: one by one they would take
+        longer than the training.
         """
-        errors, losses = dict[int, np.ndarray](), dict[int, np.ndarray]()
+        errors, losses, pairs = dict[int, np.ndarray](), dict[int, np.ndarray](), dict[int, tuple[Tensor, Tensor]]()
 
         def work(group: MethodGroup, indices: list[int]) -> None:
             for start in range(0, len(indices), self.limit):
                 here = indices[start : start + self.limit]
                 rows = [getattr(self.members[i], split) for i in here]
-                out, (table, _) = self.forward.predictions(group, here, rows), padded(rows, self.device)
+                out, (table, _) = self.forward.predictions(group, here, rows, split), padded(rows, self.device)
                 scale = self.scale_of(torch.tensor(here, device=self.device))
                 y = scale.targets(self.y[table])
                 unit = scale.std.reshape(len(here), 1)
                 wrong = make_task(self.task.name, unit).errors(out, y).cpu().numpy()
                 loss = self.task.loss(out.flatten(0, 1), y.flatten()).view(table.shape).double().cpu().numpy()
                 for at, i in enumerate(here):
-                    errors[i], losses[i] = wrong[at, : len(rows[at])], loss[at, : len(rows[at])]
+                    n = len(rows[at])
+                    errors[i], losses[i], pairs[i] = wrong[at, :n], loss[at, :n], (out[at, :n], y[at, :n])
 
         self.by_group(range(len(self.members)), work)
-        return errors, losses
+        return errors, losses, pairs
 
     def clients_of(self, job: int) -> list[Client]:
         """A job's clients with their models as they are now, one by one; inside ``personalised`` as they answer."""

@@ -11,6 +11,7 @@ import numpy as np
 from fedekd.runs.aggregate import shared_settings
 from fedekd.runs.metadata import ModelMetadata
 from fedekd.runs.records import Record
+from fedekd.runs.subgroups import HEADS, by_subgroup
 from fedekd.runs.transfer import ClientTransfer, MethodTransfer, analyse
 from fedekd.runs.verdict_text import STATES, STAY, advice_by_client, advise, alone_label, caveats, interval
 from fedekd.units import Unit
@@ -34,11 +35,11 @@ def card_path(model: Path) -> Path:
     return model.with_suffix(".card.md")
 
 
-def make_card(metadata: ModelMetadata, records: Sequence[Record], file: str) -> str:
-    """``records`` are those of the model's folder, with the run's own unless it is gone; ``file`` names the model."""
+def make_card(metadata: ModelMetadata, records: Sequence[Record], file: str, folder: Path | None = None) -> str:
+    """``records`` are those of the model's ``folder``, with the run's unless it is gone; ``file`` is the model's."""
     record = _own(metadata, records)
     sections = {
-        "Did joining help?": _comparison(metadata, records),
+        "Did joining help?": _comparison(metadata, records, folder),
         "Data": _data(metadata, record),
         "Inputs": _inputs(metadata),
         "Output": [*_answers(metadata), *_output(metadata)],
@@ -56,22 +57,29 @@ def _own(metadata: ModelMetadata, records: Sequence[Record]) -> Record | None:
     return next((record for record in reversed(records) if record["key"] == metadata.about.get("key")), None)
 
 
-def _analysed(metadata: ModelMetadata, records: Sequence[Record]) -> tuple[list[MethodTransfer], ClientTransfer | None]:
+def _same(own: Record, records: Sequence[Record]) -> list[Record]:
+    """The records that stand in one table with a run's."""
+    same = [r for r in records if (r["dataset"], r["alpha"]) == (own["dataset"], own["alpha"])]
+    return [r for r in same if shared_settings(r) == shared_settings(own)]
+
+
+def _analysed(
+    metadata: ModelMetadata, records: Sequence[Record], folder: Path | None
+) -> tuple[list[MethodTransfer], ClientTransfer | None]:
     """What the page of the same folder is made from, and this client with this method in it."""
     own = _own(metadata, records)
     if own is None:
         return [], None
-    same = [r for r in records if (r["dataset"], r["alpha"]) == (own["dataset"], own["alpha"])]
-    methods = analyse([r for r in same if shared_settings(r) == shared_settings(own)])
+    methods = analyse(_same(own, records), folder)
     of = [client for method in methods if method.label == own["label"] for client in method.clients]
     return methods, next((c for c in of if c.client == metadata.client and own["seed"] in c.seeds), None)
 
 
-def _comparison(metadata: ModelMetadata, records: Sequence[Record]) -> list[str]:
+def _comparison(metadata: ModelMetadata, records: Sequence[Record], folder: Path | None) -> list[str]:
     value, local, delta = (metadata.number(name) for name in ("value", "local", "delta"))
     alone = {"metric": metadata.about.get("metric", "accuracy"), "clients": [{"local": local}]}
     unit = Unit.of([_own(metadata, records) or alone])
-    percent, points = (" %", " points") if unit.higher_is_better else ("", "")
+    percent, points = (" %", " points") if unit.percent else ("", "")
     lines = [
         f"| {unit.name} on its test rows | |",
         "| --- | --- |",
@@ -79,18 +87,30 @@ def _comparison(metadata: ModelMetadata, records: Sequence[Record]) -> list[str]
         f"| {metadata.method} | {unit.value(value)}{percent} |",
         f"| **Δ** | **{unit.delta(delta)}{points}** |",
     ]
-    _, client = _analysed(metadata, records)
+    _, client = _analysed(metadata, records, folder)
     if client is not None and client.verdict is not None:
         gain = f"{unit.delta(client.parts['gain'])}{points}, 95 % interval {interval(client.verdict, unit)}"
         lines.append(f"| gain over the best alone ({_plain(alone_label(client))}) | {gain} |")
-    return [*lines, "", verdict(metadata, records)]
+    return [*lines, "", verdict(metadata, records, folder), *_subgroups(metadata, records, folder)]
 
 
-def verdict(metadata: ModelMetadata, records: Sequence[Record]) -> str:
+def _subgroups(metadata: ModelMetadata, records: Sequence[Record], folder: Path | None) -> list[str]:
+    own = _own(metadata, records)
+    found = by_subgroup(_same(own, records), folder) if own else []
+    lines: list[str] = []
+    for method in (one for one in found if one.label == metadata.method):
+        rows = [HEADS, ("---",) * len(HEADS), *method.cells()]
+        table = [f"| {' | '.join(map(_plain, row))} |" for row in rows]
+        told = f"{method.told[0].upper()}{method.told[1:]}."
+        lines += ["", f"{_plain(method.title)}:", "", *table, "", _plain(told)]
+    return lines
+
+
+def verdict(metadata: ModelMetadata, records: Sequence[Record], folder: Path | None = None) -> str:
     """Whether the federation helped this client, and what it should do: as terminal and page of its folder say it."""
     if metadata.method == "local":
         return "This is the model the client trained alone."
-    methods, client = _analysed(metadata, records)
+    methods, client = _analysed(metadata, records, folder)
     if client is None or client.verdict is None:
         return _by_sign(metadata)
     unit = Unit.of([r for r in records if r["key"] == metadata.about.get("key")])
@@ -187,7 +207,7 @@ def _output(metadata: ModelMetadata) -> list[str]:
 
 
 def _training(metadata: ModelMetadata, record: Record | None) -> list[str]:
-    params = dict(record["params"]) if record else {}
+    params = {name: value for name, value in record["params"].items() if value is not None} if record else {}
     lines = [f"- method: {metadata.method}, seed {metadata.seed}, run {metadata.about.get('key', '?')}"]
     lines += [f"- {', '.join(f'{name} {value}' for name, value in params.items())}"] if params else []
     proxy = metadata.answers and metadata.answers.proxy

@@ -12,7 +12,7 @@ from fedekd.errors import FedekdError, unknown
 from fedekd.export.card import card_path, make_card
 from fedekd.files import write_whole
 from fedekd.runs.metadata import ModelMetadata, OwnCode
-from fedekd.runs.saved_models import find_models
+from fedekd.runs.saved_models import as_safetensors, find_models
 from fedekd.runs.store import read_records
 
 KINDS = (".safetensors", ".onnx")
@@ -46,7 +46,7 @@ def export(
             "them (features and targets); add --with-rows to let them out, or choose another --method"
         )
     code = OwnCode(private, proxy, method if method and ":" in method else None)
-    card = make_card(metadata, read_records(Path(folder) / "results.jsonl"), target.name)
+    card = make_card(metadata, read_records(Path(folder) / "results.jsonl"), target.name, Path(folder))
     content = _onnx if target.suffix.lower() == ".onnx" else _safetensors
     about = {name: json.dumps(value) for name, value in {**metadata.about, "card": card}.items()}
     readers = 0o600 | metadata.path.stat().st_mode & 0o666  # a site keeps its models for its owner alone
@@ -76,11 +76,9 @@ def choose(kept: list[ModelMetadata], client: str, method: str | None, seed: int
 
 
 def _safetensors(metadata: ModelMetadata, about: dict[str, str], code: OwnCode) -> bytes:
-    from safetensors.torch import save
-
     from fedekd.runs.inference import read_weights
 
-    return save(read_weights(metadata), about)
+    return as_safetensors(read_weights(metadata), about)
 
 
 def _onnx(metadata: ModelMetadata, about: dict[str, str], code: OwnCode) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import threading
@@ -40,6 +41,8 @@ MEANINGS = {
 }
 EXTRA = 60.0  # seconds that a message lives beyond the deadline
 FETCH = 0.3  # seconds between two looks for an answer
+FAULTY = 10  # times that the SuperLink may fail to hand one out, before it counts as unreadable
+UNREADABLE = Payload({"code": int(StatusCode.UNREADABLE)})
 
 
 class GridTransport:
@@ -58,11 +61,11 @@ class GridTransport:
     def online(self) -> set[int]:
         return set(self.grid.get_node_ids())
 
-    def admitted(self) -> set[int]:
+    def admitted(self) -> dict[int, str]:
         try:
             with control.connected(local_address(self.server), self.server.ca) as superlink:
                 self.names = superlink.admitted()
-                return set(self.names)
+                return self.names
         except control.Unreachable as error:
             raise ConnectionError(str(error)) from None  # no error of the settings: the next run may well go through
 
@@ -82,17 +85,22 @@ class GridTransport:
         return self.names.get(node) or f"node {node}"
 
     def _fetch(self, number: str, node: int) -> None:
+        faults = 0
         while number in self.sent:
             try:
                 for reply in self.grid.pull_messages([number]):
                     self.come.put((number, self._read(reply, node)))
                     return
-            except httpx.HTTPError as error:
+            except httpx.TransportError as error:
                 self.come.put((number, error))
                 return
             except Exception as error:
+                faults += 1
+                if isinstance(error, httpx.HTTPStatusError) and faults < FAULTY:
+                    time.sleep(FETCH)
+                    continue
                 log.warning("an answer of %s cannot be read (%s)", self._name(node), type(error).__name__)
-                self.come.put((number, Payload({"code": int(StatusCode.FAULT)})))
+                self.come.put((number, UNREADABLE))
                 return
             time.sleep(FETCH)
 
@@ -117,7 +125,7 @@ class GridTransport:
         try:
             return wire.from_records(reply.content)
         except FedekdError:
-            return Payload({"code": int(StatusCode.FAULT)})
+            return UNREADABLE
 
     def forget(self) -> None:
         self.sent.clear()
@@ -133,19 +141,23 @@ def main(grid: Grid, context: Context) -> None:
     from fedekd.flower.server.rounds import Rounds
 
     file = Path(str(context.run_config["server-file"]))
-    server = read_server(file)
+    server, finish = read_server(file), float(str(context.run_config["finish"]))
     log_to(server.state / "log")
     try:
         if server.schema is None:
             raise FedekdError(f"{file} names no `schema`; make one with `fedekd site schema`")
         transport = GridTransport(grid, server)
         expected = max(server.min_sites, len(transport.admitted()))
-        Rounds(server, Schema.read(server.schema), transport, expected).run()
+        rounds = Rounds(server, Schema.read(server.schema), transport, expected)
+        rounds.finish(finish) if finish else rounds.run()
     except TooFew as error:
         log.error("%s", error)
         raise
     except FedekdError as error:  # what trying again will not mend
         log.error("%s", error)
+        if finish:  # its report stays
+            raise
         left = {"method": server.method, "rounds": server.rounds, "complete": False, "error": str(error)}
-        write_text(server.state / "report.json", json.dumps(left, indent=1) + "\n")
+        with contextlib.suppress(FedekdError):  # the disk may be full, and then the first error says so
+            write_text(server.state / "report.json", json.dumps(left, indent=1) + "\n")
         raise

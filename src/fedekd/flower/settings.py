@@ -26,6 +26,7 @@ STARTING = 120.0  # seconds from the start of `fedekd server run` until sites ar
 COMBINATIONS = ("mean", "median", "trimmed", "krum")
 SHARED = ("n", "metric", "delta", "verdict")
 MENU, PLAIN = "menu", "plain"
+VISITS_DONE = "visits_done"  # file in the server's state: how many visits are complete
 ENDED = "ended"  # file in state/FEDERATION: the server has said that the federation is complete
 GUARANTEES = ("the sent models, end to end", "the sent models, for a fixed private model only")
 

@@ -52,6 +52,7 @@ class Batch:
     steps: Tensor  # how many steps of the optimiser this training takes; elsewhere, how many the last one took
     teachers: Tensor | None = None  # [K, B, ...] outputs of the uploaded models, where the server refines their mean
     mask: Tensor | None = None  # which samples are real, where a batch is padded
+    split: str = ""  # in `predict`: which of the client's splits the rows are, "" where they are none of its rows
     teaching: Teaching | None = field(default=None, compare=False)  # of a twin: what is taken from its teachers
     forward: Callable[[str, Tree, Tensor], Tensor] | None = field(default=None, compare=False)
 

@@ -38,8 +38,7 @@ def verdicts(report: FederationReport) -> str:
 def _print_sites(console: Console, report: FederationReport) -> None:
     unit = report.unit
     rows = [cells(site, unit) for site in report.sites]
-    name = "accuracy in %" if unit.higher_is_better else unit.name
-    about = f"{name}; Δ: with the federation minus alone{', in points' if unit.higher_is_better else ''}"
+    about = f"{unit.titled}; Δ: with the federation minus alone{', in points' if unit.percent else ''}"
     console.print(about + ("; verdict: against the best alone" if report.states else ""))
     console.print()
     names = Column("site", [str(site.get("name", "?")) for site in report.sites], "left")
@@ -75,7 +74,7 @@ def own_numbers(own: SiteReport) -> str:
     budget = own.get("privacy")
     report = FederationReport(own["method"], True, sites=[site], privacy={own["name"]: budget} if budget else None)
     n, alone, value, delta = cells(site, report.unit)
-    metric, points = ("accuracy in %", " points") if report.unit.higher_is_better else (report.unit.name, "")
+    metric, points = report.unit.titled, " points" if report.unit.percent else ""
     line = f"{own['name']}, {own['method']}: {metric} {alone} alone, {value} with the federation"
     lines = [f"{line}, Δ {delta}{points}, {n} training rows"]
     if "verdict" in own:

@@ -51,14 +51,14 @@ def make_page(folder: str | Path, keys: Collection[str] | None = None) -> Page:
     if len({(r["dataset"], r["alpha"]) for r in records}) > 1:
         from fedekd.report.html.study import study_page
 
-        return study_page(records, read_failures(Path(folder)))
+        return study_page(records, read_failures(Path(folder)), folder)
     from fedekd.report.html.run import run_page
     from fedekd.report.html.run_data import RunData
     from fedekd.runs import details
 
     latest, left = _latest_settings(records)
     notes = [f"{left} runs with other settings in this folder are left out."] if left else []
-    return run_page(RunData(latest, details.read(folder, {r["key"] for r in latest})), notes)
+    return run_page(RunData(latest, details.read(folder, {r["key"] for r in latest}), folder), notes)
 
 
 def _latest_settings(records: Sequence[Record]) -> tuple[list[Record], int]:

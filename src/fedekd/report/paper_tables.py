@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 
 from fedekd.report.study_records import StudyRecords
 from fedekd.report.sweeps import sweep_tables
@@ -45,10 +46,10 @@ OURS = {  # rows that the paper lacks, below its own
 QUANTITIES: dict[str, tuple[Figure, str]] = {
     "Avg_Delta": ("avg_delta", "Avg Δ"),
     "Worst_Delta": ("worst_delta", "Worst Δ"),
-    "P10_Delta": ("tail_delta", "P10 Δ"),
-    "P90_Delta": ("tail_delta", "P90 Δ"),
-    "Mean_Acc": ("mean", "Mean client accuracy"),
-    "Mean_RMSE": ("mean", "Mean client RMSE"),
+    "P10_Delta": ("tail_delta", "{unit.tail} Δ"),
+    "P90_Delta": ("tail_delta", "{unit.tail} Δ"),
+    "Mean_Acc": ("mean", "Mean client {unit.name}"),
+    "Mean_RMSE": ("mean", "Mean client {unit.name}"),
 }
 ABLATION = "ablation_energy_cls"
 ONE_SEED = "one seed has neither deviation nor interval, and nothing of it is marked"
@@ -103,9 +104,13 @@ def _layouts() -> tuple[Layout, ...]:
 
 
 def make_tables(
-    records: Sequence[Record], failures: Sequence[FailureRow] = (), against_paper: bool = False
+    records: Sequence[Record],
+    failures: Sequence[FailureRow] = (),
+    against_paper: bool = False,
+    folder: str | Path | None = None,
 ) -> list[Table]:
-    return study_tables(StudyRecords(records, failures), against_paper)
+    """``folder``: where the records lie."""
+    return study_tables(StudyRecords(records, failures, folder), against_paper)
 
 
 def study_tables(study: StudyRecords, against_paper: bool = False) -> list[Table]:
@@ -154,8 +159,10 @@ def _paper_table(layout: Layout, study: StudyRecords, against_paper: bool) -> Ta
     columns, rows = _columns(layout, study), _rows(layout, study, against_paper)
     if not columns or not rows:
         return None
-    key, title = QUANTITIES[layout.metric]
-    higher, paper = layout.task == "classification", _about_paper(layout, study)
+    unit = study.unit(layout.task)
+    key, title = QUANTITIES[layout.metric][0], QUANTITIES[layout.metric][1].format(unit=unit)
+    title += "" if key == "mean" or study.in_usual_metric(layout.task) else f" of {unit.name}"
+    higher, paper = unit.higher_is_better, _about_paper(layout, study)
     names = ("aggregation", "model") if paper else ("method",)
     rows = rows if paper else {m: (m,) for m in rows}
     made = [TableRow(heads, m, tuple(study.mean(m, c, key) for c in columns)) for m, heads in rows.items()]
@@ -165,7 +172,8 @@ def _paper_table(layout: Layout, study: StudyRecords, against_paper: bool) -> Ta
     title = f"{title}, {what}{layout.task} ({'higher' if higher else 'lower'} is better)"
     notes = (*_legend(marked), *study.notes(rows, columns))
     table = Table(layout.name, title, names, study.heads(columns), marked, notes)
-    return _beside_paper(table, layout, columns) if against_paper and paper else table
+    beside = against_paper and paper and study.in_usual_metric(layout.task)
+    return _beside_paper(table, layout, columns) if beside else table
 
 
 def _legend(rows: Sequence[TableRow]) -> list[str]:
@@ -199,7 +207,8 @@ def _all_rows(layout: Layout, study: StudyRecords, without: str) -> list[str]:
 
 def _paired(layout: Layout, study: StudyRecords, one: str) -> Table:
     """FedeKD minus each other method, or each method minus Local, seed by seed."""
-    columns, higher = _columns(layout, study), layout.task == "classification"
+    columns, unit = _columns(layout, study), study.unit(layout.task)
+    higher = unit.higher_is_better
     rows = []
     for other in _all_rows(layout, study, one):
         pair = ("fedekd", other) if one == "fedekd" else (other, "local")
@@ -207,13 +216,12 @@ def _paired(layout: Layout, study: StudyRecords, one: str) -> Table:
         rows.append(TableRow((other,), other, tuple(cells)))
     rows = [row for row in rows if any(cell.mean is not None for cell in row.cells)]
     what = "FedeKD minus each method" if one == "fedekd" else "Each method minus Local"
-    metric = "accuracy" if higher else "RMSE"
     several = any(cell.interval for row in rows for cell in row.cells)
     legend = (
         "mean of the differences by seed with its 95 % interval; bold: the whole interval lies on the better side "
         "of zero, underlined: on the worse"
     )
     notes = (legend if several else ONE_SEED, *study.notes([row.label for row in rows], columns))
-    title = f"{what}, mean client {metric}, paired by seed ({'positive' if higher else 'negative'} is better)"
+    title = f"{what}, mean client {unit.name}, paired by seed ({'positive' if higher else 'negative'} is better)"
     heads = study.heads(columns)
     return Table(f"paired_{one}_{SHORT[layout.task]}", title, ("method",), heads, tuple(rows), notes)

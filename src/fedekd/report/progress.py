@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -30,7 +31,7 @@ QUIET_SECONDS = 60.0  # between plain lines about one long run
 
 @contextmanager
 def watch(progress: bool | None = None, also: Sequence[Observer] = ()) -> Iterator[Observer]:
-    """An observer for ``execution.run``; False means that nothing is shown. Those in ``also`` see the same."""
+    """An observer for ``runner.run``; False means that nothing is shown. Those in ``also`` see the same."""
     observers = [_display(progress), *also]
     with ExitStack() as stack:
         for each in observers:
@@ -63,7 +64,8 @@ class Watcher(Observer):
         self.runs = self.finished = self.kept = 0
         self.eta, self.now = Eta(), "starting"
         self.label, self.seed, self.rounds = "", 0, 0
-        self.goal = 0  # what `eta.done` must be when the current run ends
+        self.running: list[tuple[str, int]] = []
+        self.goal: int | None = None  # what `eta.done` must be when the current run ends, where it is the only one
 
     def show(self, urgent: bool = True) -> None:
         """Something has changed; what is not urgent may wait until more has."""
@@ -77,7 +79,8 @@ class Watcher(Observer):
 
     def on_run_started(self, event: RunStarted) -> None:
         self.label, self.seed, self.rounds = event.label, event.seed, event.rounds
-        self.goal = self.eta.done + event.work
+        self.running.append((event.label, event.seed))
+        self.goal = self.eta.done + event.work if len(self.running) == 1 else None
         self.eta.skip(event.work * event.resumed // max(event.rounds, 1))
         self.now = self._current(f"round {min(event.resumed + 1, event.rounds)}/{event.rounds}")
         self.show()
@@ -92,11 +95,14 @@ class Watcher(Observer):
             self.kept += 1
         else:
             self.finished += 1
-            self.eta.done = self.goal
+            if self.goal is not None:
+                self.eta.done = self.goal
+            self._stop(event.record["label"], event.record["seed"])
             self.show_line(self.summary(event.record))
         self.show(urgent=False)
 
     def on_run_failed(self, event: RunFailed) -> None:
+        self._stop(event.label, event.seed)
         self.show_line(f"failed: {event.text}")
 
     def on_note(self, event: Note) -> None:
@@ -110,8 +116,20 @@ class Watcher(Observer):
         seconds = self.eta.seconds()
         return "" if seconds is None else f"about {duration(seconds)} left"
 
+    def _stop(self, label: str, seed: int | None) -> None:
+        """A stack is known by its first run: "fedekd and 5 more"."""
+        for run in self.running:
+            if (re.sub(r" and \d+ more$", "", run[0]), run[1]) == (label, seed):
+                self.running.remove(run)
+                return
+
     def _current(self, where: str) -> str:
+        if len(self.running) > 1:  # whose round it is, nobody says
+            return f"{self.finished}/{self.runs} {self._together()}"
         return f"{self.finished + 1}/{self.runs} {self.label}, seed {self.seed}, {where}"
+
+    def _together(self) -> str:
+        return "; ".join(f"{label}, seed {seed}" for label, seed in self.running)
 
 
 class Lines(Watcher):
@@ -136,8 +154,8 @@ class Lines(Watcher):
     def on_client_trained(self, event: ClientTrained) -> None:
         super().on_client_trained(event)
         if time.monotonic() - self.wrote > QUIET_SECONDS:
-            where = f"round {event.round + 1} of {self.rounds}"
-            self.show_line(f"{self.label}, seed {self.seed}: {where}{self._then()}")
+            one = f"{self.label}, seed {self.seed}: round {event.round + 1} of {self.rounds}"
+            self.show_line(f"{self._together() if len(self.running) > 1 else one}{self._then()}")
 
     def summary(self, record: Record) -> str:
         return f"{self.finished}/{self.runs} {outcome(record)}{self._then()}"
@@ -191,8 +209,8 @@ def outcome(record: Record) -> str:
     """A finished run in one line."""
     unit = Unit.of([record])
     result = (
-        f"mean {unit.name} {unit.value(record['mean'])}{' %' if unit.higher_is_better else ''}"
+        f"mean {unit.name} {unit.value(record['mean'])}{' %' if unit.percent else ''}"
         if record["method"] == "local"
-        else f"Avg Δ {unit.delta(record['avg_delta'])}{' points' if unit.higher_is_better else ''}"
+        else f"Avg Δ {unit.delta(record['avg_delta'])}{' points' if unit.percent else ''}"
     )
     return f"{record['label']}, seed {record['seed']}: {result}, {duration(record['seconds'])}"

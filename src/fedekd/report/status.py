@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedekd.units import Unit, count, duration
+from fedekd.units import Unit, count, describe, duration
 
 MOST_RUNS = 8  # of each kind on the screen
 MOST_CLIENTS = 40
@@ -75,7 +75,7 @@ def _clients(runs: list[dict[str, Any]], unit: Unit | None) -> RenderableType:
 def _value(value: float | None, unit: Unit | None) -> str:
     if value is None:
         return ""
-    return f"{100 * value:.1f}" if unit and unit.higher_is_better else f"{value:.4g}"
+    return f"{100 * value:.1f}" if unit and unit.percent else f"{value:.4g}"
 
 
 def _finished(runs: list[dict[str, Any]]) -> RenderableType:
@@ -84,7 +84,7 @@ def _finished(runs: list[dict[str, Any]]) -> RenderableType:
         table.add_column(header, justify="right")
     several = len({(run["dataset"], run["alpha"]) for run in runs}) > 1
     for run in runs[-MOST_RUNS:]:
-        unit = Unit(run["metric"], 1 if run["metric"] == "accuracy" else 3)
+        unit = Unit(run["metric"], 1 if describe(run["metric"]).share else 3)
         alpha = "" if run["alpha"] is None else f" α={run['alpha']:g}"
         name = f"{run['dataset']}{alpha} {run['label']}" if several else run["label"]
         mean = "" if run["mean"] is None else unit.value(run["mean"])

@@ -5,26 +5,38 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 
 from fedekd import metrics
 from fedekd.report.table_formats import TableCell
 from fedekd.runs.aggregate import usual_settings
 from fedekd.runs.findings import TITLES, Finding, findings
 from fedekd.runs.records import FailureRow, Figure, Record
+from fedekd.runs.subgroups import MethodSubgroups, by_subgroup
 from fedekd.runs.transfer import MethodTransfer, analyse
-from fedekd.units import count
+from fedekd.units import Unit, count, usual_metric
 
 StudyColumn = tuple[str, float | None]  # dataset and alpha
 NAMED = 6  # methods in a note
 
 
 class StudyRecords:
-    """The last record for each dataset, alpha, label and seed, of each dataset's most frequent settings."""
+    """The last record for each dataset, alpha, label and seed, of each dataset's most frequent settings.
 
-    def __init__(self, records: Sequence[Record], failures: Sequence[FailureRow] = ()) -> None:
-        self.records = usual_settings(records)
-        every = {record["key"]: record["dataset"] for record in records}
-        self.left_out = Counter(every.values()) - Counter(record["dataset"] for record in self.records)
+    Those of one task are in one metric, the most frequent; ``folder`` is where the records lie.
+    """
+
+    def __init__(
+        self, records: Sequence[Record], failures: Sequence[FailureRow] = (), folder: str | Path | None = None
+    ) -> None:
+        self.folder = folder
+        every = {record["key"]: record for record in records}
+        metrics_of: dict[str, Counter[str]] = {}
+        for record in every.values():
+            metrics_of.setdefault(record["task"], Counter())[record["metric"]] += 1
+        self.metric = {task: counter.most_common(1)[0][0] for task, counter in metrics_of.items()}
+        self.records = usual_settings([r for r in every.values() if r["metric"] == self.metric[r["task"]]])
+        self.left_out = Counter(r["dataset"] for r in every.values()) - Counter(r["dataset"] for r in self.records)
         self.failures = [f for f in failures if f["key"] not in every]
         self.by: dict[tuple[str, StudyColumn], dict[int, Record]] = {}
         self.task = {(r["dataset"], r["alpha"]): r["task"] for r in self.records}
@@ -40,8 +52,21 @@ class StudyRecords:
     @cached_property
     def transfer(self) -> dict[tuple[str, StudyColumn], MethodTransfer]:
         """By label and column, of methods as they are: Holm's method is over what one column shows."""
-        plain = [record for record in self.records if record["label"] == record["method"]]
-        return {(one.label, (one.dataset, one.alpha)): one for one in analyse(plain)}
+        return {(one.label, (one.dataset, one.alpha)): one for one in analyse(self._plain(), self.folder)}
+
+    @cached_property
+    def subgroups(self) -> list[MethodSubgroups]:
+        return by_subgroup(self._plain(), self.folder)
+
+    def _plain(self) -> list[Record]:
+        return [record for record in self.records if record["label"] == record["method"]]
+
+    def unit(self, task: str) -> Unit:
+        own = [record for record in self.records if record["task"] == task]
+        return Unit.of(own or [{"metric": usual_metric(task), "clients": []}])
+
+    def in_usual_metric(self, task: str) -> bool:
+        return self.metric.get(task, usual_metric(task)) == usual_metric(task)
 
     @cached_property
     def findings(self) -> list[Finding]:

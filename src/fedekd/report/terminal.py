@@ -13,10 +13,13 @@ from fedekd.report.summary import parts, print_summary, trust, verdict
 from fedekd.runs.aggregate import aggregate, grouped
 from fedekd.runs.records import Record
 from fedekd.runs.results import RunResults
+from fedekd.runs.subgroups import by_subgroup
 from fedekd.runs.summary import legend, title
 from fedekd.runs.transfer import MethodTransfer, analyse
 from fedekd.runs.verdict_text import JOIN, STAY, advice_by_client, caveats, decided
 from fedekd.units import GOOD, Unit, count
+
+FLOOR = "floor: with the commonest class, or the mean, of a client's training rows for every answer"
 
 
 def print_result(
@@ -24,13 +27,13 @@ def print_result(
 ) -> None:
     """Everything about a result; with several seeds the clients only on demand, since each seed splits anew."""
     for records in grouped(result.records, "dataset", "alpha"):
-        _print_one(console, records, show_clients)
+        _print_one(console, records, result.folder, show_clients)
     if folder is not None:
         where = Path(folder) / "results.jsonl"
         _say(console, Text(f"results of {count(len(result.records), 'run')} in {where}"))
 
 
-def _print_one(console: Console, records: Sequence[Record], show_clients: bool) -> None:
+def _print_one(console: Console, records: Sequence[Record], folder: Path | None, show_clients: bool) -> None:
     unit = Unit.of(records)
     seeds = grouped(records, "seed")
     console.print()
@@ -41,7 +44,7 @@ def _print_one(console: Console, records: Sequence[Record], show_clients: bool) 
             if len(seeds) > 1:
                 _say(console, Text(f"seed {on_seed[0]['seed']}", "bold"))
             print_clients(console, on_seed, unit)
-    analysed = analyse(records)
+    analysed = analyse(records, folder)
     print_summary(console, aggregate(records), analysed, unit)
     for method in analysed:
         _say(console, verdict(method, unit))
@@ -50,11 +53,17 @@ def _print_one(console: Console, records: Sequence[Record], show_clients: bool) 
             console.print()
             print_verdicts(console, method, unit)
     _print_advice(console, analysed, unit)
+    for subgroups in by_subgroup(records, folder):
+        console.print()
+        for row in subgroups.text().splitlines():
+            _say(console, Text(row, "bold" if row == subgroups.told else ""))
     by_label = {group[0]["label"]: group for group in grouped(records, "label")}
     for method in analysed:
         if line := trust(by_label[method.label]):
             _say(console, line)
-    for note in (legend(unit, len(seeds) > 1), *caveats(analysed, unit)):
+    floors = any(client.get("floor") is not None for record in records for client in record["clients"])
+    shown = [FLOOR] if floors and (len(seeds) == 1 or show_clients) else []
+    for note in (legend(unit, len(seeds) > 1), *shown, *caveats(analysed, unit)):
         _say(console, Text(note, "dim"))
     console.print()
 

@@ -1,16 +1,20 @@
-"""Tables of what ``analyse`` finds: Δ taken apart, and how many clients are in each of the four states."""
+"""Tables of what ``analyse`` finds: Δ taken apart, how many clients are in which state, and Δ by subgroup."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from fedekd.report.study_records import StudyColumn, StudyRecords
 from fedekd.report.table_formats import Table, TableCell, TableRow, ranked
 from fedekd.runs.findings import not_known
+from fedekd.runs.subgroups import MethodSubgroups, SubgroupDelta
 from fedekd.runs.transfer import MethodTransfer
 from fedekd.runs.verdict_text import STATES, assumed, menu, seeds
 from fedekd.units import Unit
+from fedekd.verdicts import HARMED, HELPED
 
 PARTS = {"delta": "Δ", "recipe": "recipe", "federation": "federation", "gain": "gain"}
 SHORT = {"classification": "cls", "regression": "reg"}
@@ -27,11 +31,16 @@ class TransferTables:
     columns: Sequence[StudyColumn]
 
     def tables(self) -> list[Table]:
-        return [table for table in (self.parts(), self.states(), self.by_sign()) if table.rows]
+        found = (self.parts(), self.states(), self.by_sign(), self.subgroups())
+        return [table for table in found if table.rows]
+
+    @cached_property
+    def unit(self) -> Unit:
+        return self.study.unit(self.task)
 
     @property
     def higher(self) -> bool:
-        return self.task == "classification"
+        return self.unit.higher_is_better
 
     def parts(self) -> Table:
         """Where a twin has run, or something else that is done alone, or test rows are known; Δ has its own tables."""
@@ -90,11 +99,38 @@ class TransferTables:
                     for one, c in zip(own, columns, strict=True)
                 ]
                 rows.append(TableRow((method, words), method, tuple(cells)))
-        unit, all_ = Unit("accuracy" if self.higher else "rmse", 1), list(told.values())
-        family = "all methods and clients of one column"
-        notes = (*dict.fromkeys(map(menu, all_)), assumed(family, unit), seeds(all_)) if all_ else ()
+        all_, family = list(told.values()), "all methods and clients of one column"
+        taken = dict.fromkeys(assumed(family, self.unit, one.group) for one in all_)
+        notes = (*dict.fromkeys(map(menu, all_)), *taken, seeds(all_)) if all_ else ()
         title = f"Clients in each state against the best alone, {self.task}: of all clients, or client-runs"
         return self._table("states", title, ("method", "state"), columns, tuple(rows), notes)
+
+    def subgroups(self) -> Table:
+        """Where records name them: against Local on the test rows of all clients."""
+        cells: dict[tuple[str, str], dict[StudyColumn, TableCell]] = {}
+        worst = []
+        for method in sorted((one for one in self.study.subgroups if one.label in self.methods), key=self._order):
+            place = (method.dataset, method.alpha)
+            if place in self.columns:
+                worst.append(f"{method.label}, {' '.join(self.study.heads([place])[0])}: {method.told}")
+                for one in method.found:
+                    row = (method.label, f"{method.column}={one.name}")
+                    cells.setdefault(row, {})[place] = _subgroup(one)
+        columns = [column for column in self.columns if any(column in some for some in cells.values())]
+        rows = [
+            TableRow(heads, heads[0], tuple(some.get(column, TableCell()) for column in columns))
+            for heads, some in cells.items()
+        ]
+        notes = (
+            "mean over clients by their test rows, with its 95 % interval; bold: clearly helped, underlined: clearly "
+            "harmed, at 5 % over all methods and subgroups of one column (Holm's method)",
+            *worst,
+        )
+        title = f"Δ of {self.unit.name} against Local by subgroup, {self.task}"
+        return self._table("subgroups", title, ("method", "subgroup"), columns, tuple(rows), notes)
+
+    def _order(self, one: MethodSubgroups) -> int:
+        return self.methods.index(one.label)
 
     def by_sign(self) -> Table:
         """What is left to count where records do not hold the test rows."""
@@ -132,6 +168,13 @@ class TransferTables:
         notes: Sequence[str],
     ) -> Table:
         return Table(f"{name}_{SHORT[self.task]}", title, heads, self.study.heads(columns), rows, tuple(notes))
+
+
+def _subgroup(one: SubgroupDelta) -> TableCell:
+    if not math.isfinite(one.delta):
+        return TableCell()
+    interval = (one.low, one.high) if math.isfinite(one.low) else None
+    return TableCell(one.delta, interval=interval, mark={HELPED: "best", HARMED: "second"}.get(one.state or "", ""))
 
 
 def by_interval(cell: TableCell, higher: bool) -> TableCell:

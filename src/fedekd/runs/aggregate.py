@@ -25,7 +25,7 @@ class SummaryRow(TypedDict):
     alpha: float | None
     method: str
     label: str
-    metric: Literal["accuracy", "rmse"]
+    metric: str
     seeds: list[int]
     avg_delta: AverageDelta
     worst_delta: OverSeeds
@@ -47,6 +47,8 @@ def shared_settings(record: Record) -> tuple[Any, ...]:
         partition["kind"],
         partition["clients"],
         partition.get("fraction"),
+        partition.get("group"),
+        partition.get("subgroups", {}).get("column"),
         partition["seed"] if partition.get("fixed") else None,
         public.get("share"),
         public.get("file"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
@@ -14,21 +14,21 @@ import numpy as np
 import torch
 
 from fedekd import __version__, metrics
-from fedekd.dataset import Dataset
 from fedekd.engines.client import Client
-from fedekd.engines.job import has_bf16, pick_device
+from fedekd.engines.job import pick_device
 from fedekd.engines.serial import Serial
 from fedekd.engines.stackable import NotStackable, signature
 from fedekd.engines.stacked import Stacked
+from fedekd.engines.threads import fitting_threads
 from fedekd.errors import FedekdError
-from fedekd.runs import details, saved_models
+from fedekd.runs import answers, details, saved_models
 from fedekd.runs.history import History
 from fedekd.runs.observers import ClientTrained, Note, Observer, RoundMeasured, RunFinished, RunsPlanned, RunStarted
-from fedekd.runs.plan import PlannedRun, RunSpec, left_out, plan, width
+from fedekd.runs.plan import PlannedRun, RunSpec, width
 from fedekd.runs.records import RECORD_VERSION
-from fedekd.runs.results import RunResults
 from fedekd.runs.store import Record, Store
 from fedekd.settings import Settings
+from fedekd.units import METRICS
 
 CHECKPOINT_FORMAT = 3
 STACK_CHECKPOINTS = 60.0  # seconds at least between checkpoints of a stack, which may hold gigabytes
@@ -87,32 +87,6 @@ Outcome = Record | Failure | Started
 NOTHING = Artifacts()
 
 
-def run(settings: Settings, observer: Observer | None = None, dataset: Dataset | None = None) -> RunResults:
-    """Do what the settings say, skipping what their folder already holds. The first error ends it."""
-    observer = observer or Observer()
-    runs = plan(settings, dataset)
-    store = Store(settings.out)
-    if lacking := left_out(settings, runs[0].job.federation):
-        observer.observe(Note(lacking))
-    if settings.precision == "bf16" and not has_bf16(runs[0].job.training.device):
-        observer.observe(Note("this CPU has no bf16 instructions: bf16 is emulated here, and slower than fp32"))
-    records = complete(runs, store, observer, settings.engine, Artifacts.of(settings))
-    return RunResults([records[r.key] for r in runs])
-
-
-def complete(
-    runs: Sequence[PlannedRun], store: Store, observer: Observer, engine: str, artifacts: Artifacts = NOTHING
-) -> dict[str, Record]:
-    """The records of all these runs by key: from the store where they are, by running where they are not."""
-    records = announce(runs, store, observer)
-    waiting = [r.key for r in runs if r.key not in records]
-    for outcome in execute(runs, waiting, store, observer, engine, artifacts, strict=True):
-        if not isinstance(outcome, (Failure, Started)):
-            records[outcome["key"]] = outcome
-            observer.observe(RunFinished(outcome, cached=False))
-    return records
-
-
 def announce(runs: Collection[RunSpec], store: Store, observer: Observer) -> dict[str, Record]:
     """Tell what is to do and what is there already; the latter's records by key."""
     known = store.among({r.key for r in runs})
@@ -131,7 +105,7 @@ def execute(
     engine: str,
     artifacts: Artifacts = NOTHING,
     strict: bool = False,
-) -> Iterator[Outcome]:
+) -> Generator[Outcome]:
     """A record or a failure for each of the runs that are wanted, Local first. Runs of one stack come together.
 
     ``runs`` are all that were planned with them, so that a resumed stack is the same stack. ``strict`` raises the first
@@ -149,10 +123,12 @@ def execute(
         if not stack:
             return
         yield Started(tuple(r.key for r in stack))
+        alone = not stacks(stack[0], engine)
         try:
-            for record in train_together(stack, store, observer, known, engine, artifacts):
-                known[record["key"]] = record
-                yield record
+            with fitting_threads(stack[0].job) if alone else nullcontext():
+                for record in train_together(stack, store, observer, known, engine, artifacts):
+                    known[record["key"]] = record
+                    yield record
         except Exception as error:
             if strict:
                 raise
@@ -224,7 +200,7 @@ def train_together(
         if worker.round_number == rounds:
             break
         with worker.personalised() if choosing else nullcontext():  # so that what is kept is what was measured
-            better = history.add(worker.round_number, worker.measure())
+            better = history.add(worker.round_number, worker.measure(), training)
             if choosing:
                 history.keep(worker, better)
         if artifacts.details:
@@ -234,11 +210,12 @@ def train_together(
             so_far = replace(history, seconds=history.seconds + saved_at - began)
             store.save(key, {"format": CHECKPOINT_FORMAT, "engine": worker.state(), "story": vars(so_far)})
     with worker.personalised():  # once, for the record, the details and the models
-        history.add(rounds, worker.measure())
+        measured = worker.measure()
+        history.add(rounds, measured, training)
         _tell(observer, runs, worker, history)
         seconds = history.seconds + time.perf_counter() - began
         for j, (r, door) in enumerate(zip(runs, worker.doors, strict=True)):
-            own = history.clients(j, r.job)
+            own = history.clients(j, r.job, measured[j])
             values = [client["value"] for client in own]
             alone = values if r.key == r.local_key else [client["value"] for client in known[r.local_key]["clients"]]
             record = make_record(r, own, alone, door.bytes_up, door.bytes_down, seconds / len(runs), worker.trust[j])
@@ -247,6 +224,8 @@ def train_together(
                 history.give_back(j, clients)
                 found = details.describe(r.key, clients, history.curves[j], worker.trust[j], history.exchange[j])
                 _leave(store, observer, record, found, clients if r.seed in artifacts.seeds else ())
+            if training.metric:
+                answers.write(store.folder, r.key, history.test_rows(j, r.job, measured[j]))
             store.add(record)
             yield record
     store.discard(key)
@@ -313,6 +292,7 @@ def make_record(
 ) -> Record:
     """``own``: each client's numbers with the method, ``local``: its metric with Local."""
     federation, task = run.job.federation, run.job.task
+    metric = run.job.training.metric or task.metric
     values = [client["value"] for client in own]
     clients = [
         {
@@ -336,9 +316,9 @@ def make_record(
         "label": run.label,
         "params": {**asdict(run.job.method), **asdict(run.job.training)},
         "task": task.name,
-        "metric": task.metric,
+        "metric": metric,
         "clients": clients,
-        **metrics.summarise(values, local, task.higher_is_better),
+        **metrics.summarise(values, local, METRICS[metric].higher_is_better),
         "bytes_up": bytes_up,
         "bytes_down": bytes_down,
         "seconds": seconds,

@@ -99,6 +99,11 @@ class FederationReport:
         return Unit.of([{"metric": told[0][0] if told else "accuracy", "clients": clients}])
 
     @property
+    def missing(self) -> list[str]:
+        """The sites that were away in the last visit, and have neither a final model nor a verdict."""
+        return [site.get("name", "?") for site in self.sites if not site.get("answered", True)]
+
+    @property
     def known(self) -> list[SiteRow]:
         """The sites that share their Δ."""
         return [site for site in self.sites if site.get("delta") is not None]

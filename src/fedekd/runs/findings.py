@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 
 from fedekd import metrics
@@ -82,7 +83,7 @@ class Finding:
         """– where it is not known."""
         if part not in self.parts:
             return "–"
-        name = (" points" if self.unit.higher_is_better else f" {self.unit.name}") if unit else ""
+        name = (" points" if self.unit.percent else f" {self.unit.name}") if unit else ""
         return self._signed(self.parts[part].mean) + name
 
     def interval(self, part: str) -> str:
@@ -134,14 +135,16 @@ class Finding:
         return f"Its gate {verb} half the λ, {self.figure('gate')}."
 
 
-def findings(records: Sequence[Record], analysed: Sequence[MethodTransfer] | None = None) -> list[Finding]:
+def findings(
+    records: Sequence[Record], analysed: Sequence[MethodTransfer] | None = None, folder: Path | None = None
+) -> list[Finding]:
     """Of every method as it is that needs a federation; of each dataset, the runs with its most frequent settings.
 
-    ``analysed`` is what ``analyse`` makes of them, where that is known already.
+    ``analysed`` is what ``analyse`` makes of them, where that is known already; ``folder`` is where the records lie.
     """
     kept = [record for record in usual_settings(records) if record["label"] == record["method"]]
     found: dict[tuple[str, str], dict[float | None, MethodTransfer]] = {}
-    for one in analyse(kept) if analysed is None else analysed:
+    for one in analyse(kept, folder) if analysed is None else analysed:
         found.setdefault((one.label, one.dataset), {})[one.alpha] = one
     order = list(TITLES)
     made = [

@@ -7,7 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fedekd.engines.job import Job, Measured
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedekd import scores
+from fedekd.engines.job import Job, Measured, Training
 from fedekd.runs import packing
 
 if TYPE_CHECKING:
@@ -33,24 +38,31 @@ class History:
     """By run and client: the test rows of the last round."""
     kept: list[dict[int, Any]] = field(default_factory=list)
     """By run and client, where rounds are chosen: the client's state of that round, as it answered."""
+    answers: list[dict[int, Tensor]] = field(default_factory=list)
+    """By run and client, where they are asked for: what it answered on the test rows in its best round."""
 
     @classmethod
     def fresh(cls, runs: int) -> History:
         return cls(0.0, [[] for _ in range(runs)], [[] for _ in range(runs)])
 
-    def add(self, round: int, measured: Sequence[Sequence[Measured]]) -> list[list[int]]:
+    def add(self, round: int, measured: Sequence[Sequence[Measured]], training: Training) -> list[list[int]]:
         """What was measured after a round, by run and client; by run, the clients whose best round so far it is."""
         if not self.best:
             self.validation, self.best = [[] for _ in measured], [[None for _ in own] for own in measured]
+        self.answers = self.answers or [{} for _ in measured]
         self.last, better = [], []
-        for curve, seen, best, own in zip(self.curves, self.validation, self.best, measured, strict=True):
-            curve.append([one.value for one in own])
+        for run, own in enumerate(measured):
+            curve, seen, best = self.curves[run], self.validation[run], self.best[run]
+            values = [in_metric(one, training.metric) for one in own]
+            curve.append([value for value, _ in values])
             rows = [packing.pack(one.errors) for one in own]
             losses = [[past[k][1] for past in seen if math.isfinite(past[k][1])] for k in range(len(own))]
             better.append([k for k, one in enumerate(own) if one.val_loss < min(losses[k], default=math.inf)])
             for k in better[-1]:
-                best[k] = (round, own[k].value, rows[k])
-            seen.append([(one.val_value, one.val_loss, one.val_error) for one in own])
+                best[k] = (round, values[k][0], rows[k])
+                if training.metric or training.choose_rounds:
+                    self.answers[run][k] = torch.from_numpy(own[k].answers("test"))
+            seen.append([(val, one.val_loss, one.val_error) for one, (_, val) in zip(own, values, strict=True)])
             self.last.append(rows)
         return better
 
@@ -67,8 +79,11 @@ class History:
             if best is not None and best[0] != last:
                 clients[k].restore(state)
 
-    def clients(self, run: int, job: Job) -> list[dict[str, Any]]:
-        """What a record says of a run's clients: of the last round, or of their chosen ones where that is asked for."""
+    def clients(self, run: int, job: Job, last: Sequence[Measured] = ()) -> list[dict[str, Any]]:
+        """What a record says of a run's clients: of the last round, or of their chosen ones where that is asked for.
+
+        ``last``: what was measured after the last round, for what takes more than the metric and the rows.
+        """
         found = []
         curve, seen = self.curves[run], self.validation[run]
         for k, value in enumerate(curve[-1]):
@@ -90,8 +105,51 @@ class History:
                     rows["last"] = packed
                 elif at != len(curve):
                     rows["chosen"] = packed
-            found.append({**row, "rows": rows})
+            if job.training.metric is None:
+                row["rows"] = rows
+            if last:
+                answers = self.answers[run].get(k) if job.training.choose_rounds else None
+                answered = last[k].answers("test") if answers is None else answers.numpy()
+                row["scores"] = {score.name: _known(score.of(answered)) for score in scores.of_task(job.task.name)}
+                row |= {"floor": _known(_floor(job, k)), **_names_of_rows(job, k)}
+            found.append(row)
         return found
+
+    def test_rows(self, run: int, job: Job, last: Sequence[Measured]) -> dict[str, np.ndarray]:
+        """What the clients answered, for ``runs.answers``."""
+        mean, found = job.federation.target_mean if job.task.name == "regression" else 0.0, {}
+        for k, one in enumerate(last):
+            chosen = self.answers[run].get(k)
+            if chosen is not None:
+                found[f"{k}-chosen"] = chosen.numpy() + np.float32(mean)
+            kept = job.training.choose_rounds and chosen is not None
+            found[f"{k}-last"] = found[f"{k}-chosen"] if kept else one.answers("test") + np.float32(mean)
+        return found
+
+
+def in_metric(one: Measured, metric: str | None) -> tuple[float, float]:
+    """On test and validation rows; None: the task's own metric."""
+    if metric is None:
+        return one.value, one.val_value
+    score = scores.SCORES[metric]
+    return score.of(one.answers("test")), score.of(one.answers("val")) if len(one.val_losses) else math.nan
+
+
+def _floor(job: Job, k: int) -> float:
+    """The metric of a model that knows no inputs."""
+    dataset, split = job.federation.dataset, job.federation.clients[k]
+    rows = scores.floor(dataset.y[split.test], dataset.y[split.train], dataset.outputs)
+    return scores.SCORES[job.training.metric or job.task.metric].of(rows)
+
+
+def _names_of_rows(job: Job, k: int) -> dict[str, str]:
+    dataset, test = job.federation.dataset, job.federation.clients[k].test
+    named = {"groups": dataset.groups, "subgroups": dataset.subgroups}
+    return {what: packing.pack_codes(names.codes[test]) for what, names in named.items() if names}
+
+
+def _known(value: float) -> float | None:
+    return _short(value) if math.isfinite(value) else None
 
 
 def _named(values: tuple[float, float, float]) -> dict[str, float | None]:

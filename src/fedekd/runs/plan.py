@@ -26,12 +26,13 @@ from fedekd.federation import Federation
 from fedekd.methods.base import Method
 from fedekd.methods.twins import check_taught
 from fedekd.settings import NEWER, SHORTCUTS, Settings, model_name
+from fedekd.units import METRICS
 
 ALONE = "@alone"
 SMOOTH = ("local-smooth-tenth", "local-smooth-quarter", "local-smooth")  # of what a client could do alone
 SUFFICES = {"": ("",), "rows": ("", "rows"), "labels": ("", "rows", "labels")}
 """By what there is of public rows: which needs of a method it meets."""
-SOURCE = ("dataset", "data", "target", "task", "clients_from", "public")  # settings that decide the data of a cell
+SOURCE = ("dataset", "data", "target", "task", "clients_from", "group", "subgroups", "public")  # what decides the data
 FEDERATION = (
     "clients",
     "alpha",
@@ -197,7 +198,13 @@ def load(settings: Settings, dataset: Dataset | None = None) -> LoadedData:
     target, clients_from = settings.target, settings.clients_from
     if dataset is None:
         dataset = load_dataset(
-            settings.dataset, data_dir=settings.data, target=target, task=settings.task, clients_from=clients_from
+            settings.dataset,
+            data_dir=settings.data,
+            target=target,
+            task=settings.task,
+            clients_from=clients_from,
+            group=settings.group,
+            subgroups=settings.subgroups,
         )
     public = find_public(settings.public, dataset, target=target, clients_from=clients_from)
     return LoadedData(dataset, fingerprint(dataset), public)
@@ -293,8 +300,17 @@ def _choose(name: str, method: Method, settings: Settings) -> Chosen:
 
 def make_job(settings: Settings, federation: Federation, method: Method, seed: int) -> Job:
     shared = {f.name: getattr(settings, f.name) for f in fields(Training)}
+    shared["metric"] = _metric(settings.metric, federation.dataset.task)
     private, proxy = (models.factory(role, getattr(settings, role)) for role in ("private", "proxy"))
     return Job(federation, method, seed, Training(**shared), private, proxy)
+
+
+def _metric(name: str | None, task: str) -> str | None:
+    """None where it is the task's own, so that naming it changes nothing."""
+    known = [metric for metric, about in METRICS.items() if about.task == task]
+    if name is not None and name not in known:
+        raise unknown(f"metric of a {task}", name, known)
+    return None if name == known[0] else name
 
 
 # --- keys ---------------------------------------------------------------------------------------------------
@@ -349,6 +365,6 @@ def _layers(role: str, make: models.Factory, shape: tuple[int, ...], outputs: in
 
 def fingerprint(dataset: Dataset) -> str:
     digest = hashlib.sha256()
-    for array in (dataset.x, dataset.y):
+    for array in (dataset.x, dataset.y, *(names.codes for names in (dataset.groups, dataset.subgroups) if names)):
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()[:16]

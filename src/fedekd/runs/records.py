@@ -42,7 +42,8 @@ class TestRows(TypedDict):
 
 
 class ClientRow(TypedDict):
-    """One client's numbers. A method that diverges may leave NaN among ``local``, ``value`` and ``delta``.
+    """One client's numbers. A method that diverges may leave NaN among ``local``, ``value`` and ``delta``; so does a
+    metric that is not defined on the test rows.
 
     What is of validation rows is missing where a client has none. ``value``, ``val`` and ``val_loss`` are of the last
     round, or of the chosen one in a run with ``choose_rounds``.
@@ -62,6 +63,14 @@ class ClientRow(TypedDict):
     chosen: NotRequired[ChosenRound]
     curve: NotRequired[ClientCurve]
     rows: NotRequired[TestRows]
+    groups: NotRequired[str]
+    """Of each test row, the number of its group: see ``runs.packing``."""
+    subgroups: NotRequired[str]
+    """And of its subgroup, among the partition's names."""
+    scores: NotRequired[dict[str, float | None]]
+    """Every metric of the task, of the same answers as ``value``; None where it is not defined."""
+    floor: NotRequired[float | None]
+    """What ``metric`` would be with the commonest class, or the mean, of the training rows for an answer."""
 
 
 class TrustRow(TypedDict):
@@ -83,6 +92,11 @@ class PublicPart(TypedDict, total=False):
     labelled: bool
 
 
+class Subgroups(TypedDict):
+    column: str
+    names: list[str]
+
+
 class Partition(TypedDict):
     kind: str
     alpha: Finite | None
@@ -94,6 +108,9 @@ class Partition(TypedDict):
     fixed: NotRequired[bool]
     """Whether the split has a seed of its own."""
     public: NotRequired[PublicPart]
+    group: NotRequired[str]
+    """The column of rows that belong together."""
+    subgroups: NotRequired[Subgroups]
 
 
 class Params(TypedDict):
@@ -119,7 +136,7 @@ class Record(TypedDict):
     label: str
     params: Params
     task: Literal["classification", "regression"]
-    metric: Literal["accuracy", "rmse"]
+    metric: Literal["accuracy", "balanced_accuracy", "macro_f1", "auroc", "nll", "ece", "rmse", "mae", "r2"]
     clients: Some[ClientRow]
     avg_delta: float
     worst_delta: float

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,8 @@ class RunResults:
     """The records of a set of runs, one per dataset, alpha, seed and method."""
 
     records: list[Record]
+    folder: Path | None = field(default=None, compare=False)
+    """Where they lie, with what was answered on the test rows where Δ is in a metric that needs it."""
 
     @property
     def clients(self) -> list[dict[str, Any]]:
@@ -38,7 +40,7 @@ class RunResults:
     @property
     def transfer(self) -> list[MethodTransfer]:
         """Each method's Δ taken apart, with a verdict on every client: see ``fedekd.runs.transfer``."""
-        return analyse(self.records)
+        return analyse(self.records, self.folder)
 
     def to_frame(self) -> pandas.DataFrame:
         """``clients`` as a pandas DataFrame."""
@@ -48,7 +50,7 @@ class RunResults:
 
     def _repr_html_(self) -> str:
         """The summary, as a notebook shows it."""
-        return as_html(self.records)
+        return as_html(self.records, self.folder)
 
 
 def load(folder: str | Path) -> RunResults:
@@ -56,4 +58,5 @@ def load(folder: str | Path) -> RunResults:
     records = read_records(Path(folder) / "results.jsonl")
     if not records:
         raise FedekdError(f"no results.jsonl in {folder}; run `fedekd run --out {folder}` first")
-    return RunResults(list({record["key"]: record for record in records}.values()))  # two processes may do a run twice
+    unique = {record["key"]: record for record in records}  # two processes may do a run twice
+    return RunResults(list(unique.values()), Path(folder))

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 
 def write(folder: Path, record: Mapping[str, Any], position: int, client: Client) -> None:
-    from safetensors.torch import save
-
     path = folder / "models" / record["key"] / f"{position}.safetensors"
     with client.personalised():
         # safetensors refuses tensors that share memory, as tied weights do
@@ -36,7 +34,20 @@ def write(folder: Path, record: Mapping[str, Any], position: int, client: Client
         from fedekd.runs.inference import check_answers
 
         check_answers(path, about, client.job, tensors)
-    write_whole(path, save(tensors, {name: json.dumps(value) for name, value in about.items()}))
+    write_whole(path, as_safetensors(tensors, {name: json.dumps(value) for name, value in about.items()}))
+
+
+def as_safetensors(tensors: dict[str, Tensor], about: dict[str, str]) -> bytes:
+    """A file's content, the same bytes whenever it says the same: safetensors itself writes ``about`` in any order."""
+    from safetensors.torch import save
+
+    content = save(tensors, about)
+    start = 8 + int.from_bytes(content[:8], "little")
+    head = json.loads(content[8:start])
+    head["__metadata__"] = dict(sorted(about.items()))
+    text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + content[start:]
 
 
 def held(client: Client) -> dict[str, Tensor]:

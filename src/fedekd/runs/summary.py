@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from fedekd.runs.aggregate import SummaryRow, aggregate, grouped
@@ -128,25 +129,25 @@ def title(records: Sequence[Record], unit: Unit) -> str:
         count(len(first["clients"]), "client"),
         f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds",
         f"{count(params['rounds'], 'round')} of {count(params['epochs'], 'epoch')}",
-        "accuracy in %" if unit.higher_is_better else unit.name,
+        unit.titled,
     ]
     return ", ".join(parts)
 
 
 def legend(unit: Unit, several: bool) -> str:
-    sign = "in points, positive is better" if unit.higher_is_better else "negative is better"
+    sign = f"{'in points, ' if unit.percent else ''}{'positive' if unit.higher_is_better else 'negative'} is better"
     spread = "; ± is the deviation over seeds, the interval is paired" if several else ""
     return f"Δ: with the method minus Local, both after the last round, {sign}{spread}; sent: by all, up and down"
 
 
-def as_html(records: Sequence[Record]) -> str:
+def as_html(records: Sequence[Record], folder: Path | None = None) -> str:
     """A table for each dataset and alpha. Whatever a name holds, it is text and never markup."""
-    return "".join(map(_table, grouped(records, "dataset", "alpha"))) or "no results"
+    return "".join(_table(some, folder) for some in grouped(records, "dataset", "alpha")) or "no results"
 
 
-def _table(records: Sequence[Record]) -> str:
+def _table(records: Sequence[Record], folder: Path | None) -> str:
     unit = Unit.of(records)
-    methods = analyse(records)
+    methods = analyse(records, folder)
     columns = summary_columns(aggregate(records), methods, unit)
     caption = escape(f"{records[0]['dataset']}, {title(records, unit)}")
     heads = "".join(f'<th scope="col" style="text-align: {c.justify}">{escape(c.header)}</th>' for c in columns)

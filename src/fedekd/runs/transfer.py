@@ -18,19 +18,22 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedekd import metrics, verdicts
-from fedekd.runs import packing
+from fedekd import metrics, scores, verdicts
+from fedekd.runs import answers, packing
 from fedekd.runs.aggregate import shared_settings
 from fedekd.runs.records import ChosenRound, ClientRow, Record
-from fedekd.verdicts import Comparison, Verdict
+from fedekd.units import describe
+from fedekd.verdicts import Comparison, Measure, Verdict
 
 FEW = 30  # validation rows, under which nothing is chosen by them
 PARTS = ("delta", "recipe", "federation", "gain")
 TWIN = "@alone"
+MEASURES = {"accuracy": verdicts.share, "rmse": verdicts.root_mean_square}  # of what a record holds of its rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +47,7 @@ class Option:
     """The metric on the validation rows."""
     val_loss: float = math.nan
     rows: np.ndarray | None = None
-    """Of each test row: 1 where the answer is right, or its error."""
+    """Of each test row: 1 where the answer is right, or its error; where Δ is in another metric, what was answered."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +81,11 @@ class MethodTransfer:
     clients: tuple[ClientTransfer, ...]
     menu: tuple[str, ...]
     summary: Mapping[str, Mapping[str, Any]]
-    """By part: mean, worst and tail over clients, as means over seeds, and the paired interval of the mean."""
+    """By part: mean, worst and tail over clients, as means over seeds, and the paired interval of the mean.
+
+    Clients on whose test rows the metric is not defined are left out."""
+    group: str | None = None
+    """The column of rows that count as one; None: test rows are taken for independent."""
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -103,7 +110,7 @@ class MethodTransfer:
     def by_sign(self) -> int:
         """How many client-runs have a Δ on the wrong side of zero, by however little: for want of a verdict."""
         deltas = [one["delta"] for client in self.clients for one in client.by_seed]
-        return metrics.harmed(deltas, self.metric == "accuracy")
+        return metrics.harmed(deltas, describe(self.metric).higher_is_better)
 
     @property
     def client_runs(self) -> int:
@@ -116,36 +123,54 @@ class MethodTransfer:
         return {state: found[state] for state in verdicts.STATES} if found else {}
 
 
-def last_round(record: Record, position: int) -> Option:
-    client, packed = record["clients"][position], record["clients"][position].get("rows")
-    rows = None if packed is None else packing.unpack(packed["last"], client["n_test"], record["metric"])
+def rows_of(record: Record, position: int, folder: Path | None = None, chosen: bool = False) -> np.ndarray | None:
+    """What a client's test rows came to at the last or the chosen round; None where that was not kept.
+
+    It is in the record, or for a metric that needs more in a file of the folder where the record lies.
+    """
+    client = record["clients"][position]
+    if (packed := client.get("rows")) is not None:
+        text = packed.get("chosen", packed["last"]) if chosen else packed["last"]
+        return packing.unpack(text, client["n_test"], record["metric"])
+    if folder is None or record["metric"] in MEASURES:
+        return None
+    return answers.read(folder, record["key"], position, chosen)
+
+
+def groups_of(record: Record, position: int) -> np.ndarray | None:
+    """[test rows]: numbers of the groups that they belong to, such as patients; None where each stands for itself."""
+    client = record["clients"][position]
+    return packing.unpack_codes(client["groups"], client["n_test"]) if "groups" in client else None
+
+
+def last_round(record: Record, position: int, folder: Path | None = None) -> Option:
+    client, rows = record["clients"][position], rows_of(record, position, folder)
     val, loss = client.get("val", math.nan), client.get("val_loss", math.nan)
     return Option(record["label"], record["params"]["rounds"], client["value"], val, loss, rows)
 
 
-def option(record: Record, position: int) -> Option:
+def option(record: Record, position: int, folder: Path | None = None) -> Option:
     """A client's result at the last round, or at that of its lowest validation loss where that is clearly better.
 
     Clearly: by more than one standard error of the metric on the validation rows. The loss alone would choose too
     early: accuracy goes on rising while a model grows too sure of itself, and what a site can do alone would seem less
     than it is.
     """
-    client, last = record["clients"][position], last_round(record, position)
-    best, packed = client.get("chosen"), client.get("rows")
+    client, last = record["clients"][position], last_round(record, position, folder)
+    best = client.get("chosen")
     if best is not None and record["params"].get("choose_rounds"):  # what the record tells is of that round already
         return replace(last, round=best["round"])
     if best is None or "val" not in client or not _clearly_better(best, client, record["metric"]):
         return last
-    rows = last.rows
-    if packed is not None and "chosen" in packed:
-        rows = packing.unpack(packed["chosen"], client["n_test"], record["metric"])
+    rows = rows_of(record, position, folder, chosen=True)
     return Option(last.label, best["round"], best["value"], best["val"], best["val_loss"], rows)
 
 
 def _clearly_better(best: ChosenRound, client: ClientRow, metric: str) -> bool:
     if client["n_val"] < FEW:
         return False
-    if metric == "accuracy":
+    about = describe(metric)
+    if about.share and about.higher_is_better:  # the standard error of an accuracy, near enough that of the others
         error = math.sqrt(max(best["val"] * (1 - best["val"]), 0.0) / client["n_val"])
         return best["val"] > client["val"] + error
     return best["val_loss"] + (best["val_error"] or 0.0) < client["val_loss"]
@@ -163,14 +188,49 @@ def best_alone(options: Sequence[Option], n_val: int, higher_is_better: bool = T
     return max(known, key=lambda one: one.val if higher_is_better else -one.val)
 
 
-def comparison(joined: Sequence[Option], alone: Sequence[Option], metric: str) -> Comparison | None:
+def comparison(
+    joined: Sequence[Option], alone: Sequence[Option], metric: str, groups: np.ndarray | None = None
+) -> Comparison | None:
     """The same test rows with a method and alone, by seed; None where they are not known."""
-    rows = [[one.rows for one in some] for some in (joined, alone)]
-    if any(r is None for some in rows for r in some):
+    return compared([one.rows for one in joined], [one.rows for one in alone], metric, groups)
+
+
+def compared(
+    joined: Sequence[np.ndarray | None],
+    alone: Sequence[np.ndarray | None],
+    metric: str,
+    groups: np.ndarray | None = None,
+    clients: np.ndarray | None = None,
+) -> Comparison | None:
+    """Rows by seed, as ``rows_of`` gives them; ``clients`` says whose they are where they are of several."""
+    left, other = ([rows for rows in some if rows is not None] for some in (joined, alone))
+    if not left or len(left) < len(joined) or len(other) < len(alone):
         return None
-    right = metric == "accuracy"
-    left, other = (np.stack([r for r in some if r is not None]) for some in rows)
-    return Comparison(left, other, verdicts.share if right else verdicts.root_mean_square, right)
+    about, measure = describe(metric), MEASURES.get(metric) or scores.SCORES[metric].measure
+    if clients is not None and measure is not verdicts.share:
+        left, other = ([np.column_stack([rows, clients]) for rows in some] for some in (left, other))
+        measure = _over_clients(measure, flat=metric in MEASURES)
+    margin = verdicts.MARGIN if about.share or about.higher_is_better else None
+    return Comparison(np.stack(left), np.stack(other), measure, about.higher_is_better, groups, clients, margin)
+
+
+def _over_clients(measure: Measure, flat: bool) -> Measure:
+    """The mean of each client's own, by its number of rows; ``flat``: of rows that are single numbers.
+
+    The last column says whose a row is, the same in all draws. A metric that ranks rows, such as AUROC, would otherwise
+    compare the answers of different clients' models, and count for them how much the clients differ.
+    """
+
+    def over(rows: np.ndarray) -> np.ndarray:
+        values, weights = [], []
+        for client in np.unique(rows[0, :, -1]):
+            own = rows[:, rows[0, :, -1] == client, :-1]
+            values.append(measure(own[..., 0] if flat else own))
+            weights.append(np.where(np.isnan(values[-1]), 0.0, own.shape[1]))
+        total, sums = np.sum(weights, 0), np.sum(np.nan_to_num(values) * np.array(weights), 0)
+        return np.divide(sums, total, out=np.full(total.shape, np.nan), where=total > 0)
+
+    return over
 
 
 def is_menu(method: str) -> bool:
@@ -189,19 +249,23 @@ def twin_label(record: Record) -> str:
     return str(record["label"]).replace(record["method"], record["method"] + TWIN, 1)
 
 
-def analyse(records: Sequence[Record], level: float = verdicts.LEVEL) -> list[MethodTransfer]:
+def analyse(
+    records: Sequence[Record], folder: str | Path | None = None, level: float = verdicts.LEVEL
+) -> list[MethodTransfer]:
     """Every method of these records that needs a federation, taken apart.
 
-    Holm's method is over what one table shows: all methods and clients of one dataset, alpha and settings.
+    Holm's method is over what one table shows: all methods and clients of one dataset, alpha and settings. ``folder``
+    is where the records lie: without it there are no verdicts in metrics other than accuracy and RMSE.
     """
     tables: dict[tuple[Any, ...], dict[str, dict[int, Record]]] = {}
     for record in records:
         table = (record["dataset"], record["alpha"], *shared_settings(record))
         tables.setdefault(table, {}).setdefault(record["label"], {})[record["seed"]] = record
-    return [method for table in tables.values() for method in _table(table, level)]
+    where = None if folder is None else Path(folder)
+    return [method for table in tables.values() for method in _table(table, where, level)]
 
 
-def _table(runs: Mapping[str, Mapping[int, Record]], level: float) -> list[MethodTransfer]:
+def _table(runs: Mapping[str, Mapping[int, Record]], folder: Path | None, level: float) -> list[MethodTransfer]:
     """``runs`` by label and seed."""
     method = {label: next(iter(some.values()))["method"] for label, some in runs.items()}
     shown = [label for label, some in runs.items() if needs_federation(next(iter(some.values())))]
@@ -209,12 +273,12 @@ def _table(runs: Mapping[str, Mapping[int, Record]], level: float) -> list[Metho
     smooth = [label for label in runs if is_menu(method[label]) and "@" not in method[label] and label not in plain]
     twins = {label: twin_label(next(iter(runs[label].values()))) for label in shown}
     menu = (*plain[:1], *smooth, *(twin for twin in twins.values() if twin in runs))
-    units = [(label, unit) for label in shown for unit in _units(runs, label, twins[label], menu)]
-    compared = [unit.comparison for _, unit in units if unit.comparison is not None]
-    judged = iter(verdicts.judge(compared, level))
+    units = [(label, unit) for label in shown for unit in _units(runs, label, twins[label], menu, folder)]
+    pairs = [unit.comparison() for _, unit in units]
+    judged = iter(verdicts.judge([pair for pair in pairs if pair is not None], level))
     clients: dict[str, list[ClientTransfer]] = {label: [] for label in shown}
-    for label, unit in units:
-        clients[label].append(unit.transfer(next(judged) if unit.comparison is not None else None))
+    for (label, unit), pair in zip(units, pairs, strict=True):
+        clients[label].append(unit.transfer(next(judged) if pair is not None else None))
     return [_method(runs[label], tuple(clients[label]), menu) for label in shown]
 
 
@@ -229,16 +293,18 @@ class _Unit:
     joined: tuple[Option, ...]
     alone: tuple[Option, ...]
     metric: str
+    groups: np.ndarray | None
 
-    @property
     def comparison(self) -> Comparison | None:
-        return comparison(self.joined, self.alone, self.metric)
+        return comparison(self.joined, self.alone, self.metric, self.groups)
 
     def transfer(self, verdict: Verdict | None) -> ClientTransfer:
         return ClientTransfer(self.client, self.seeds, self.n_test, self.parts, self.joined, self.alone, verdict)
 
 
-def _units(runs: Mapping[str, Mapping[int, Record]], label: str, twin: str, menu: Sequence[str]) -> Iterator[_Unit]:
+def _units(
+    runs: Mapping[str, Mapping[int, Record]], label: str, twin: str, menu: Sequence[str], folder: Path | None
+) -> Iterator[_Unit]:
     same: dict[Any, list[int]] = {}
     for seed, record in runs[label].items():
         same.setdefault(record["partition"]["fingerprint"], []).append(seed)
@@ -249,13 +315,12 @@ def _units(runs: Mapping[str, Mapping[int, Record]], label: str, twin: str, menu
             for seed in seeds:
                 own, other = runs[label][seed], runs.get(twin, {}).get(seed)
                 there = [runs[name][seed] for name in menu if seed in runs[name]]
-                joined.append(option(own, position))
+                joined.append(option(own, position, folder))
                 row = own["clients"][position]
                 best = Option("local", int(own["params"]["rounds"]), row["local"])
                 if there and there[0]["method"] == "local":
-                    best = best_alone(
-                        [option(one, position) for one in there], row["n_val"], own["metric"] == "accuracy"
-                    )
+                    options = [option(one, position, folder) for one in there]
+                    best = best_alone(options, row["n_val"], describe(own["metric"]).higher_is_better)
                 alone.append(best)
                 found = {"delta": row["delta"], "gain": joined[-1].value - best.value}
                 if other is not None:
@@ -263,26 +328,45 @@ def _units(runs: Mapping[str, Mapping[int, Record]], label: str, twin: str, menu
                     found |= {"recipe": value - row["local"], "federation": row["value"] - value}
                 parts.append(found)
             yield _Unit(
-                client["id"], tuple(seeds), client["n_test"], tuple(parts), tuple(joined), tuple(alone), first["metric"]
+                client["id"],
+                tuple(seeds),
+                client["n_test"],
+                tuple(parts),
+                tuple(joined),
+                tuple(alone),
+                first["metric"],
+                groups_of(first, position),
             )
 
 
 def _method(runs: Mapping[int, Record], clients: tuple[ClientTransfer, ...], menu: tuple[str, ...]) -> MethodTransfer:
     first = next(iter(runs.values()))
-    summary = {part: found for part in PARTS if (found := _summary(clients, part, first["metric"] == "accuracy"))}
+    better = describe(first["metric"]).higher_is_better
     return MethodTransfer(
-        first["dataset"], first["alpha"], first["method"], first["label"], first["metric"], clients, menu, summary
+        first["dataset"],
+        first["alpha"],
+        first["method"],
+        first["label"],
+        first["metric"],
+        clients,
+        menu,
+        {part: found for part in PARTS if (found := _summary(clients, part, better))},
+        first["partition"].get("group"),
     )
 
 
 def _summary(clients: Sequence[ClientTransfer], part: str, higher_is_better: bool) -> dict[str, Any]:
-    by_seed: dict[int, list[float]] = {}
+    by_seed: dict[int, list[tuple[float, float]]] = {}
     for client in clients:
-        for seed, found in zip(client.seeds, client.by_seed, strict=True):
+        for seed, found, alone in zip(client.seeds, client.by_seed, client.alone, strict=True):
             if part not in found:
                 return {}
-            by_seed.setdefault(seed, []).append(found[part])
-    each = [metrics.summarise(values, [0.0] * len(values), higher_is_better) for values in by_seed.values()]
+            undefined = math.isnan(alone.value) and math.isnan(found[part])
+            by_seed.setdefault(seed, []).append((found[part], math.nan if undefined else 0.0))
+    each = []
+    for pairs in by_seed.values():
+        values, zeros = zip(*pairs, strict=True)
+        each.append(metrics.summarise(values, zeros, higher_is_better))
     return {
         "mean": float(np.mean([one["avg_delta"] for one in each])),
         "worst": float(np.mean([one["worst_delta"] for one in each])),

@@ -71,7 +71,7 @@ def undecided(method: str, verdict: Verdict, unit: Unit) -> str:
     if verdict.reason:
         few = f", and nothing is said of fewer than {FEW}" if verdict.rows < FEW else ""
         return verdict.reason + few
-    points = " points" if unit.higher_is_better else f" of {unit.name}"
+    points = " points" if unit.percent else f" of {unit.name}"
     change = f"with {method} {unit.delta(verdict.difference)}{points}"
     if not math.isfinite(verdict.detectable):
         return change
@@ -131,7 +131,7 @@ def caveats(methods: Sequence[MethodTransfer], unit: Unit) -> list[str]:
     if not any(method.states for method in methods):
         return [f"{NO_ROWS[0].upper()}{NO_ROWS[1:]}."]
     compared = sum(client.verdict is not None for method in methods for client in method.clients)
-    holds = assumed(f"all {compared:,} comparisons here", unit)
+    holds = assumed(f"all {compared:,} comparisons here", unit, methods[0].group)
     return [menu(methods[0]), f"{holds} {CAN_SHOW}", seeds(methods)]
 
 
@@ -141,13 +141,17 @@ def menu(method: MethodTransfer) -> str:
     return f"Alone: the best of {', '.join(method.menu)}, chosen for each client on its validation rows."
 
 
-def assumed(family: str, unit: Unit) -> str:
+def independence(group: str | None) -> str:
+    """``group``: the column of rows that count as one, where --group named it."""
+    return "Test rows are assumed independent" if group is None else f"Test rows of one {group} count as one"
+
+
+def assumed(family: str, unit: Unit, group: str | None = None) -> str:
     """``family`` names what Holm's method is over."""
-    margin = "2 points" if unit.higher_is_better else f"2 % of the {unit.name} alone"
+    margin = "2 points" if unit.percent else "0.02" if unit.higher_is_better else f"2 % of the {unit.name} alone"
     return (
         "Method and alone are each taken at the last round, or at an earlier one that validation rows clearly prefer. "
-        "Test rows are assumed "
-        f"independent; clear: at 5 % over {family} (Holm's method), so that an interval can "
+        f"{independence(group)}; clear: at 5 % over {family} (Holm's method), so that an interval can "
         f"leave out zero and nothing be clear; equivalent: the whole interval lies within {margin}."
     )
 

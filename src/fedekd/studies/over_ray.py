@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from fedekd.errors import FedekdError
+from fedekd.runs import answers
 from fedekd.runs.execution import Failure, Outcome, Started
 from fedekd.runs.observers import Observer
 from fedekd.runs.store import Record, Store
-from fedekd.studies.worker import WorkItem, work
+from fedekd.runs.worker import WorkItem, work
 
 
 def over_ray(items: Sequence[WorkItem], store: Store, address: str, workers: int) -> Iterator[Outcome]:
@@ -55,7 +56,8 @@ def _connect(ray: Any, address: str, workers: int) -> None:
 
 def _next(ray: Any, stream: Any, streams: dict[Any, WorkItem], store: Store) -> Iterator[Outcome]:
     try:
-        outcome: Outcome = ray.get(next(stream))
+        outcome: Outcome
+        outcome, rows = ray.get(next(stream))
     except StopIteration:
         del streams[stream]
         return
@@ -64,14 +66,21 @@ def _next(ray: Any, stream: Any, streams: dict[Any, WorkItem], store: Store) -> 
         return
     streams[stream] = streams[stream].after(outcome)
     if not isinstance(outcome, (Failure, Started)):
+        if rows is not None:
+            answers.put(store.folder, outcome["key"], rows)
         store.add(outcome)
     yield outcome
 
 
-def _on_node(item: WorkItem, known: Sequence[Record]) -> Iterator[Outcome]:
+def _on_node(item: WorkItem, known: Sequence[Record]) -> Iterator[tuple[Outcome, bytes | None]]:
+    """Each outcome with the file of answers that belongs to a record, where there is one."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         store = Store(folder)
         for record in known:
             store.add(record)
-        yield from work(item, store, Observer())
+        for outcome in work(item, store, Observer()):
+            if isinstance(outcome, (Failure, Started)):
+                yield outcome, None
+            else:
+                yield outcome, answers.content(store.folder, outcome["key"])

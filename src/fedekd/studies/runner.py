@@ -14,14 +14,14 @@ from fedekd.runs.execution import Failure, Outcome, Started, announce
 from fedekd.runs.findings import findings, told
 from fedekd.runs.observers import ClientTrained, Observer, ObserverGroup, RunFailed, RunFinished
 from fedekd.runs.plan import Cell
+from fedekd.runs.processes import cores, over_processes
 from fedekd.runs.progress_file import ProgressFile
 from fedekd.runs.store import Record, Store
+from fedekd.runs.worker import WorkItem, in_process
 from fedekd.studies.grid import Study
 from fedekd.studies.over_ray import over_ray
-from fedekd.studies.processes import cores, over_processes
 from fedekd.studies.study_plan import plan_study
 from fedekd.studies.tally import Tally
-from fedekd.studies.worker import WorkItem, in_process
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class StudyOutcome:
                 f"{len(self.failed):,} failed, see {self.folder / 'failures.jsonl'}; the first: {first.text()}; "
                 "the same command tries them again"
             )
-        return "\n".join([*lines, *told(findings(self.records))])
+        return "\n".join([*lines, *told(findings(self.records, folder=self.folder))])
 
 
 def run_study(

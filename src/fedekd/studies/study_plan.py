@@ -11,9 +11,9 @@ from fedekd.errors import FedekdError, unknown
 from fedekd.runs.execution import Failure
 from fedekd.runs.observers import Note, Observer
 from fedekd.runs.plan import Cell, PlannedRun, RunSpec, left_out, make_cells
+from fedekd.runs.worker import WorkItem
 from fedekd.settings import Settings
 from fedekd.studies.grid import Study
-from fedekd.studies.worker import WorkItem
 
 
 @dataclass(frozen=True)

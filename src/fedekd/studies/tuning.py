@@ -20,11 +20,11 @@ from fedekd.settings import Settings, make_settings, parse_seeds
 from fedekd.studies.grid import Study
 from fedekd.studies.runner import run_study
 from fedekd.studies.tally import Tally
-from fedekd.tasks import make_task
+from fedekd.units import METRICS
 
 MOST = 1000  # candidates
 REPORTED = "0-9"
-TUNABLE = tuple(f.name for f in fields(Training) if f.name not in ("device", "precision", "choose_rounds"))
+TUNABLE = tuple(f.name for f in fields(Training) if f.name not in ("device", "precision", "choose_rounds", "metric"))
 """Settings that a grid may name; every other name in it is a parameter of the method.
 
 Choosing rounds is not among them: the lowest validation loss of all rounds always looks better than the last one's.
@@ -139,7 +139,7 @@ def tune(
     if not ranking:
         raise FedekdError(f"nothing to rank: {next(iter(failed.values()))}")
     first = outcome.records[0]
-    higher = by == "value" and make_task(first["task"]).higher_is_better
+    higher = by == "value" and METRICS[first["metric"]].higher_is_better
     ranking.sort(key=lambda one: one.mean(by), reverse=higher)
     return Tuning(method, first["metric"], by, tuned, tuple(ranking), failed, outcome.folder)
 

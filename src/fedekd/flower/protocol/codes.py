@@ -21,6 +21,7 @@ class StatusCode(IntEnum):
     BEHIND = 7
     FAULT = 8
     BUDGET = 9
+    UNREADABLE = 10
 
     @property
     def meaning(self) -> str:
@@ -33,11 +34,12 @@ MEANINGS = {
     StatusCode.MODEL: "its model cannot be built or does not fit",
     StatusCode.STATE: "its saved state cannot be used",
     StatusCode.TRAINING: "training failed or diverged",
-    StatusCode.REFUSED: "it refuses the server's terms",
+    StatusCode.REFUSED: "it refuses; its own log says why",
     StatusCode.UNKNOWN: "it has not joined this federation",
     StatusCode.BEHIND: "it lacks the model that a difference was made to",
     StatusCode.BUDGET: "its privacy budget does not allow it",
     StatusCode.FAULT: "an unforeseen fault; its own log says which",
+    StatusCode.UNREADABLE: "its answer cannot be read",
 }
 
 

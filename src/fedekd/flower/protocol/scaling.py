@@ -66,7 +66,8 @@ class Scaling:
         return numbers
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        return np.asarray(self.gain, np.float32), np.asarray(self.shift, np.float32)
+        with np.errstate(over="ignore"):  # what is too large becomes infinite, which `check` finds
+            return np.asarray(self.gain, np.float32), np.asarray(self.shift, np.float32)
 
     def check(self, shape: tuple[int, ...]) -> None:
         """Raise ValueError for what cannot be, since it may come from another machine."""

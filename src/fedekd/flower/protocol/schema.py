@@ -20,10 +20,12 @@ from fedekd.dataset import TASKS, Dataset
 from fedekd.errors import FedekdError
 from fedekd.flower.protocol.scaling import Scaling
 from fedekd.flower.saved_state import write_text
+from fedekd.validation import parse_json
 
 SHOWN = 5  # differences that are named one by one
 FEW = 10  # texts of a column that may all be different
-MOST = 100_000  # columns or labels: more is a mistake, or an attack
+MOST = 100_000  # columns, labels or pixels in a row: more is a mistake, or an attack
+LETTERS = 10_000  # of one name
 
 
 @dataclass(frozen=True)
@@ -71,12 +73,15 @@ class Schema:
     def parse(cls, text: str, where: str = "the schema") -> Schema:
         """A schema from its JSON, which may come from another machine: nothing in it is taken on trust."""
         try:
-            given = json.loads(text)
+            given = parse_json(text.encode())
             scaling = Scaling(**given.pop("scaling"))
-            lists: dict[str, Any] = {name: tuple(given.pop(name)) for name in ("shape", "columns", "labels")}
+            lists: dict[str, Any] = {name: given.pop(name) for name in ("shape", "columns", "labels")}
+            if not all(type(one) is list for one in lists.values()):
+                raise ValueError("shape, columns or labels are no list")
+            lists = {name: tuple(one) for name, one in lists.items()}
             schema = cls(**given, **lists, scaling=scaling)
             schema._check()
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise FedekdError(f"{where} is not a fedekd schema ({error}); make it anew") from None
         return schema
 
@@ -92,14 +97,16 @@ class Schema:
 
     def _check(self) -> None:
         if self.task not in TASKS or self.dtype not in ("uint8", "float32"):
-            raise ValueError(f"task {self.task!r}, dtype {self.dtype!r}")
-        if len(self.shape) not in (1, 3) or not all(isinstance(n, int) and n > 0 for n in self.shape):
-            raise ValueError(f"shape {self.shape}")
+            raise ValueError(f"task {self.task!r:.40}, dtype {self.dtype!r:.40}")
+        if len(self.shape) not in (1, 3) or not all(type(n) is int and 0 < n <= MOST for n in self.shape):
+            raise ValueError(f"shape {self.shape!r:.60}")
         for names in (self.columns, self.labels):
             if len(names) > MOST:
                 raise ValueError(f"{len(names)} names")
-            if not all(isinstance(name, str) for name in names) or len(set(names)) != len(names):
-                raise ValueError("a name is no text, or stands twice")
+            if not all(isinstance(name, str) and len(name) <= LETTERS for name in names):
+                raise ValueError(f"a name is no text, or has more than {LETTERS} letters")
+            if len(set(names)) != len(names):
+                raise ValueError("a name stands twice")
         if (self.task == "classification") != (len(self.labels) > 1):
             raise ValueError(f"{len(self.labels)} labels for {self.task}")
         if self.columns and (len(self.columns),) != self.shape:

@@ -13,8 +13,10 @@ from fedekd.errors import FedekdError
 from fedekd.flower.settings import COMPRESSIONS, ServerSettings
 from fedekd.methods.base import Method
 from fedekd.settings import CHOICES, NEWER
+from fedekd.validation import parse_json
 
 MOST = 100_000  # rounds, epochs or samples per batch: more is a mistake, or an attack
+LONGEST, LETTERS = 100_000, 300  # letters of the terms, and of a name in them
 
 
 @dataclass(frozen=True)
@@ -59,23 +61,25 @@ class Terms:
     def parse(cls, text: str) -> Terms:
         """The terms as another machine sends them."""
         try:
-            terms = cls(**json.loads(text))
+            if len(text) > LONGEST:
+                raise ValueError(f"{len(text)} letters")
+            terms = cls(**parse_json(text.encode()))
             for name in ("rounds", "epochs", "batch_size"):
                 value = getattr(terms, name)
                 if type(value) is not int or not 1 <= value <= MOST:
-                    raise ValueError(f"{name} is {value!r}")
-            if type(terms.seed) is not int or not 0 < terms.lr < float("inf") or not isinstance(terms.parameters, dict):
-                raise ValueError("seed, lr or parameters")
-            if type(terms.participation) not in (int, float) or not 0 < terms.participation <= 1:
-                raise ValueError(f"participation is {terms.participation!r}")
-            if type(terms.weight_decay) not in (int, float) or not 0 <= terms.weight_decay < float("inf"):
-                raise ValueError(f"weight_decay is {terms.weight_decay!r}")
+                    raise ValueError(f"{name} is {value!r:.40}")
+            if type(terms.seed) is not int or not 0 <= terms.seed < 2**63 or not isinstance(terms.parameters, dict):
+                raise ValueError("seed or parameters")
+            for name, low, high in (("lr", 1e-300, 1e300), ("participation", 1e-9, 1), ("weight_decay", 0, 1e300)):
+                value = getattr(terms, name)
+                if type(value) not in (int, float) or not low <= value <= high:
+                    raise ValueError(f"{name} is {value!r:.40}")
             for name in ("optimizer", "weighting", "lr_schedule", "augment", "compression"):
                 if getattr(terms, name) not in {**CHOICES, "compression": COMPRESSIONS}[name]:
-                    raise ValueError(f"{name} is {getattr(terms, name)!r}")
-            texts = (terms.method, terms.proxy or "", terms.private or "", terms.public or "")
-            if not all(isinstance(text, str) for text in texts):
-                raise ValueError("a name is no text")
+                    raise ValueError(f"{name} is {getattr(terms, name)!r:.40}")
+            texts = [terms.method, *(name for name in (terms.proxy, terms.private, terms.public) if name is not None)]
+            if not all(isinstance(text, str) and len(text) <= LETTERS for text in texts):
+                raise ValueError("a name is no text, or too long a one")
         except (ValueError, TypeError) as error:
             raise FedekdError(
                 f"the server's terms cannot be read ({error}); is its fedekd of another version?"

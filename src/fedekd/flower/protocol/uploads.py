@@ -11,10 +11,8 @@ from torch import Tensor
 
 from fedekd.exchange import Message
 from fedekd.flower.protocol import wire
-from fedekd.flower.protocol.wire import Packed
+from fedekd.flower.protocol.wire import LETTERS, NAMES, Packed
 
-NAMES = 10_000  # tensors in an answer that is no model, and
-LETTERS = 300  # letters in the name of one: more is a mistake, or an attack
 FACTOR = 5.0
 """A model whose norm is so many times the median of all, or so many times less, is no honest neighbour of theirs.
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from fedekd.errors import FedekdError
 from fedekd.exchange import Message
 from fedekd.flower.protocol import PIECE
+from fedekd.validation import parse_json
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -29,6 +30,17 @@ Word = str | int | float
 LIMIT_FP16 = 65504.0
 LAYOUTS = "models"  # among the words: each model's name, packing, tensors and scales
 PACKED = {"fp16": torch.float16, "int8": torch.int8}
+KINDS = (
+    "bool",
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    "float16",
+    "float32",
+    "float64",
+)
+# More than these is a mistake, or an attack.
+WORDS, MODELS, NAMES = 100, 100, 10_000  # words and models in a message, tensors in a model
+LETTERS, TEXT = 300, 1 << 24  # letters of a name, and of a word's text
+DIMENSIONS, LONGEST = 32, 1 << 40  # of a tensor
 
 
 @dataclass(frozen=True)
@@ -153,16 +165,17 @@ def from_records(records: RecordDict) -> Payload:
     try:
         found: dict[str, Any] = dict(records.config_records)
         words = dict(found.pop("words"))
-        if not all(isinstance(word, (str, int, float)) for word in words.values()):
-            raise TypeError
-        layouts = json.loads(words.pop(LAYOUTS))
+        layouts = parse_json(words.pop(LAYOUTS).encode())
+        _bounded(len(words) <= WORDS and all(_is_word(name, word) for name, word in words.items()), "words")
         content = memoryview(b"".join(found[f"piece {number}"]["bytes"] for number in range(len(found))))
-        models = {}
+        models: dict[str, Packed] = {}
+        _bounded(type(layouts) is list and len(layouts) <= MODELS, "models")
         for role, how, layout, scales in layouts:
+            _bounded(_is_name(role) and _is_name(how) and role not in models, "a model's name")
             arrays, content = _cut(content, layout)
-            models[str(role)] = Packed(str(how), arrays, {str(k): float(v) for k, v in scales.items()})
-        if content:
-            raise ValueError("left over")
+            _bounded(type(scales) is dict and len(scales) <= len(arrays), "scales")
+            models[role] = Packed(how, arrays, {name: float(scale) for name, scale in scales.items()})
+        _bounded(not content, "left over")
     except Exception as error:  # numpy, json and Flower raise a dozen kinds for broken bytes
         raise FedekdError(f"a message cannot be read ({type(error).__name__})") from None
     return Payload(words, models)
@@ -170,12 +183,27 @@ def from_records(records: RecordDict) -> Payload:
 
 def _cut(content: memoryview, layout: list[Any]) -> tuple[dict[str, np.ndarray], memoryview]:
     """One model's arrays, and the bytes that come after them."""
-    arrays = {}
+    arrays: dict[str, np.ndarray] = {}
+    _bounded(type(layout) is list and len(layout) <= NAMES, "tensors")
     for name, kind, shape in layout:
+        _bounded(_is_name(name) and name not in arrays and kind in KINDS, "a tensor")
+        _bounded(type(shape) is list and len(shape) <= DIMENSIONS, "a shape")
+        _bounded(all(type(n) is int and 0 <= n <= LONGEST for n in shape), "a shape")
         dtype = np.dtype(kind)
-        if dtype.kind not in "biuf" or not isinstance(name, str) or not all(type(n) is int and n >= 0 for n in shape):
-            raise ValueError(kind)
         end = dtype.itemsize * math.prod(shape)
         arrays[name] = np.frombuffer(content[:end], dtype).reshape(shape).copy()
         content = content[end:]
     return arrays, content
+
+
+def _is_name(given: Any) -> bool:
+    return type(given) is str and len(given) <= LETTERS
+
+
+def _is_word(name: Any, word: Any) -> bool:
+    return _is_name(name) and (type(word) in (int, float) or (type(word) is str and len(word) <= TEXT))
+
+
+def _bounded(holds: bool, what: str) -> None:
+    if not holds:
+        raise ValueError(what)

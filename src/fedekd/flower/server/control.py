@@ -11,7 +11,7 @@ from typing import Any
 
 from fedekd import __version__
 from fedekd.errors import FedekdError
-from fedekd.flower.setup.keys import read_public_keys
+from fedekd.flower.setup.keys import read_public_keys, shared_keys
 
 SERVER_APP = "fedekd.flower.server_app:app"
 CLIENT_APP = "fedekd.flower.client_app:app"
@@ -49,7 +49,7 @@ class Control:
             self.client.UnregisterNode(api.UnregisterNodeRequest(node_id=node))
 
     def admitted(self) -> dict[int, str]:
-        """The nodes whose keys are let in, whether they are connected or not, with their keys' names."""
+        """The nodes whose keys are let in, whether they are connected or not, with the names of the keys' files."""
         return {node.node_id: node.name for node in self.nodes() if not node.unregistered_at}
 
     def online(self) -> list[str]:
@@ -127,7 +127,7 @@ def bundle(server_app: str, client_app: str) -> str:
         'description = "fedekd, as installed on the server and at each site"\nlicense = "Apache-2.0"\n'
         '[tool.flwr.app]\npublisher = "fedekd"\n'
         f'[tool.flwr.app.components]\nserverapp = "{server_app}"\nclientapp = "{client_app}"\n'
-        '[tool.flwr.app.config]\nserver-file = ""\n'
+        '[tool.flwr.app.config]\nserver-file = ""\nfinish = "0"\n'
     )
 
 
@@ -163,6 +163,7 @@ def admit(superlink: Control, folder: Path) -> Admission:
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
     keys, unread = read_public_keys(folder)
+    shared = shared_keys(keys)
     files = {public_key_to_bytes(key): path for path, key in keys.items()}
     nodes = superlink.nodes()
     let_in = {node.public_key: node for node in nodes if not node.unregistered_at}
@@ -172,7 +173,15 @@ def admit(superlink: Control, folder: Path) -> Admission:
         file = folder / f"{node.name}.pub"
         if key not in files and file not in unread and folder not in unread:
             found.do(superlink.unregister, node.node_id, file=file, done=found.gone)
+    found.problems |= {path: f"{why}; until then nothing changes for it" for path, why in shared.items()}
     for key, file in files.items():
+        if file in shared:
+            continue
+        if key in let_in and let_in[key].name != file.stem:
+            found.problems[file] = (
+                f"{file} holds the key of site {let_in[key].name}, whose name stays with it: name the file "
+                f"{let_in[key].name}.pub again, or have the site make a new key with `fedekd site key`"
+            )
         if key in void:
             found.problems[file] = (
                 f"site {file.stem} needs a new key: the one in {file} was taken out before, which makes it void; "

@@ -9,14 +9,14 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable
-from typing import Protocol
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from typing import Any, Protocol
 
 from fedekd.errors import FedekdError
 from fedekd.flower.protocol.codes import StatusCode
+from fedekd.flower.protocol.messages import Reply
 from fedekd.flower.protocol.wire import Payload
 from fedekd.flower.server.progress import Roster
-from fedekd.flower.settings import usable_name
 
 log = logging.getLogger("fedekd.server")
 PAUSE = 0.2  # seconds between two looks for answers
@@ -32,7 +32,7 @@ class Transport(Protocol):
     """Carries payloads to nodes, and their answers back."""
 
     def online(self) -> set[int]: ...
-    def admitted(self) -> set[int]: ...  # whose keys are let in, online or not
+    def admitted(self) -> Mapping[int, str]: ...  # whose keys are let in, online or not: the names of the keys
     def send(self, node: int, kind: str, payload: Payload) -> None: ...
     def receive(self) -> list[tuple[int, Payload | None]]: ...  # None: this one will not be answered
     def forget(self) -> None: ...  # answers to what was sent before are of no more use
@@ -43,7 +43,7 @@ class Conversation(Protocol):
     """One round of questions: who is to be asked now, what becomes of an answer, whether all is said."""
 
     def due(self, online: set[int]) -> Iterable[tuple[int, str, Payload]]: ...
-    def take(self, node: int, reply: Payload | None) -> None: ...
+    def take(self, node: int, reply: Reply | None) -> None: ...
     def done(self) -> bool: ...
 
 
@@ -54,8 +54,8 @@ def converse(transport: Transport, conversation: Conversation, seconds: float) -
     while True:
         for node, kind, payload in list(conversation.due(transport.online())):
             transport.send(node, kind, payload)
-        for node, reply in transport.receive():
-            conversation.take(node, reply)
+        for node, answer in transport.receive():
+            conversation.take(node, Reply.parse(answer) if answer else None)
         if conversation.done():
             return True
         if time.monotonic() > until:
@@ -63,45 +63,47 @@ def converse(transport: Transport, conversation: Conversation, seconds: float) -
         transport.wait(PAUSE)
 
 
-def code_of(reply: Payload) -> StatusCode:
-    try:
-        return StatusCode(int(reply.words["code"]))
-    except (KeyError, ValueError, TypeError):
-        return StatusCode.FAULT
-
-
 class JoinRequests:
-    """Asks every node that is there and not yet known. ``expected``: how many sites to wait for, 0 for none."""
+    """Asks every node that is there and not yet known. ``expected``: how many sites to wait for, 0 for none.
 
-    def __init__(self, roster: Roster, away: set[int], payload: Payload, expected: int) -> None:
-        self.roster, self.away, self.payload, self.expected = roster, away, payload, expected
+    ``keys()``: by node, the name of its key, which is the site's. A site that calls itself otherwise is turned away,
+    and whoever has that name keeps it.
+    """
+
+    def __init__(
+        self, roster: Roster, away: set[int], payload: Payload, expected: int, keys: Callable[[], Mapping[int, str]]
+    ) -> None:
+        self.roster, self.away, self.payload, self.expected, self.keys = roster, away, payload, expected, keys
+        self.known: Mapping[int, str] = {}
         self.asked: set[int] = set()
         self.names: dict[int, str] = {}
 
     def due(self, online: set[int]) -> Iterable[tuple[int, str, Payload]]:
         self.away &= online  # one that was restarted may have been mended, and is asked again
-        known = set(self.roster.nodes.values())
-        for node in sorted(online - known - self.away - self.asked):
-            self.asked.add(node)
-            yield node, "join", self.payload
+        new = sorted(online - set(self.roster.nodes.values()) - self.away - self.asked)
+        if not set(new) <= set(self.known):
+            self.known = self.keys()
+        for node in new:
+            if node in self.known:  # else its key was let go in this moment
+                self.asked.add(node)
+                yield node, "join", Payload({**self.payload.words, "name": self.known[node]}, self.payload.models)
 
-    def take(self, node: int, reply: Payload | None) -> None:
+    def take(self, node: int, reply: Reply | None) -> None:
         if reply is None:
             self.asked.discard(node)
             return
-        name, code = str(reply.words.get("name", "")), code_of(reply)
-        if code == StatusCode.DONE:
+        name = self.known[node]
+        if reply.code == StatusCode.DONE and reply.name != name:
+            self.away.add(node)
+            says = f"calls itself {reply.name!r}" if reply.name else "gives no name"
+            log.warning("turned away: the site with the key %s.pub %s; its name is that of its key", name, says)
+        elif reply.code == StatusCode.DONE:
             self.names[node] = name
             if self.expected:
-                log.info(
-                    "%s is ready; %d of %d sites are here",
-                    usable_name(name) or f"node {node}",
-                    self._there(),
-                    self.expected,
-                )
+                log.info("%s is ready; %d of %d sites are here", name, self._there(), self.expected)
         else:
             self.away.add(node)
-            log.warning("%s cannot join: %s", usable_name(name) or f"node {node}", code.meaning)
+            log.warning("%s cannot join: %s", name, reply.problem)
 
     def done(self) -> bool:
         return self.asked <= set(self.names) | self.away and self._there() >= self.expected
@@ -116,7 +118,7 @@ class JoinRequests:
         """
         for node in self.asked - set(self.names) - self.away:
             self.away.add(node)
-            log.warning("node %d does not answer; it is asked again after a restart", node)
+            log.warning("%s does not answer; it is asked again after a restart", self.known[node])
         for node, reason in self.roster.admit(self.names, admitted).items():
             self.away.add(node)
             log.warning("turned away: %s", reason)
@@ -148,7 +150,7 @@ class VisitRequests:
         self.asked: set[str] = set()
         self.gone: set[str] = set()
         self.lost: Counter[str] = Counter()
-        self.replies: dict[str, Payload] = {}
+        self.replies: dict[str, Reply] = {}
         self.bytes_up = self.bytes_down = 0
 
     def due(self, online: set[int]) -> Iterable[tuple[int, str, Payload]]:
@@ -165,7 +167,7 @@ class VisitRequests:
             self.bytes_down += payload.size
             yield node, "visit", Payload({**payload.words, "number": self.roster.numbers[name]}, payload.models)
 
-    def take(self, node: int, reply: Payload | None) -> None:
+    def take(self, node: int, reply: Reply | None) -> None:
         name = self.roster.name(node)
         if name is None or name in self.replies:
             return
@@ -176,14 +178,16 @@ class VisitRequests:
                 self._fails(name, "its app crashes, or its connection breaks off again and again")
             return
         self.bytes_up += reply.size
-        code = code_of(reply)
+        code = reply.code
         if code == StatusCode.DONE:
             self.replies[name] = reply
+            if reply.faults:
+                log.warning("some of what %s says does not fit and is left out: %s", name, "; ".join(reply.faults))
         elif code == StatusCode.BEHIND and name not in self.behind:
             self.behind.add(name)
             self.asked.discard(name)
         else:
-            self._fails(name, code.meaning)
+            self._fails(name, reply.problem)
             if code == StatusCode.UNKNOWN:
                 self.roster.forget(name)
 
@@ -199,11 +203,31 @@ class VisitRequests:
         return sorted(self.expected - set(self.replies) - self.gone)
 
 
-class EndNotices:
-    """Tells the sites that the federation is complete. Who does not hear it stays until it gives up."""
+class LateVisits(VisitRequests):
+    """The last visit, for sites that were away then: each is asked when it comes, and its answer kept at once.
 
-    def __init__(self, roster: Roster, payload: Payload) -> None:
-        self.nodes, self.payload = set(roster.nodes.values()), payload
+    ``waiting``: also for those that are not there yet.
+    """
+
+    def __init__(self, *given: Any, keep: Callable[[str, Reply], None], waiting: bool, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self.keep, self.waiting = keep, waiting
+
+    def take(self, node: int, reply: Reply | None) -> None:
+        before = set(self.replies)
+        super().take(node, reply)
+        for name in set(self.replies) - before:
+            self.keep(name, self.replies[name])
+
+    def done(self) -> bool:
+        return not (self.late if self.waiting else self.asked - set(self.replies) - self.gone)
+
+
+class EndNotices:
+    """Tells sites that the federation is complete. Who does not hear it stays until it gives up."""
+
+    def __init__(self, nodes: Iterable[int], payload: Payload) -> None:
+        self.nodes, self.payload = set(nodes), payload
         self.told: set[int] = set()
         self.heard: set[int] = set()
 
@@ -213,7 +237,7 @@ class EndNotices:
             self.told.add(node)
             yield node, "end", self.payload
 
-    def take(self, node: int, reply: Payload | None) -> None:
+    def take(self, node: int, reply: Reply | None) -> None:
         self.heard.add(node)
 
     def done(self) -> bool:

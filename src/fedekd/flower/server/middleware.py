@@ -23,6 +23,9 @@ OPEN = ("/v1/fleet/", "/health")
 REQUEST = 1 << 16  # bytes of a request that carries no part of a model
 ANNOUNCED = 80  # bytes in which a message announces one of its parts
 QUESTION = "/v1/fleet/pull-messages"
+ACTIVATION, HEARTBEAT = "/v1/fleet/activate-node", "/v1/fleet/send-node-heartbeat"
+KEY = b"flwr-public-key"  # the header that says whose request it is
+KEPT = 1000  # keys that were turned away and are kept in mind: anybody can make more
 NEWS = "/v1/runtime/push-"  # how the ServerApp hands in messages and what belongs to them
 HOLD = 20.0  # seconds; Flower's sites wait 30 for an answer
 LOOK = 0.1  # seconds between two looks whether anything was handed in
@@ -68,6 +71,42 @@ def from_here(scope: Scope) -> bool:
     except ValueError:
         return False
     return address.is_loopback or client[0] == server[0]
+
+
+class OneMachine:
+    """ASGI middleware that tells when two machines use one key: ``tell(key, where one is, where the other is)``.
+
+    Flower turns the second away for as long as the first is there, and tells nobody. A site that was restarted is
+    turned away as well, until its old connection counts as gone; but then nothing is heard of that one any more.
+    """
+
+    def __init__(self, app: App, tell: Callable[[bytes, str, str], None]) -> None:
+        self.app, self.tell = app, tell
+        self.refused: dict[bytes, str] = {}
+        self.told: set[tuple[bytes, str]] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if path not in (ACTIVATION, HEARTBEAT):
+            await self.app(scope, receive, send)
+            return
+        statuses = []
+
+        async def watched(event: Event) -> None:
+            statuses.extend([event["status"]] if "status" in event else [])
+            await send(event)
+
+        await self.app(scope, receive, watched)
+        key, where = dict(scope["headers"]).get(KEY, b""), (scope.get("client") or ("an unknown address",))[0]
+        if path == ACTIVATION and statuses == [412]:
+            self.refused[key] = where
+            if len(self.refused) > KEPT:
+                del self.refused[next(iter(self.refused))]
+        elif path == ACTIVATION:
+            self.refused.pop(key, None)
+        elif statuses == [200] and key in self.refused and (key, self.refused[key]) not in self.told:
+            self.told.add((key, self.refused[key]))
+            self.tell(key, where, self.refused[key])
 
 
 class LongPoll:

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedekd.flower.protocol.wire import Payload
-from fedekd.flower.settings import GUARANTEES, usable_name
-from fedekd.tasks import Classification, Regression
-from fedekd.verdicts import STATES
-
-METRICS = (Classification.metric, Regression.metric)
-NUMBERS = ("local", "value", "delta", "low", "high", "gain")
-BUDGET = ("epsilon", "delta", "clip")
+from fedekd.flower.settings import usable_name
 
 
 @dataclass
 class Roster:
     """Which sites belong to the federation: each has a number in the random streams and keeps it.
 
-    Names are the sites' own words; the first node to use one keeps it for as long as its key is let in.
-
-    Another key is another node.
+    A name is that of a key; the first node to use one keeps it for as long as its key is let in. Another key is
+    another node.
     """
 
     numbers: dict[str, int] = field(default_factory=dict)
@@ -109,47 +99,3 @@ class FederationProgress:
     def sites(self) -> list[dict[str, Any]]:
         told = self.numbers
         return [{"name": name, "answered": name in told, **told.get(name, {})} for name in self.roster.numbers]
-
-
-def differences(before: str, now: str) -> list[str]:
-    """What two texts as in ``agreed`` differ in; a schema's parts are long, and are only named."""
-    (old, new), (old_schema, new_schema) = (
-        map(json.loads, pair) for pair in zip(json.loads(before), json.loads(now), strict=True)
-    )
-    terms = [f"{name} was {old.get(name)!r}, is {new.get(name)!r}" for name in _unlike(old, new)]
-    return terms + [f"the schema has other {name}" for name in _unlike(old_schema, new_schema)]
-
-
-def _unlike(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    return [name for name in {**old, **new} if old.get(name) != new.get(name)]
-
-
-def numbers_in(reply: Payload) -> dict[str, Any]:
-    """What a site shares, and nothing else that it may have sent: it ends in a file and on a screen."""
-    words = reply.words
-    found: dict[str, Any] = {name: words[name] for name in NUMBERS if _number(words.get(name))}
-    if _number(words.get("n")) and isinstance(words["n"], int) and words["n"] > 0:
-        found["n"] = words["n"]
-    if words.get("metric") in METRICS:
-        found["metric"] = words["metric"]
-    if words.get("state") in STATES:
-        found["state"] = words["state"]
-    if isinstance(p := words.get("p"), (int, float)) and 0 <= p <= 1 and not isinstance(p, bool):
-        found["p"] = p
-    if (spent := _budget(words.get("privacy"))) is not None:
-        found["privacy"] = spent
-    return found
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _budget(text: Any) -> dict[str, Any] | None:
-    try:
-        given = json.loads(text)
-        spent = {name: float(given[name]) for name in BUDGET}
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-    guarantee = given.get("guarantee")
-    return {**spent, "guarantee": guarantee} if guarantee in GUARANTEES and all(map(_number, spent.values())) else None

@@ -13,6 +13,7 @@ import json
 import logging
 import secrets
 import time
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -24,6 +25,8 @@ from fedekd.engines.server import ServerClient, server_facts
 from fedekd.errors import FedekdError
 from fedekd.exchange import Aggregator, Message, answer_of, averaging_weights, exchanges, size
 from fedekd.flower.protocol import layouts, uploads, wire
+from fedekd.flower.protocol.messages import Reply
+from fedekd.flower.protocol.offers import differences
 from fedekd.flower.protocol.rows import check_public, of_server, read_public
 from fedekd.flower.protocol.schema import Schema
 from fedekd.flower.protocol.terms import Terms
@@ -35,13 +38,14 @@ from fedekd.flower.server.conversation import (
     PARTING,
     EndNotices,
     JoinRequests,
+    LateVisits,
     TooFew,
     Transport,
     VisitRequests,
     converse,
 )
-from fedekd.flower.server.progress import FederationProgress, differences, numbers_in
-from fedekd.flower.settings import ServerSettings
+from fedekd.flower.server.progress import FederationProgress
+from fedekd.flower.settings import VISITS_DONE, ServerSettings
 from fedekd.methods.base import Exchange
 
 Uploaded = dict[str, dict[str, Tensor]]  # what one site sent, by exchange
@@ -95,11 +99,68 @@ class Rounds:
             self._continue()
             while self.progress.done + 1 < len(self.visits):
                 self.step()
-            report = self.report()
-            write_text(self.server.state / "report.json", json.dumps(report, indent=1) + "\n")
-            payload = Payload({"federation": self.progress.federation})
-            converse(self.transport, EndNotices(self.progress.roster, payload), PARTING)
-            return report
+            self._late(self.server.deadline, self._failed_last(), waiting=False)
+            return self._end()
+
+    def finish(self, seconds: float) -> dict[str, Any]:
+        """Once all visits are done: give the sites that were away in the last one theirs, as they come back."""
+        with self.saved.locked():
+            self._continue()
+            if self.progress.done + 1 < len(self.visits):
+                raise FedekdError("the federation is not complete; `fedekd server run` goes on with it")
+            self._late(seconds, set(), waiting=True)
+            return self._end()
+
+    def _end(self) -> dict[str, Any]:
+        """The report; and the word that it is over to all that had their last visit: others may still get theirs."""
+        report, progress = self._write_report(), self.progress
+        had = {*progress.numbers, *self._failed_last()}
+        nodes = [node for name, node in progress.roster.nodes.items() if name in had]
+        converse(self.transport, EndNotices(nodes, Payload({"federation": progress.federation})), PARTING)
+        return report
+
+    def _failed_last(self) -> set[str]:
+        return {one["site"] for one in self.progress.refused if one["visit"] == len(self.visits) - 1}
+
+    def _write_report(self) -> dict[str, Any]:
+        report = self.report()
+        write_text(self.server.state / "report.json", json.dumps(report, indent=1) + "\n")
+        return report
+
+    def _late(self, seconds: float, without: set[str], *, waiting: bool) -> None:
+        """The last visit for the sites that have not had it, except for some."""
+        progress, visit = self.progress, self.visits[-1]
+        missing = {*progress.roster.nodes} - {*progress.numbers} - without
+        if not missing:
+            return
+        rounds, packed = self._taking_part(visit), dict[str, wire.Packed]()
+        payload = lambda name, _: self._payload(visit, name, rounds[name], True, packed)  # noqa: E731
+
+        def keep(name: str, reply: Reply) -> None:
+            progress.numbers[name] = dict(reply.numbers)
+            progress.counted[-1] = sorted({*progress.counted[-1], name})
+            progress.bytes_up += reply.size
+            self._save()
+            self._write_report()
+            log.info("%s was away in the last visit and has its result now", name)
+
+        if waiting:
+            log.info("waiting up to %g s for %s", seconds, ", ".join(sorted(missing)))
+        asking = LateVisits(
+            *(progress.roster, self.away, missing, missing, payload, self._failed(visit)), keep=keep, waiting=waiting
+        )
+        converse(self.transport, asking, seconds)
+        progress.bytes_down += asking.bytes_down
+        self._save()
+
+    def _failed(self, visit: Visit) -> Callable[[str, str], None]:
+        """What is done where a site does not count in a visit: told, and kept for the report."""
+
+        def failed(name: str, reason: str) -> None:
+            self.progress.refused.append({"visit": visit.number, "site": name, "reason": reason})
+            log.warning("visit %d of %d: %s does not count: %s", visit.number + 1, len(self.visits), name, reason)
+
+        return failed
 
     def step(self) -> None:
         """The next visit, with the sites that are new by then."""
@@ -121,7 +182,12 @@ class Rounds:
         self.held, self.answers, self.apart = state["held"], state["answers"], state["apart"]
         self.began = time.monotonic() - self.progress.seconds
         self.combiner.restore(state["combiner"])
+        self._tell_progress()
         log.info("going on after %d of %d visits", self.progress.done + 1, len(self.visits))
+
+    def _tell_progress(self) -> None:
+        """To whom it concerns whether trying again has any use; the state itself is also saved where a visit fails."""
+        write_text(self.server.state / VISITS_DONE, f"{self.progress.done + 1}\n")
 
     def _save(self) -> None:
         self.progress.seconds = time.monotonic() - self.began
@@ -135,7 +201,8 @@ class Rounds:
         words = {"federation": self.progress.federation, "terms": self.terms.text(), "schema": self.schema.text()}
         if self.layouts:
             words["layouts"] = layouts.text(self.layouts)
-        joining = JoinRequests(roster, self.away, Payload(dict(words)), self.expected if first else 0)
+        expected = self.expected if first else 0
+        joining = JoinRequests(roster, self.away, Payload(dict(words)), expected, self.transport.admitted)
         if first and len(roster.nodes) < self.expected:
             log.info("waiting up to %g s for %d sites to join", server.deadline, self.expected)
         if not converse(self.transport, joining, server.deadline):
@@ -156,11 +223,7 @@ class Rounds:
     def visit(self, visit: Visit) -> None:
         """Ask all that take part, check and combine what they send, and save."""
         progress, place = self.progress, f"visit {visit.number + 1} of {len(self.visits)}"
-
-        def failed(name: str, reason: str) -> None:
-            progress.refused.append({"visit": visit.number, "site": name, "reason": reason})
-            log.warning("%s: %s does not count: %s", place, name, reason)
-
+        failed = self._failed(visit)
         rounds = self._taking_part(visit)
         wanted = [name for name, own in rounds.items() if own or visit.last]
         packed: dict[str, wire.Packed] = {}
@@ -182,7 +245,7 @@ class Rounds:
                 for having in progress.has.values():
                     having += [] if name in having else [name]
         if visit.last:
-            progress.numbers = {name: numbers_in(reply) for name, reply in replies.items()}
+            progress.numbers = {name: dict(reply.numbers) for name, reply in replies.items()}
         for step in visit.sends:
             self._combine(step, visit.round or 0, counted, replies)
         progress.done, progress.answered = visit.number, sorted(replies)
@@ -191,6 +254,7 @@ class Rounds:
         progress.bytes_up += asking.bytes_up
         progress.bytes_down += asking.bytes_down
         self._save()
+        self._tell_progress()
         log.info("%s: %s", place, ", ".join(sorted(counted)))
 
     def _taking_part(self, visit: Visit) -> dict[str, tuple[int, ...]]:
@@ -248,7 +312,7 @@ class Rounds:
         known = self.held[step.name] if step.target == step.name else module.state_dict()
         return {name: known[name] for name in parts.names(step.part, module)}
 
-    def _checked(self, visit: Visit, replies: dict[str, Payload], failed: Any) -> dict[str, Uploaded]:
+    def _checked(self, visit: Visit, replies: dict[str, Reply], failed: Any) -> dict[str, Uploaded]:
         """The uploads that count, in the order of the sites' numbers. In the last visit every answer counts."""
         good: dict[str, Uploaded] = {}
         for name in sorted(replies, key=self.progress.roster.numbers.__getitem__):
@@ -265,7 +329,7 @@ class Rounds:
                     del good[name]
         return good
 
-    def _opened(self, visit: Visit, reply: Payload) -> Uploaded | str:
+    def _opened(self, visit: Visit, reply: Reply) -> Uploaded | str:
         if visit.last:
             return {}
         if set(reply.models) != {step.name for step in visit.sends}:
@@ -279,9 +343,9 @@ class Rounds:
             found[step.name] = message
         return found
 
-    def _combine(self, step: Exchange, round: int, counted: dict[str, Uploaded], replies: dict[str, Payload]) -> None:
+    def _combine(self, step: Exchange, round: int, counted: dict[str, Uploaded], replies: dict[str, Reply]) -> None:
         name, progress, numbers = step.name, self.progress, self.progress.roster.numbers
-        sizes = [max(1, numbers_in(replies[site]).get("n", 1)) for site in counted]
+        sizes = [replies[site].numbers.get("n", 1) for site in counted]
         weights = averaging_weights(self.terms.weighting, sizes)
         messages = [sent[name] for sent in counted.values()]
         self.combiner.about["clients"] = len(numbers)

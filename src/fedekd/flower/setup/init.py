@@ -141,6 +141,7 @@ def _fill_site(
         ),
         f"look through: {file}",
         f"check with: fedekd site check {shlex.quote(str(file))}",
+        f"accept the schema that you have read: fedekd site accept {shlex.quote(str(file))} --schema schema.json",
         f"start with: fedekd site run {shlex.quote(str(file))}",
         f"what the site does, and why if it does not, it says there and in: {folder / 'state' / 'log'}",
         *_as_a_service(unit, user, f"site check {shlex.quote(str(file))}"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -99,6 +100,20 @@ def read_public_keys(folder: Path) -> tuple[dict[Path, EllipticCurvePublicKey], 
         except FedekdError as error:
             unread[path] = str(error)
     return keys, unread
+
+
+def shared_keys(keys: Mapping[Path, EllipticCurvePublicKey]) -> dict[Path, str]:
+    """By file: that its key is another file's too. A site is known by its key, so that each must have its own."""
+    files: dict[bytes, list[Path]] = {}
+    for path, key in keys.items():
+        files.setdefault(public_line(key, ""), []).append(path)
+    return {
+        path: f"{' and '.join(one.name for one in same)} hold one and the same key, and each site needs its own: take "
+        "out the file that does not belong there, or have that site make a key with `fedekd site key`"
+        for same in files.values()
+        if len(same) > 1
+        for path in same
+    }
 
 
 def renew_secret(path: Path) -> None:

@@ -77,7 +77,7 @@ class AloneMenu:
                     engine.round_number += 1
                 else:
                     engine.round()
-                history.add(engine.round_number, engine.measure())
+                history.add(engine.round_number, engine.measure(), self.job.training)
                 self._keep(label, engine, history)
         except Failed:
             raise
@@ -125,7 +125,7 @@ class AloneMenu:
             if label == PLAIN or not kept["stopped"]:
                 engine, history = self._open(label)
                 if not history.curves[0]:
-                    history.add(1, engine.measure())
+                    history.add(1, engine.measure(), self.job.training)
                 record = self._record(label, engine, history)
                 fixed = label == PLAIN and self.given is not None
                 last = transfer.last_round(record, 0)

@@ -7,9 +7,12 @@ stands what ``site.toml`` says, and that one model does not hide in another.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from torch import nn
 
+from fedekd.data import load_dataset
+from fedekd.data.own import Whole
 from fedekd.errors import FedekdError
 from fedekd.exchange import exchanges
 from fedekd.flower.protocol.codes import Failed, StatusCode
@@ -48,6 +51,19 @@ def consent(site: SiteSettings, terms: Terms, schema: Schema) -> None:
         )
     if (terms.public or method.public) and site.public is None:
         raise FedekdError(f"the server has public rows for {terms.method!r}; name the same ones as `public`")
+
+
+def kept_kinds(site: SiteSettings, schema: Schema) -> None:
+    """Raise for a schema that reads numbers of this site as categories: a model would show which of them occur."""
+    texts = Whole(schema.columns, schema.labels).texts(site.target)
+    if not texts or Path(site.data).suffix.lower() != ".csv":
+        return
+    own = load_dataset(site.data, target=site.target, task=schema.task, part_of=Whole())
+    if numbers := sorted(texts & set(own.columns)):
+        raise FedekdError(
+            f"the schema reads column {numbers[0]!r} as categories, and here it holds numbers, which would tell which "
+            "of them occur; `fedekd site accept SITE.toml --schema FILE` if that is meant"
+        )
 
 
 def _averages_private(method: Method, steps: Iterable[Exchange]) -> bool:

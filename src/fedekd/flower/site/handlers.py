@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import json
 import logging
-import re
-from pathlib import Path
 
 from fedekd.errors import FedekdError
 from fedekd.flower.protocol import wire
 from fedekd.flower.protocol.codes import Failed, StatusCode, failing, limited
+from fedekd.flower.protocol.messages import EndRequest, JoinRequest, VisitRequest
+from fedekd.flower.protocol.offers import Offer
 from fedekd.flower.protocol.schema import Schema
 from fedekd.flower.protocol.terms import Terms
 from fedekd.flower.protocol.visits import Visit, visits
 from fedekd.flower.protocol.wire import Payload
 from fedekd.flower.saved_state import SavedState, write_text
 from fedekd.flower.settings import ENDED, SiteSettings
-from fedekd.flower.site.guard import consent, guarded
+from fedekd.flower.site.guard import consent, guarded, kept_kinds
+from fedekd.flower.site.pins import MOST, Pins
 from fedekd.flower.site.trainer import SiteTrainer
 
 log = logging.getLogger("fedekd.site")
@@ -32,7 +33,7 @@ def answer(site: SiteSettings, kind: str, request: Payload) -> Payload:
         with limited(site.longest):
             return guarded(site, {"join": join, "visit": visit, "end": end}[kind](site, request))
     except Failed as failure:
-        log.error("%s: %s", failure.code.meaning, failure)
+        log.error("%s: %s", "refused" if failure.code == StatusCode.REFUSED else failure.code.meaning, failure)
         return Payload({"code": int(failure.code), "name": site.name})
     except Exception:
         log.exception("fault in a %s", kind)
@@ -40,20 +41,43 @@ def answer(site: SiteSettings, kind: str, request: Payload) -> Payload:
 
 
 def join(site: SiteSettings, request: Payload) -> Payload:
-    """Agree on terms and schema: checked against what this site allows and what its data is, then kept."""
-    folder = _folder(site, request)
+    """Agree on terms and schema. Why it does not come to that stays here: the server hears "refused" and no more."""
+    pins = Pins(site.state)
+    try:
+        if pins.closed():
+            return Payload({"code": int(StatusCode.REFUSED), "name": site.name})
+        return _joined(site, request, pins)
+    except Failed as failure:
+        why = f"{failure.code.meaning}: {failure}" if failure.code != StatusCode.REFUSED else str(failure)
+    except Exception:
+        log.exception("fault in a join")
+        why = StatusCode.FAULT.meaning
+    raise Failed(StatusCode.REFUSED, f"join {pins.refused()} of {MOST} that are refused in a day: {why}")
+
+
+def _joined(site: SiteSettings, request: Payload, pins: Pins) -> Payload:
+    """Checked against what this site allows and has agreed to, then against what its data is; then kept."""
+    asked = JoinRequest.parse(request)
+    folder, terms, schema = site.state / asked.federation, asked.terms, asked.schema
     with failing(StatusCode.REFUSED):
-        terms = Terms.parse(str(request.words["terms"]))
-        schema = Schema.parse(str(request.words["schema"]), "the server's schema")
+        if asked.name not in (None, site.name):
+            raise FedekdError(
+                f"the server has this site's key as {asked.name[:60]!r}, and here `name` is {site.name!r}: have its "
+                f"administrator name the key's file {site.name}.pub, or, if this is another site's key, make one with "
+                "`fedekd site key`"
+            )
         consent(site, terms, schema)
+        accepted = pins.check(Offer.of(terms, schema))
         agreement = {"terms": terms.text(), "schema": schema.text()}
         kept = folder / "agreement.json"
         before = json.loads(kept.read_text()) if kept.exists() else agreement
         if {**before, **agreement} != before:
             raise FedekdError("the server's terms or schema changed in the middle of a federation")
+        if not accepted:
+            kept_kinds(site, schema)
     work = SiteTrainer(site, folder, terms, schema, number=0)
     work.check_rows(before)
-    layout = work.try_out(request.words.get("layouts"))  # all that a visit needs, before it is promised
+    layout = work.try_out(asked.layouts)  # all that a visit needs, before it is promised
     with failing(StatusCode.STATE):
         write_text(kept, json.dumps({**agreement, "rows": work.rows, "layouts": layout}))
     log.info("federation %s: joined for %d rounds of %s", folder.name, terms.rounds, terms.method)
@@ -62,17 +86,17 @@ def join(site: SiteSettings, request: Payload) -> Payload:
 
 
 def visit(site: SiteSettings, request: Payload) -> Payload:
-    folder = _folder(site, request)
-    number, wanted = int(request.words["number"]), int(request.words["visit"])
+    asked = VisitRequest.parse(request)
+    folder, number, wanted = site.state / asked.federation, asked.number, asked.visit
     with failing(StatusCode.UNKNOWN):
         agreement = json.loads((folder / "agreement.json").read_text())
     with failing(StatusCode.REFUSED):
         terms, schema = Terms.parse(agreement["terms"]), Schema.parse(agreement["schema"])
         consent(site, terms, schema)
         plan = visits(terms.make_method(), terms.rounds)
-        planned = _asked(plan[wanted], request)
-        if planned.number != wanted:
+        if wanted >= len(plan):
             raise FedekdError(f"there is no visit {wanted}")
+        planned = _planned(plan[wanted], asked)
     saved = SavedState(folder)
     with failing(StatusCode.STATE), saved.locked(site.longest):
         last = saved.load(wanted)
@@ -85,27 +109,26 @@ def visit(site: SiteSettings, request: Payload) -> Payload:
         if last:
             work.restore(last[1])
         behind = last is None or last[0] != wanted - 1
-        if any(packed.how != "none" and behind for packed in request.models.values()):
+        if any(packed.how != "none" and behind for packed in asked.models.values()):
             raise Failed(StatusCode.BEHIND, f"visit {wanted} needs what visit {wanted - 1} would have brought")
-        reply = work.do(planned, request)
+        reply = work.do(planned, asked.models)
         saved.save(wanted, {**work.state(), "reply": wire.to_state(reply)})
         log.info("visit %d of %d done", wanted + 1, len(plan))
         return reply
 
 
-def _asked(visit: Visit, request: Payload) -> Visit:
+def _planned(visit: Visit, asked: VisitRequest) -> Visit:
     """Of a visit, what belongs to the rounds that this site takes part in."""
-    if "rounds" not in request.words:
+    if asked.rounds is None:
         return visit
-    rounds = {int(word) for word in str(request.words["rounds"]).split()}
-    if not rounds <= set(visit.rounds):
-        raise FedekdError(f"visit {visit.number} has no part of the rounds {sorted(rounds)}")
-    return visit.of(rounds)
+    if not asked.rounds <= set(visit.rounds):
+        raise FedekdError(f"visit {visit.number} has no part of the rounds {sorted(asked.rounds)}")
+    return visit.of(asked.rounds)
 
 
 def end(site: SiteSettings, request: Payload) -> Payload:
     """The server's word that the federation is complete; `fedekd site run` ends after it when the server does."""
-    folder = _folder(site, request)
+    folder = site.state / EndRequest.parse(request).federation
     with failing(StatusCode.UNKNOWN):
         (folder / "agreement.json").read_text()
     write_text(folder / ENDED, "")
@@ -113,10 +136,3 @@ def end(site: SiteSettings, request: Payload) -> Payload:
     result = f"see {own}" if own.exists() else "this site has no result of it"
     log.info("federation %s is complete; %s", folder.name, result)
     return Payload({"code": int(StatusCode.DONE), "name": site.name})
-
-
-def _folder(site: SiteSettings, request: Payload) -> Path:
-    name = str(request.words.get("federation", ""))
-    if not re.fullmatch(r"[0-9a-f]{16}", name):
-        raise Failed(StatusCode.REFUSED, f"the server calls its federation {name!r}, which is no name for a folder")
-    return site.state / name

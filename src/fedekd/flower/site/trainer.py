@@ -95,7 +95,7 @@ class SiteTrainer:
                 "order, or keep the new ones for the next federation",
             )
 
-    def try_out(self, expected: wire.Word | None = None) -> str:
+    def try_out(self, expected: str | None = None) -> str:
         """What only training would find out. Returns what uploads look like; ``expected`` is what the server thinks."""
         dataset = self.client.job.federation.dataset
         with failing(StatusCode.MODEL):
@@ -107,17 +107,17 @@ class SiteTrainer:
             if expected is not None and expected != found:
                 raise FedekdError(
                     f"what {self.terms.method!r} sends looks otherwise here, {found}, than the server expects, "
-                    f"{str(expected)[:1000]}; has this site a model of its own that the others have not?"
+                    f"{expected[:1000]}; has this site a model of its own that the others have not?"
                 )
             return found
 
     def _copy(self, role: str) -> dict[str, Tensor]:
         return {name: tensor.detach().cpu().clone() for name, tensor in self.client.message(role).items()}
 
-    def do(self, visit: Visit, request: Payload) -> Payload:
+    def do(self, visit: Visit, given: Mapping[str, wire.Packed]) -> Payload:
         """Receive, train, send; and a share of training alone."""
         with failing(StatusCode.MODEL):
-            self._receive(visit, request)
+            self._receive(visit, given)
         with failing(StatusCode.TRAINING):
             for round, step, again in visit.work:
                 self.client.perform(step, round, again)
@@ -136,14 +136,14 @@ class SiteTrainer:
         packed, self.residual[name] = wire.pack(upload, how, self.held.get(name), self.residual.get(name))
         return packed
 
-    def _receive(self, visit: Visit, request: Payload) -> None:
+    def _receive(self, visit: Visit, given: Mapping[str, wire.Packed]) -> None:
         """Everything is looked at before anything is loaded."""
         steps = {**self.exchanges, **{step.name: step for step in visit.receives}}
         newest = [step.name for step in visit.receives]
-        for name in request.models:
+        for name in given:
             if name not in steps:
                 raise FedekdError(f"the server sends {name[:20]!r}, which the method does not exchange")
-        answers = {name: self._opened(steps[name], packed) for name, packed in request.models.items()}
+        answers = {name: self._opened(steps[name], packed) for name, packed in given.items()}
         for name in sorted(answers, key=lambda name: (name in newest, [*steps].index(name))):
             answer = answers[name]
             self.client.receive(steps[name], moved(answer, self.client.device))

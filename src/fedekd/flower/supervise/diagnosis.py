@@ -10,18 +10,18 @@ from fedekd.flower.setup.init import AMBIENT
 from fedekd.flower.supervise.processes import Child
 
 FULL = 1 << 20  # bytes that are left on a disk on which Flower's database has no room
-FULL_WORDS = ("disk is full", "no space left", "quota exceeded")
+FULL_WORDS = ("disk full", "disk is full", "no space left", "quota exceeded")
 SILENT = "the server does not answer"
+NOT_LET_IN = (
+    "the server does not let this site in: it does not have the site's public key, "
+    "or still counts a connection that broke off a moment ago"
+)
 REASONS = (
     (
         "CERTIFICATE_VERIFY_FAILED",
         "the server's certificate is not signed by this site's `ca`, has expired or names another host",
     ),
-    (
-        "Failed to activate SuperNode",
-        "the server does not let this site in: it does not have the site's public key, "
-        "or still counts a connection that broke off a moment ago",
-    ),
+    ("Failed to activate SuperNode", NOT_LET_IN),
     (
         "Invalid SuperNode authentication|401 Unauthorized",
         "the server refuses this site's signature: this machine's clock is more than 5 s ahead of the server's or "
@@ -41,11 +41,17 @@ SILENCES = (
 )
 
 
-def why_superlink_ended(lines: Sequence[str], server: ServerSettings, free: int) -> str | None:
-    """``free``: bytes that are left for the state; on a full disk the log itself breaks off. None: something else."""
+def disk_full(text: str, server: ServerSettings, free: int) -> str | None:
+    """That what failed with this text lacked room, and what to do. ``free``: bytes that are left for the state, since
+    on a full disk the log itself breaks off. None: it was something else."""
+    if free < FULL or any(words in text.lower() for words in FULL_WORDS):
+        return f"disk full: there is no room for {server.state}; make room there, or set another `state`"
+    return None
+
+
+def why_superlink_ended(lines: Sequence[str], server: ServerSettings) -> str | None:
+    """None: something else than what is known here."""
     text, port = "\n".join(lines).lower(), checked_address(server.address, "address")[1]
-    if free < FULL or any(words in text for words in FULL_WORDS):
-        return f"the disk of {server.state} is full: make room there, or set another `state`"
     if "address already in use" in text:
         return (
             f"another program uses port {port} of this machine: stop it, or set another port in `address`, here and "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,8 @@ class Tail:
         if not self.path.exists():
             return
         with open(self.path, "rb") as file:
+            if self.position > os.fstat(file.fileno()).st_size:  # it was put aside, and begun anew
+                self.position = 0
             file.seek(self.position)
             new = file.read()
         whole = new[: new.rfind(b"\n") + 1]

@@ -16,12 +16,12 @@ from fedekd.errors import FedekdError
 from fedekd.flower import need_flower
 from fedekd.flower.server import control
 from fedekd.flower.server.control import admit
-from fedekd.flower.settings import ServerSettings, checked_address, read_server
+from fedekd.flower.settings import VISITS_DONE, ServerSettings, checked_address, read_server
 from fedekd.flower.setup.certificates import check_certificate, local_address
 from fedekd.flower.setup.check import check_method, check_schema
-from fedekd.flower.setup.keys import read_public_keys, renew_secret
-from fedekd.flower.supervise.diagnosis import why_superlink_ended
-from fedekd.flower.supervise.launch import LARGEST, LAUNCH
+from fedekd.flower.setup.keys import read_public_keys, renew_secret, shared_keys
+from fedekd.flower.supervise.diagnosis import disk_full, why_superlink_ended
+from fedekd.flower.supervise.launch import LARGEST, LAUNCH, NODES, TOLD
 from fedekd.flower.supervise.logs import Tail
 from fedekd.flower.supervise.processes import Child, alone, command, environment, say, stop, stopping
 from fedekd.runs.federation_report import FederationReport, read_report
@@ -31,8 +31,6 @@ PAUSE = 2.0  # seconds before it is started again
 FAILURES = 3  # of a run that made no progress, before it counts as hopeless
 LOOK, ASK = 0.5, 2.0  # seconds between two looks at files and processes, and two questions to the SuperLink
 SILENT = 120.0  # seconds a living SuperLink may leave questions unanswered
-# What is written in the state folder at other times than a round's end.
-NO_PROGRESS = ("flower", "log", "report.json", "report.html", ".lock")
 
 
 def run_server(
@@ -40,27 +38,50 @@ def run_server(
     *,
     server_app: str = control.SERVER_APP,
     client_app: str = control.CLIENT_APP,
+    finish: float = 0.0,
     say: Callable[[str], None] = say,
 ) -> FederationReport:
-    """Run the federation to its end and return its report."""
+    """Run the federation to its end and return its report.
+
+    ``finish``: it is at its end; wait so many seconds for the sites that were away in the last visit.
+    """
     need_flower()
     server = read_server(path)
     file = Path(path).expanduser().absolute()
     with alone(server.state):
         report = read_report(server.state)
-        if report and report.complete:
-            say(f"the federation is complete already; for another run set another `state` in {file}")
+        complete = report is not None and report.complete
+        if finish and not complete:
+            raise FedekdError(f"the federation is not complete yet; go on with it: fedekd server run {file}")
+        if report and finish and not report.missing:
+            say("every site has its result already")
             return report
-        (server.state / "report.json").unlink(missing_ok=True)  # what stopped the last run need not stop this one
+        if report and complete and not finish:
+            say(f"the federation is complete already; for another run set another `state` in {file}")
+            return _told(report, file, say)
+        if not finish:
+            (server.state / "report.json").unlink(missing_ok=True)  # what stopped the last run need not stop this one
         _check(server, file)
-        return ServerSupervisor(server, file, (server_app, client_app), say).run()
+        return _told(ServerSupervisor(server, file, (server_app, client_app), say, finish).run(), file, say)
+
+
+def _told(report: FederationReport, file: Path, say: Callable[[str], None]) -> FederationReport:
+    if report.missing:
+        say(
+            f"no result yet: {', '.join(report.missing)}; `fedekd server finish {file}` gives them theirs when they "
+            "come back"
+        )
+    return report
 
 
 def _check(server: ServerSettings, file: Path) -> None:
     """Raise for what would stop the federation later on, while nothing is lost yet."""
     check_certificate(server)
-    for why in read_public_keys(server.nodes)[1].values():
+    keys, unread = read_public_keys(server.nodes)
+    for why in unread.values():
         raise FedekdError(f"{why}; mend it or take it away, and start again")
+    for why in shared_keys(keys).values():
+        raise FedekdError(f"in {server.nodes}, {why}")
     check_schema(server, file)
     check_method(server, file)
 
@@ -70,13 +91,24 @@ class ProcessDied(Exception):
 
 
 class ServerSupervisor:
-    def __init__(self, server: ServerSettings, file: Path, apps: tuple[str, str], say: Callable[[str], None]) -> None:
-        self.server, self.file, self.apps, self.say = server, file, apps, say
+    def __init__(
+        self,
+        server: ServerSettings,
+        file: Path,
+        apps: tuple[str, str],
+        say: Callable[[str], None],
+        finish: float = 0.0,
+    ) -> None:
+        self.server, self.file, self.apps, self.say, self.finish = server, file, apps, say, finish
         self.folder = server.state / "flower"
         self.secret = self.folder / "secret"
         self.address = local_address(server)
         self.children: list[Child] = []
         self.told = Tail(server.state / "log", say)
+        self.warned = Tail(
+            self.folder / "superlink.log",
+            lambda line: say(line.removeprefix(TOLD)) if line.startswith(TOLD) else None,
+        )
         self.progress = self._progress()
         self.last_progress = time.monotonic()
         self.failures = 0
@@ -90,6 +122,7 @@ class ServerSupervisor:
                     with self.superlink():
                         report = self._federation()
                 except ProcessDied as died:
+                    self._check_disk(str(died))
                     self._check_time(str(died))
                     self.say(f"{died}; starting again")
                     time.sleep(PAUSE)
@@ -103,7 +136,8 @@ class ServerSupervisor:
         server = self.server
         renew_secret(self.secret)
         _, port = checked_address(server.address, "address")
-        env = environment(self.folder / "home", self.file.parent, **{LARGEST: str(int(server.largest * 1e6))})
+        own = {LARGEST: str(int(server.largest * 1e6)), NODES: str(server.nodes)}
+        env = environment(self.folder / "home", self.file.parent, **own)
         link = Child(
             "superlink",
             command(
@@ -144,8 +178,8 @@ class ServerSupervisor:
         end = time.monotonic() + STARTING
         while True:
             if link.code is not None:
-                free = shutil.disk_usage(self.folder).free
-                why = why_superlink_ended(link.lines(), self.server, free) or f"{_last(link)}; see {link.log}"
+                self._check_disk("\n".join(link.lines()))
+                why = why_superlink_ended(link.lines(), self.server) or f"{_last(link)}; see {link.log}"
                 raise FedekdError(f"the SuperLink does not start: {why}")
             try:
                 with control.connected(self.address, self.server.ca) as superlink:
@@ -167,7 +201,7 @@ class ServerSupervisor:
             self.admit_sites(superlink)
         while True:
             with self._calls() as superlink:
-                run = superlink.submit({"server-file": str(self.file)}, *self.apps)
+                run = superlink.submit({"server-file": str(self.file), "finish": str(self.finish)}, *self.apps)
             state = self._until_finished(run)
             report = read_report(self.server.state)
             if report and report.error:
@@ -180,6 +214,7 @@ class ServerSupervisor:
                     return report
             self.failures += 1
             why = " ".join(state.details.split()) or f"it ended as {state.outcome}"
+            self._check_disk(why)
             if self.failures >= FAILURES:
                 raise FedekdError(
                     f"the run failed {FAILURES} times without progress: {why}; see {self.server.state}/log"
@@ -193,6 +228,7 @@ class ServerSupervisor:
         while True:
             time.sleep(LOOK)
             self.told.look()
+            self.warned.look()
             for child in self.children:
                 if child.code is not None:
                     raise ProcessDied(f"{child.name} ended ({_last(child)})")
@@ -209,6 +245,7 @@ class ServerSupervisor:
                     self.admit_sites(superlink)
                     state = superlink.state(run)
             except control.Unreachable as error:
+                self._check_disk(str(error))
                 if now > answered + SILENT:
                     raise ProcessDied(str(error)) from None
                 continue
@@ -249,18 +286,21 @@ class ServerSupervisor:
                 found.append((path.name, path.stat().st_mtime_ns, path.stat().st_size))
         return found
 
-    def _progress(self) -> dict[str, int]:
-        """When the app last wrote each file it keeps: it writes one at the end of each round, and only then."""
-        times = {}
-        for path in self.server.state.rglob("*"):
-            if path.relative_to(self.server.state).parts[0] not in NO_PROGRESS:
-                with contextlib.suppress(FileNotFoundError):
-                    times[str(path)] = path.stat().st_mtime_ns
-        return times
+    def _progress(self) -> str:
+        """How many visits are complete. Nothing else is progress, or a run could fail for ever."""
+        try:
+            return (self.server.state / VISITS_DONE).read_text()
+        except OSError:
+            return ""
+
+    def _check_disk(self, text: str) -> None:
+        """Raise where what failed, with this text, did so for want of room: trying again is of no use."""
+        if why := disk_full(text, self.server, shutil.disk_usage(self.server.state).free):
+            raise FedekdError(why)
 
     def _check_time(self, why: str) -> None:
         waited = time.monotonic() - self.last_progress
-        if waited > self.server.give_up:
+        if waited > max(self.server.give_up, self.finish + STARTING):
             raise FedekdError(f"no progress for {waited:.0f} s, given up: {why}; see {self.server.state}")
 
 

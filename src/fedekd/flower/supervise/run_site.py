@@ -11,10 +11,12 @@ from pathlib import Path
 
 from fedekd.errors import FedekdError
 from fedekd.flower import need_flower
+from fedekd.flower.patches import BEATING, SKIPPED
 from fedekd.flower.settings import ENDED, SiteSettings, read_site
 from fedekd.flower.setup.certificates import read_certificate
+from fedekd.flower.setup.connection import Connection, NotChecked
 from fedekd.flower.setup.keys import read_node_key, renew_secret
-from fedekd.flower.supervise.diagnosis import SILENT, log_of, why_not_connected, why_supernode_ended
+from fedekd.flower.supervise.diagnosis import NOT_LET_IN, SILENT, log_of, why_not_connected, why_supernode_ended
 from fedekd.flower.supervise.executor import OWN_APP
 from fedekd.flower.supervise.launch import LAUNCH
 from fedekd.flower.supervise.logs import Tail
@@ -23,6 +25,7 @@ from fedekd.flower.supervise.processes import Child, alone, command, environment
 PAUSE = 3.0  # seconds before a SuperNode is started again
 LOST = 60  # seconds a SuperNode tries to reach a server that does not answer before it is started anew
 LOOK = 0.5  # seconds between two looks at the processes
+GONE = 40  # seconds after which the server does not count a broken connection any more, and to spare
 YOUNG, CRASHES = 60, 5  # an executor that ends so young, so many times in a row, is broken
 
 
@@ -55,9 +58,11 @@ class SiteSupervisor:
         with stopping(self.children):
             self.say(f"site {self.site.name}: connecting to {self.site.server}")
             node, executor = self.start_node(), self.start_executor()
+            heard = Tail(node.log, self._hear)
             while True:
                 time.sleep(LOOK)
                 self._look_at(node)
+                heard.look()
                 if executor.code is not None:
                     executor = self._restart_executor(executor)
                 if node.code is not None:
@@ -90,6 +95,14 @@ class SiteSupervisor:
                 f"{reason}; `fedekd site check {self.file}` says more"
             )
 
+    def _hear(self, line: str) -> None:
+        """Of heartbeats that did not get through, and of those that do again."""
+        if SKIPPED in line:
+            why = line.partition(f"{SKIPPED}: ")[2]
+            self.say(f"site {self.site.name}: the server does not take this site's sign of life ({why}); trying again")
+        elif BEATING in line:
+            self.say(f"site {self.site.name}: connected again")
+
     def _ended(self) -> set[Path]:
         """The federations of which the server has said that they are complete."""
         return {path.parent for path in self.site.state.glob(f"*/{ENDED}")}
@@ -97,9 +110,27 @@ class SiteSupervisor:
     def _restart_node(self, node: Child) -> Child:
         self._end(node)
         self.connected = False
-        self._say_why(why_supernode_ended(node))
+        reason = why_supernode_ended(node)
+        self._say_why(self._why_not_let_in() if reason == NOT_LET_IN else reason)
         time.sleep(PAUSE)
         return self.start_node()
+
+    def _why_not_let_in(self) -> str:
+        """Flower gives one answer to a key that it does not have, and to one that is connected already."""
+        connection = Connection(self.site)
+        try:
+            connection.check()
+            connection.known()
+        except NotChecked:
+            return NOT_LET_IN
+        except FedekdError as error:
+            return f"the server does not let this site in: {error}" if connection.works else NOT_LET_IN
+        if time.monotonic() - self.last_good < GONE:
+            return "the server still counts this site's last connection, for some twenty seconds"
+        return (
+            "the server does not let this site in: another machine is connected with this site's key; stop `fedekd "
+            "site run` there, or, if that is another site, make a key for this one with `fedekd site key`"
+        )
 
     def _say_why(self, reason: str) -> None:
         """Each reason once, until there is a connection again."""

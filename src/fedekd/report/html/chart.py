@@ -181,13 +181,13 @@ def shades(field: str, title: str, format: str) -> Spec:
 
 @dataclass(frozen=True)
 class MetricScale:
-    """A metric as charts show it: accuracies in percent, differences of them in points."""
+    """A metric as charts show it: shares in percent, differences of them in points."""
 
     unit: Unit
 
     @property
     def factor(self) -> float:
-        return 100.0 if self.unit.higher_is_better else 1.0
+        return 100.0 if self.unit.percent else 1.0
 
     @property
     def value(self) -> str:
@@ -199,11 +199,11 @@ class MetricScale:
 
     @property
     def value_title(self) -> str:
-        return "accuracy, %" if self.unit.higher_is_better else self.unit.name
+        return f"{self.unit.name}, %" if self.unit.percent else self.unit.name
 
     @property
     def delta_title(self) -> str:
-        return "Δ, points" if self.unit.higher_is_better else f"Δ of {self.unit.name}"
+        return "Δ, points" if self.unit.percent else f"Δ of {self.unit.name}"
 
     def effect(self, delta: float) -> str:
         harm = self.unit.harm(delta)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
+import numpy as np
+
 from fedekd.report.html.chart import (
     MANY,
     Chart,
@@ -27,7 +29,7 @@ from fedekd.report.html.section import Block, Variants
 from fedekd.runs.transfer import ClientTransfer
 from fedekd.runs.verdict_text import Advice, advice_by_client, alone_label, caveats, decided
 
-WHOLE = "datum.value > 100 ? '' : datum.label"  # there is no accuracy above 100 %
+WHOLE = "datum.value > 100 ? '' : datum.label"  # no share is above 100 %
 
 
 def client_rows(data: RunData) -> dict[str, list[Row]]:
@@ -38,21 +40,26 @@ def client_rows(data: RunData) -> dict[str, list[Row]]:
             keys = [variant(m)] if data.one_split else [variant(m, data.seeds.index(seed)) for seed in client.seeds]
             for key in keys:
                 rows.setdefault(key, []).append(_row(client, data))
-    return {key: sorted(group, key=lambda row: -data.unit.harm(row["gain"])) for key, group in rows.items()}
+    return {key: sorted(group, key=lambda row: _place(data.unit.harm(row["gain"]))) for key, group in rows.items()}
+
+
+def _place(harm: float) -> float:
+    return math.inf if math.isnan(harm) else -harm
 
 
 def _row(client: ClientTransfer, data: RunData) -> Row:
-    f, verdict = data.scale.factor, client.verdict
+    f, verdict, floor = data.scale.factor, client.verdict, data.floor(client.client, client.seeds)
     alone, value = (f * fmean(one.value for one in some) for some in (client.alone, client.joined))
     gain = f * client.parts["gain"]
     low, high = (f * verdict.low, f * verdict.high) if verdict and math.isfinite(verdict.low) else (gain, gain)
-    most = 100.0 if data.unit.higher_is_better else math.inf
-    ends = [min(most, max(0.0, end)) for end in (alone + low, alone + high)]
+    least, most = (0.0, 100.0) if data.unit.percent else (-math.inf, math.inf)
+    ends = [float(np.clip(end, least, most)) for end in (alone + low, alone + high)]
     return {
         "client": client.client,
         "n": client.n_test,
         "alone": alone,
         "by": alone_label(client),
+        "floor": None if floor is None else f * floor,
         "value": value,
         "gain": gain,
         "low": low,
@@ -68,10 +75,12 @@ def dumbbells(data: RunData) -> Chart:
     scale, every = data.scale, client_rows(data)
     rows = {key: _ends(group) for key, group in every.items()}
     banded = any(row["low"] < row["high"] for group in every.values() for row in group)
-    gain = f"gain{', points' if scale.unit.higher_is_better else f' of {scale.unit.name}'}"
+    floors = any(row["floor"] is not None for group in every.values() for row in group)
+    gain = f"gain{', points' if scale.unit.percent else f' of {scale.unit.name}'}"
     columns = [
         ChartColumn("client", "client"),
         ChartColumn("n", "test rows", ","),
+        *([ChartColumn("floor", "floor", scale.value)] if floors else []),
         ChartColumn("alone", "alone", scale.value),
         ChartColumn("by", "best alone"),
         ChartColumn("value", "with the method", scale.value),
@@ -89,6 +98,8 @@ def dumbbells(data: RunData) -> Chart:
         "Each line leads from the best a client reaches alone (ring) to what it reaches with the method; further "
         f"{better} is better, and the gain stands on the right. Coloured, with ▲ or ▼, is what is clear."
     )
+    if floors:
+        about += " Floor: with the commonest class, or the mean, of its training rows for every answer."
     if banded:
         about += " Bands are 95 % intervals of the gain: the fewer test rows, the wider. "
         about += " ".join(caveats(list(data.transfer.values()), data.unit)[:2])
@@ -146,7 +157,7 @@ def _ends(rows: list[Row]) -> list[Row]:
 
 
 def _spec(scale: MetricScale, columns: Sequence[ChartColumn], band: bool) -> Spec:
-    whole = {"labelExpr": WHOLE} if scale.unit.higher_is_better else {}
+    whole = {"labelExpr": WHOLE} if scale.unit.percent else {}
     x = {
         "field": "alone",
         "type": "quantitative",
@@ -172,7 +183,10 @@ def _spec(scale: MetricScale, columns: Sequence[ChartColumn], band: bool) -> Spe
             "encoding": {
                 "x": {"value": "width"},
                 "text": {
-                    "condition": {"test": "datum.gain === 0", "value": "±0"},
+                    "condition": [
+                        {"test": "datum.gain === 0", "value": "±0"},
+                        {"test": "!isValid(datum.gain)", "value": "n/a"},
+                    ],
                     "field": "gain",
                     "format": scale.delta,
                 },

@@ -185,7 +185,7 @@ def _table(report: FederationReport, scale: MetricScale) -> Block:
 
 
 def _unit(scale: MetricScale) -> str:
-    return "%" if scale.unit.higher_is_better else scale.unit.name
+    return "%" if scale.unit.percent else scale.unit.name
 
 
 def _groups(report: FederationReport) -> dict[str, dict[str, str]]:

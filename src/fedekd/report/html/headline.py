@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from statistics import fmean
 from typing import Any
 
@@ -38,7 +39,8 @@ def headline(data: RunData, label: str) -> dict[str, Any]:
     unit, method = data.unit, data.transfer[label]
     states = method.states
     lines = [_average(unit, method.summary["gain"]["mean"], menu=len(method.menu) > 1)]
-    worst = max(method.clients, key=lambda client: unit.harm(client.parts["gain"]))
+    known = [client for client in method.clients if math.isfinite(client.parts["gain"])] or list(method.clients)
+    worst = max(known, key=lambda client: unit.harm(client.parts["gain"]))
     if unit.harm(worst.parts["gain"]) > 0:
         where = f" (seed {worst.seeds[0]})" if len(method.seeds) > 1 and not method.one_split else ""
         lines.append(f"Worst off is client {worst.client}{where}: {_change(unit, worst)}.")
@@ -52,7 +54,7 @@ def headline(data: RunData, label: str) -> dict[str, Any]:
 
 
 def _signed(unit: Unit, delta: float) -> str:
-    return minus(unit.delta(delta)) + (" points" if unit.higher_is_better else "")
+    return minus(unit.delta(delta)) + (" points" if unit.percent else "")
 
 
 def _average(unit: Unit, mean: float, menu: bool) -> str:
@@ -61,17 +63,16 @@ def _average(unit: Unit, mean: float, menu: bool) -> str:
     alone = "with the best it can do alone" if menu else "alone"
     better = unit.harm(mean) < 0
     if unit.higher_is_better:
-        change = f"{unit.amount(mean)} {'more' if better else 'less'} accuracy"
+        change = f"{unit.amount(mean)} {'more' if better else 'less'} {unit.name}"
     else:
         change = f"{'a lower' if better else 'a higher'} {unit.name}, by {unit.amount(mean)},"
     return f"On average a client has {change} by joining than {alone}."
 
 
 def _change(unit: Unit, client: ClientTransfer) -> str:
-    percent = "\u00a0%" if unit.higher_is_better else ""
-    name = "accuracy" if unit.higher_is_better else unit.name
+    percent = "\u00a0%" if unit.percent else ""
     alone, value = (unit.value(fmean(one.value for one in some)) for some in (client.alone, client.joined))
-    return f"{name} {alone}{percent} alone ({alone_label(client)}), {value}{percent} with the method"
+    return f"{unit.name} {alone}{percent} alone ({alone_label(client)}), {value}{percent} with the method"
 
 
 def _sure(unit: Unit, method: MethodTransfer) -> str:

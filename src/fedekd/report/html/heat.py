@@ -142,4 +142,4 @@ def all_methods(data: StudyData, task: str) -> Chart:
 
 
 def _unit(scale: MetricScale) -> str:
-    return "points of accuracy" if scale.unit.higher_is_better else scale.unit.name
+    return f"points of {scale.unit.name}" if scale.unit.percent else scale.unit.name

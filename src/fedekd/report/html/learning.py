@@ -21,7 +21,11 @@ def mean_rows(data: RunData) -> dict[str, list[Row]]:
     rows: dict[str, list[Row]] = {}
     for s, seed in enumerate(data.seeds):
         for label in data.labels:
-            for number, values in enumerate(_curve(data, label, seed), start=1):
+            curve = np.asarray(_curve(data, label, seed), float)
+            if not curve.size:
+                continue
+            defined = ~np.isnan(curve).all(0)  # the metric, on a client's test rows
+            for number, values in enumerate(curve[:, defined] if defined.any() else curve, start=1):
                 mean = data.scale.factor * float(np.mean(values))
                 row = {"method": label, "round": number, "value": mean, "alone": label == data.alone}
                 rows.setdefault(variant(s), []).append(row)

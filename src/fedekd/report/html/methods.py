@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -31,9 +32,8 @@ def method_rows(data: RunData) -> list[dict[str, Any]]:
     f, harm = data.scale.factor, data.unit.harm
     rows = []
     for label, method in data.transfer.items():
-        clients = [
-            (f * c.parts["gain"], c.client, ", ".join(map(str, c.seeds)), state_of(c.verdict)) for c in method.clients
-        ]
+        known = [c for c in method.clients if math.isfinite(c.parts["gain"])] or method.clients
+        clients = [(f * c.parts["gain"], c.client, ", ".join(map(str, c.seeds)), state_of(c.verdict)) for c in known]
         gains = [c[0] for c in clients]
         low, high = method.summary["gain"]["interval"] or (None, None)
         p10, p25, p75, p90 = (float(x) for x in np.percentile(gains, (10, 25, 75, 90)))
@@ -118,7 +118,7 @@ def _flat(rows: list[dict[str, Any]], scale: Any, many: bool) -> list[Row]:
 
 def _spec(data: RunData, axis: Spec, columns: list[ChartColumn], many: bool) -> Spec:
     scale = data.scale
-    unit = "points" if scale.unit.higher_is_better else scale.unit.name
+    unit = "points" if scale.unit.percent else scale.unit.name
     title = f"gain, {unit} " + ("(worse ← → better)" if scale.unit.higher_is_better else "(better ← → worse)")
     x: Spec = {"field": "gain", "type": "quantitative", "title": title, "scale": axis, "axis": {"tickCount": 7}}
     strong = {"condition": {"test": "datum.label === method", "value": 700}, "value": 400}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from fedekd.report.html.chart import Chart, ChartColumn, Row, Spec, tooltip
+from fedekd.report.html.chart import Chart, ChartColumn, MetricScale, Row, Spec, tooltip
 from fedekd.report.html.run_data import RunData
 from fedekd.runs.records import Reliability
+from fedekd.units import Unit, describe, usual_metric
 
 NAMES = ("proxy", "private")
 EMPTY = "This method has no gate, or its run left no energies."
@@ -20,9 +21,15 @@ TENTHS: Spec = {
 }
 
 
+def _scale(data: RunData) -> MetricScale:
+    """Of the task's own metric, whatever Δ is taken in: how often answers are right, or how far they are off."""
+    usual = usual_metric(data.first["task"])
+    return data.scale if data.unit.metric == usual else MetricScale(Unit(usual, 1 if describe(usual).share else 4))
+
+
 def reliability_rows(data: RunData) -> dict[str, list[Row]]:
     rows: dict[str, list[Row]] = {}
-    f = data.scale.factor
+    f = _scale(data).factor
     for key, label, seed, _ in data.runs():
         detail = data.detail(label, seed)
         if detail and (found := detail["reliability"]):
@@ -49,8 +56,8 @@ def _times(factor: float, value: float | None) -> float | None:
 
 
 def reliability(data: RunData) -> Chart:
-    scale, rows = data.scale, reliability_rows(data)
-    right = "right, %" if scale.unit.higher_is_better else scale.unit.name
+    scale, rows = _scale(data), reliability_rows(data)
+    right = "right, %" if scale.unit.percent else scale.unit.name
     columns = [
         ChartColumn("decile", "decile of energy"),
         ChartColumn("energy", "mean energy", ".3~g"),

@@ -12,8 +12,11 @@ from fedekd.report.html.run_data import RunData
 from fedekd.report.html.section import Block, Page, Section, Variants
 from fedekd.runs.aggregate import SHARED, SummaryRow
 from fedekd.runs.records import DoubtedSample, PublicPart
+from fedekd.runs.subgroups import HEADS
 from fedekd.runs.summary import Deltas, direction, state_columns
+from fedekd.runs.verdict_text import STATES, independence
 from fedekd.units import BAD, GOOD, duration, volume
+from fedekd.verdicts import HARMED, HELPED
 
 NO_DETAILS = (
     "This folder holds results but no details of rounds, trust weights and samples: `fedekd run` leaves them, studies "
@@ -34,7 +37,7 @@ def run_page(data: RunData, notes: Sequence[str] = ()) -> Page:
     compared = [clients.dumbbells(data), clients.advice(data), clients.ranks(data)] if heads else []
     side_by_side = [methods.strip(data), methods.parts(data)] if heads else []
     sections = [
-        Section("sites", "Did joining help?", [part for part in compared if part]),
+        Section("sites", "Did joining help?", [part for part in (*compared, _subgroups(data)) if part]),
         Section("all", "All methods", [*(part for part in side_by_side if part), _summary(data)]),
     ]
     if data.details:
@@ -100,7 +103,7 @@ def _summary(data: RunData) -> Block:
     several = len(data.seeds) > 1
     heads = ["Avg Δ", *(["95 % interval"] if several else []), "Worst Δ", f"{unit.tail} Δ"]
     heads += [column.header for column in states]
-    percent = ", %" if unit.higher_is_better else ""
+    percent = ", %" if unit.percent else ""
     heads += [f"mean {unit.name}{percent}", f"worst {unit.name}{percent}", "sent", "time"]
     about = (
         f"{'Means over seeds. ' if several else ''}Δ: with the method minus Local, both after the last round"
@@ -108,6 +111,32 @@ def _summary(data: RunData) -> Block:
         f"worst and {unit.tail} look to the harmed side of {'each seed' if several else 'the run'}'s clients."
     )
     return Block("summary.html", {"heads": heads, "rows": rows, "several": several}, "In figures", about)
+
+
+def _subgroups(data: RunData) -> Block | None:
+    """Δ by the values of a column; nothing where no column was named."""
+    if not data.subgroups:
+        return None
+    marks = {STATES[HELPED]: "helped", STATES[HARMED]: "harmed"}
+
+    def cells(told: list[str]) -> list[dict[str, str]]:
+        return [{"main": minus(text), "small": "", "paper": "", "mark": marks.get(text, "")} for text in told]
+
+    points = " in points" if data.unit.percent else ""
+    column, group = data.subgroups[0].column, data.first["partition"].get("group")
+    table = {
+        "title": f"Δ by {column}",
+        "heads": ["method", HEADS[0]],
+        "columns": [("", head) for head in HEADS[1:]],
+        "notes": [
+            *(f"{method.label}: {minus(method.told)}." for method in data.subgroups),
+            f"Δ of {data.unit.name}{points}: with the method minus Local after the last round, mean over clients by "
+            "their test rows. "
+            f"{independence(group)}; clear: at 5 % over all methods and values here (Holm's method).",
+        ],
+    }
+    rows = [([method.label, name], cells(told)) for method in data.subgroups for name, *told in method.cells()]
+    return Block("table.html", {"table": table, "rows": rows, "open": True})
 
 
 def _distrusted(data: RunData) -> Block:
@@ -160,6 +189,8 @@ def _settings(data: RunData) -> Block:
             "alpha": "" if first["alpha"] is None else f"{first['alpha']:g}",
             "split seed": partition["seed"] if partition.get("fixed") else None,
             "fraction": partition.get("fraction"),
+            "rows of one": partition.get("group"),
+            "subgroups": partition.get("subgroups", {}).get("column"),
             "public": _public(partition.get("public")),
             "clients": len(first["clients"]),
             "seeds": ", ".join(map(str, data.seeds)),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
+from statistics import fmean
 
 from fedekd.report.html.chart import Choice, MetricScale, variant
 from fedekd.runs.aggregate import SummaryRow, aggregate
 from fedekd.runs.findings import FAVOURITE
 from fedekd.runs.records import Details, Record
+from fedekd.runs.subgroups import by_subgroup
 from fedekd.runs.transfer import analyse
 from fedekd.units import Unit
 
@@ -16,7 +19,13 @@ from fedekd.units import Unit
 class RunData:
     """Records of one dataset, one alpha and the same settings."""
 
-    def __init__(self, records: Sequence[Record], details: Mapping[str, Details] | None = None) -> None:
+    def __init__(
+        self,
+        records: Sequence[Record],
+        details: Mapping[str, Details] | None = None,
+        folder: str | Path | None = None,
+    ) -> None:
+        """``folder``: where the records lie."""
         self.records = list({record["key"]: record for record in records}.values())
         self.details = dict(details or {})
         self.first = self.records[0]
@@ -26,8 +35,9 @@ class RunData:
         self.seeds = sorted({r["seed"] for r in self.records})
         self.labels = list(dict.fromkeys(r["label"] for r in self.records))
         self.alone = next((r["label"] for r in self.records if r["method"] == "local"), None)
-        self.transfer = {method.label: method for method in analyse(self.records)}
+        self.transfer = {method.label: method for method in analyse(self.records, folder)}
         self.compared = list(self.transfer)
+        self.subgroups = by_subgroup(self.records, folder)
 
     @property
     def same_sites(self) -> bool:
@@ -68,6 +78,15 @@ class RunData:
             word = "Seed" if self.same_sites else "Split (seed)"
             choices.append(Choice("seed", word, tuple(map(str, self.seeds)), self.worst_seed))
         return choices
+
+    def floor(self, client: str, seeds: Sequence[int]) -> float | None:
+        """What a client reaches with one answer for all its test rows, in the mean over these seeds."""
+        known = [floor for seed in seeds if (floor := self._floors.get((seed, client))) is not None]
+        return fmean(known) if known else None
+
+    @cached_property
+    def _floors(self) -> dict[tuple[int, str], float | None]:
+        return {(r["seed"], c["id"]): c.get("floor") for r in self.of(self.labels[0]) for c in r["clients"]}
 
     def runs(self) -> Iterator[tuple[str, str, int, Record]]:
         """The runs to compare with Local: variant, label, seed, record."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from fedekd.report.html import agreement, bars, heat, sweep
@@ -23,8 +24,10 @@ SURE = (
 )
 
 
-def study_page(records: Sequence[Record], failures: Sequence[FailureRow] = ()) -> Page:
-    data = StudyData(records, failures)
+def study_page(
+    records: Sequence[Record], failures: Sequence[FailureRow] = (), folder: str | Path | None = None
+) -> Page:
+    data = StudyData(records, failures, folder)
     tables = study_tables(data.study, against_paper=True)
     heads = {str(m): _headline(data, label) for m, label in enumerate(data.compared)}
     nothing = {"": {"title": "Nothing to compare yet", "tone": "", "lines": [], "sure": "", "figures": []}}
@@ -101,7 +104,7 @@ def _findings(data: StudyData) -> Block:
         sentences = [one.sentence() for one in own]
         by[str(m)] = {"heads": [PARTS[part] for part in parts], "rows": rows, "sentences": sentences}
     content = {"follows": ("method",), "by": by, "first": str(data.favourite)}
-    about = f"{LEGEND} Accuracy in points; of an RMSE less is better."
+    about = f"{LEGEND} Accuracy and other shares in points; of errors less is better."
     return Block("findings.html", content, "Dataset by dataset", about)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from fedekd import metrics
@@ -11,19 +12,18 @@ from fedekd.report.paper_tables import METHODS, OURS
 from fedekd.report.study_records import StudyColumn, StudyRecords
 from fedekd.runs.findings import FAVOURITE, TITLES
 from fedekd.runs.records import FailureRow, Record
-from fedekd.units import Unit
 
 TASKS = ("classification", "regression")
 
 
 class StudyData:
-    def __init__(self, records: Sequence[Record], failures: Sequence[FailureRow] = ()) -> None:
-        self.study = StudyRecords(records, failures)
+    def __init__(
+        self, records: Sequence[Record], failures: Sequence[FailureRow] = (), folder: str | Path | None = None
+    ) -> None:
+        self.study = StudyRecords(records, failures, folder)
         self.records = self.study.records
         self.tasks = [task for task in TASKS if self.study.columns(task)]
-        self.scales = {
-            task: MetricScale(Unit.of([r for r in self.records if r["task"] == task])) for task in self.tasks
-        }
+        self.scales = {task: MetricScale(self.study.unit(task)) for task in self.tasks}
         known = dict.fromkeys(("local", FAVOURITE, *METHODS.values(), *OURS))
         plain = self.study.plain_labels()
         self.labels = [m for m in known if m in plain] + [m for m in plain if m not in known]

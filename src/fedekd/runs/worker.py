@@ -1,4 +1,4 @@
-"""What a worker does with its part of a study, wherever it works."""
+"""What a worker does with its part of many runs, wherever it works."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedekd.files import writing
-from fedekd.runs.execution import Failure, Outcome, Started, execute
+from fedekd.runs.execution import NOTHING, Artifacts, Failure, Outcome, Started, execute
 from fedekd.runs.observers import Observer
 from fedekd.runs.plan import Cell, PlannedRun, RunSpec
 from fedekd.runs.store import Store
@@ -25,6 +25,14 @@ class WorkItem:
     runs: tuple[RunSpec, ...]
     planned: tuple[PlannedRun, ...] = ()  # every run of the cells, for a worker in the process that planned them
     patient: bool = False  # wait for another process that is at the same cells, instead of passing them by
+    part: str = ""  # which part of its cells it is, where they have several items
+    artifacts: Artifacts = NOTHING
+    strict: bool = False  # the first error ends it, and reaches whoever gave the item
+
+    @property
+    def needs(self) -> set[str]:
+        """Runs of other items that must have ended before this one begins."""
+        return {run.local_key for run in self.runs} - {run.key for run in self.runs}
 
     def after(self, outcome: Outcome) -> WorkItem:
         """What is left when ``outcome`` has come."""
@@ -50,13 +58,14 @@ def work(item: WorkItem, store: Store, observer: Observer) -> Iterator[Outcome]:
         wanted, found = {r.key: r for r in item.runs}, {r.key for r in runs}
         for key in wanted.keys() - found:
             yield Failure.of(wanted[key], "the data or the code here differ from those the study was planned with")
-        yield from execute(runs, [key for key in wanted if key in found], store, observer, item.cells[0].first.engine)
+        here, engine = [key for key in wanted if key in found], item.cells[0].first.engine
+        yield from execute(runs, here, store, observer, engine, item.artifacts, item.strict)
 
 
 @contextlib.contextmanager
 def claimed(folder: Path, item: WorkItem) -> Iterator[None]:
     """Hold the item's cells against other processes on the same folder; the system lets go when a process dies."""
-    name = "\n".join(cell.name for cell in item.cells)
+    name = "\n".join([*(cell.name for cell in item.cells), *([item.part] if item.part else [])])
     place = int(hashlib.sha256(name.encode()).hexdigest()[:12], 16)
     with writing(folder):
         file = open(folder / ".claims", "ab")  # noqa: SIM115 (what goes wrong while it is held is not its)

@@ -1,0 +1,56 @@
+"""How many threads a CPU's training step is worth."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedekd import models
+from fedekd.engines.job import Job, pick_device
+
+WORTH_THREADS = 100_000_000
+"""Multiply-adds of a batch's forward pass below which a second thread takes more than it gives: benchmarks/README.md"""
+SET_BY_USER = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@contextlib.contextmanager
+def fitting_threads(job: Job) -> Iterator[None]:
+    """One thread for a job of small steps. Otherwise, and where the environment names a number, all that there are."""
+    before = torch.get_num_threads()
+    if before == 1 or pick_device(job.training.device).type != "cpu" or any(name in os.environ for name in SET_BY_USER):
+        yield
+        return
+    torch.set_num_threads(before if step_work(job) >= WORTH_THREADS else 1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def step_work(job: Job) -> int:
+    """Multiply-adds of the linear layers and convolutions of the job's larger model, forward, over a batch."""
+    return job.training.batch_size * max(_work(job, role) for role in ("private", "proxy"))
+
+
+@torch.no_grad()
+def _work(job: Job, role: str) -> int:
+    """Of one row. Where a module has weights but no such layers, each of them counts once."""
+    rows = 2  # some layers take no fewer
+    dataset, found = job.federation.dataset, 0
+    module = models.build(role, job.factory(role), dataset.x.shape[1:], dataset.outputs, 0, 0).eval()
+
+    def count(layer: nn.Module, _: Any, output: Any) -> None:
+        nonlocal found
+        weight = getattr(layer, "weight", None)
+        if isinstance(weight, torch.Tensor) and weight.ndim > 1 and isinstance(output, torch.Tensor):
+            found += weight.numel() * output.numel() // weight.shape[0]
+
+    for layer in module.modules():
+        layer.register_forward_hook(count)
+    module(torch.zeros(rows, *dataset.x.shape[1:]))
+    return found // rows or sum(w.numel() for w in module.parameters())

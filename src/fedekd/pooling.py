@@ -1,0 +1,99 @@
+"""What a client makes of several opinions: a head in closed form, and weights for experts that its own rows choose.
+
+Everything is done with rows' weights in place of choosing rows, so that it can be mapped over clients.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+NEWTON = 8  # steps; each goes the best of these shares of the way
+SHARES = (1.0, 0.5, 0.2, 0.05, 0.0)
+ABSENT = -30.0  # log-odds of a class that a client has never seen
+
+
+def lda_head(features: Tensor, y: Tensor, real: Tensor, classes: int, shrinkage: float) -> tuple[Tensor, Tensor]:
+    """Weight [C, D] and bias [C] of linear discriminant analysis; its covariance is drawn towards a sphere."""
+    real = real.to(features.dtype)
+    own = F.one_hot(y, classes).to(features.dtype) * real.unsqueeze(-1)
+    counts, rows = own.sum(0), real.sum().clamp(min=1)
+    means = own.T @ features / counts.clamp(min=1).unsqueeze(-1)
+    within = (features - own @ means) * real.unsqueeze(-1)
+    covariance = within.T @ within / rows
+    scale = covariance.diagonal().mean() + 1e-6
+    identity = torch.eye(len(covariance), dtype=features.dtype, device=features.device)
+    drawn = (1 - shrinkage) * covariance + (shrinkage + 1e-4) * scale * identity
+    seen = counts > 0
+    weight = torch.where(seen.unsqueeze(-1), torch.linalg.solve(drawn, means.T).T, 0.0)
+    bias = torch.where(seen, (counts.clamp(min=1) / rows).log() - (weight * means).sum(-1) / 2, ABSENT)
+    return weight, bias
+
+
+def ridge_head(features: Tensor, y: Tensor, real: Tensor, shrinkage: float) -> tuple[Tensor, Tensor]:
+    """Weight [1, D] and bias [1] of ridge regression, which leaves the mean alone."""
+    real = real.to(features.dtype)
+    rows = real.sum().clamp(min=1)
+    centre, level = (real @ features) / rows, (real * y).sum() / rows
+    centred = (features - centre) * real.unsqueeze(-1)
+    covariance = centred.T @ centred / rows
+    scale = covariance.diagonal().mean() + 1e-6
+    identity = torch.eye(len(covariance), dtype=features.dtype, device=features.device)
+    drawn = (1 - shrinkage) * covariance + (shrinkage + 1e-4) * scale * identity
+    weight = torch.linalg.solve(drawn, centred.T @ (y - level) / rows)
+    return weight.unsqueeze(0), (level - weight @ centre).unsqueeze(0)
+
+
+def pooled(weights: Tensor, opinions: Tensor) -> Tensor:
+    """[K, S, B, ...]: what S panels of experts [S, E, B, ...] say with each of K weights [K, S, E]."""
+    return torch.einsum("kse,seb...->ksb...", weights, opinions)
+
+
+def losses(out: Tensor, y: Tensor) -> Tensor:
+    """Of each row: cross-entropy for log-probabilities [K, S, B, C], squared error for values [K, S, B]."""
+    if out.dim() == 3:
+        return (out - y).square()
+    right = out.gather(-1, y.view(1, 1, -1, 1).expand(*out.shape[:3], 1)).squeeze(-1)
+    return torch.logsumexp(out, -1) - right
+
+
+def weigh(opinions: Tensor, y: Tensor, rows: Tensor, caution: float) -> tuple[Tensor, Tensor]:
+    """Weights [K, S, E] that fit best, and their losses [K, S], for each of K weightings of the rows [K, B].
+
+    What they are drawn to, as strongly as ``caution`` rows would, is the first expert alone. Newton's method with a
+    line search, which ends where no share of the way is better than none.
+    """
+    panels, experts = opinions.shape[:2]
+    alone = torch.eye(experts, dtype=opinions.dtype, device=opinions.device)[0]
+    identity = torch.eye(experts, dtype=opinions.dtype, device=opinions.device)
+    weights = alone.expand(len(rows), panels, experts)
+
+    def fit(weights: Tensor) -> Tensor:
+        return (rows.unsqueeze(1) * losses(pooled(weights, opinions), y)).sum(-1)
+
+    def cost(weights: Tensor) -> Tensor:
+        found = fit(weights) + caution * (weights - alone).square().sum(-1) / 2
+        return torch.where(found.isfinite(), found, torch.inf)
+
+    for _ in range(NEWTON):
+        slope, bend = _derivatives(weights, opinions, y, rows)
+        way = torch.linalg.solve(bend + (caution + 1e-6) * identity, slope + caution * (weights - alone))
+        tries = torch.stack([weights - share * way for share in SHARES])
+        best = torch.stack([cost(one) for one in tries]).argmin(0)
+        weights = tries.gather(0, best[None, ..., None].expand(1, *weights.shape))[0]
+    return weights, fit(weights)
+
+
+def _derivatives(weights: Tensor, opinions: Tensor, y: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradient [K, S, E] and Hessian [K, S, E, E] of the rows' losses."""
+    out = pooled(weights, opinions)
+    if out.dim() == 3:
+        slope = 2 * torch.einsum("seb,ksb,kb->kse", opinions, out - y, rows)
+        return slope, 2 * torch.einsum("seb,sfb,kb->ksef", opinions, opinions, rows)
+    shares = torch.softmax(out, -1)
+    off = shares - F.one_hot(y, out.shape[-1]).to(out.dtype)
+    slope = torch.einsum("sebc,ksbc,kb->kse", opinions, off, rows)
+    mean = torch.einsum("sebc,ksbc->kseb", opinions, shares)
+    spread = opinions.unsqueeze(0) - mean.unsqueeze(-1)  # of the log-probabilities about their expectation
+    return slope, torch.einsum("ksebc,ksfbc,ksbc,kb->ksef", spread, spread, shares, rows)

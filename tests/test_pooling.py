@@ -1,0 +1,100 @@
+"""Heads in closed form against scikit-learn's, and the weights of opinions against a general optimiser."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.linear_model import Ridge
+from torch.func import vmap
+
+from fedekd import pooling
+
+
+@pytest.fixture
+def rows():
+    g = torch.Generator().manual_seed(0)
+    y = torch.randint(3, (60,), generator=g)
+    return torch.randn(60, 7, generator=g).double() + 1.5 * torch.nn.functional.one_hot(y, 7), y
+
+
+def test_a_head_is_linear_discriminant_analysis(rows):
+    x, y = rows
+    weight, bias = pooling.lda_head(x, y, torch.ones(60), 3, 0.3)
+    theirs = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=0.3).fit(x.numpy(), y.numpy())
+    torch.testing.assert_close(
+        torch.log_softmax(x @ weight.T + bias, -1),
+        torch.from_numpy(theirs.predict_log_proba(x.numpy())),
+        atol=2e-3,
+        rtol=2e-3,
+    )
+
+
+def test_padding_does_not_count_and_a_class_that_was_not_seen_is_not_guessed(rows):
+    x, y = rows
+    real = (torch.arange(60) < 40) & (y != 2)
+    padded = pooling.lda_head(x, y, real, 3, 0.3)
+    short = pooling.lda_head(x[real], y[real], torch.ones(int(real.sum())), 3, 0.3)
+    torch.testing.assert_close(padded, short)
+    assert 2 not in (x @ padded[0].T + padded[1]).argmax(-1)
+
+
+def test_a_regressions_head_is_ridge_regression(rows):
+    x, y = rows[0], rows[0] @ torch.arange(7.0).double() + 5
+    weight, bias = pooling.ridge_head(x, y, torch.ones(60), 0.5)
+    covariance = np.cov(x.numpy().T, bias=True)
+    strength = 60 * np.diag(covariance).mean() * (0.5 + 1e-4) / 0.5
+    theirs = Ridge(alpha=strength).fit(x.numpy(), y.numpy() / 0.5)  # half the covariance: twice the weights
+    torch.testing.assert_close(weight[0], torch.from_numpy(theirs.coef_), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close((x @ weight[0] + bias).mean(), y.mean())
+
+
+def opinions(classification=True, panels=2, experts=3, rows=40, classes=4, seed=1):
+    g = torch.Generator().manual_seed(seed)
+    shape = (panels, experts, rows, classes) if classification else (panels, experts, rows)
+    raw = 2 * torch.randn(shape, generator=g).double()
+    y = torch.randint(classes, (rows,), generator=g)
+    if not classification:
+        return raw, raw[0, 1] + 0.1 * torch.randn(rows, generator=g).double()
+    raw[:, 1] += 2.0 * torch.nn.functional.one_hot(y, classes)
+    return torch.log_softmax(raw, -1), y
+
+
+@pytest.mark.parametrize("classification", [True, False])
+@pytest.mark.parametrize("caution", [0.1, 3.0, 100.0])
+def test_the_weights_are_the_minimum(classification, caution):
+    given, y = opinions(classification)
+    some = torch.stack([torch.ones(40), (torch.arange(40) % 3 > 0).double()]).double()
+    weights, fits = pooling.weigh(given, y, some, caution)
+    alone = np.array([1.0, 0.0, 0.0])
+
+    def cost(w, k, s):
+        out = pooling.pooled(torch.from_numpy(w)[None, None], given[s : s + 1])
+        return float((some[k] * pooling.losses(out, y)[0, 0]).sum()) + caution * ((w - alone) ** 2).sum() / 2
+
+    for k in range(2):
+        for s in range(2):
+            found = minimize(cost, alone, args=(k, s), method="BFGS", options={"gtol": 1e-7})
+            assert np.allclose(weights[k, s], found.x, atol=2e-4)
+            assert abs(cost(weights[k, s].numpy(), k, s) - found.fun) < 1e-6
+            out = pooling.pooled(weights[k : k + 1, s : s + 1], given[s : s + 1])
+            torch.testing.assert_close(fits[k, s], (some[k] * pooling.losses(out, y)[0, 0]).sum())
+
+
+def test_without_rows_and_with_much_caution_the_first_expert_answers_alone():
+    given, y = opinions()
+    alone = torch.tensor([1.0, 0.0, 0.0]).double().expand(1, 2, 3)
+    assert torch.equal(pooling.weigh(given, y, torch.zeros(1, 40).double(), 3.0)[0], alone)
+    torch.testing.assert_close(pooling.weigh(given, y, torch.ones(1, 40).double(), 1e9)[0], alone, atol=1e-6, rtol=0)
+
+
+def test_weights_can_be_mapped_over_clients():
+    several = [opinions(seed=s) for s in range(3)]
+    some = torch.ones(3, 1, 40).double()
+    mapped = vmap(lambda o, y, r: pooling.weigh(o, y, r, 3.0)[0])(
+        torch.stack([o for o, _ in several]), torch.stack([y for _, y in several]), some
+    )
+    for one, (o, y) in zip(mapped, several, strict=True):
+        torch.testing.assert_close(one, pooling.weigh(o, y, some[0], 3.0)[0])
