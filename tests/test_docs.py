@@ -121,6 +121,16 @@ def test_the_first_page_says_what_the_records_say() -> None:
     faq = (HOME / "docs" / "faq.md").read_text(encoding="utf-8")
     for count in (sum(sums["fedekd"]), sums["fedavg"][0], sums["fedekd"][0]):
         assert all(re.search(rf"\b{count}\b", text) for text in (readme, faq))
+    joining = (HOME / "docs" / "joining.md").read_text(encoding="utf-8")
+    few = re.search(r"(\d+) of (\d+) client-runs were clearly\s+helped and (\d+) clearly harmed", joining)
+    assert few
+    clearly = r"clearly helped\s+the client in (\d+) of (\d+) comparisons.*?harmed it in (\d+)"
+    for text in (first, readme):
+        said = re.search(clearly, text, re.DOTALL)
+        assert said
+        assert said.groups() == few.groups()
+    choosing = (HOME / "docs" / "choosing.md").read_text(encoding="utf-8")
+    assert "clearly helped {} of {} client-runs and clearly harmed {},".format(*few.groups()) in choosing
     found = re.search(r"better than plain Local on (\d of \d) datasets", lines[2])
     assert found
     assert all(f"{found[1]} datasets" in text for text in (first, readme))
