@@ -20,8 +20,8 @@ from fedekd.report.page import write_page
 
 IMAGES = Path(__file__).parent / "images"
 SHOTS = {  # name: which report, width, height, scale, colours
-    "report-light.png": ("run", 1180, 1245, 1, "light"),
-    "report-dark.png": ("run", 1180, 1245, 1, "dark"),
+    "report-light.png": ("run", 1180, 1290, 1, "light"),
+    "report-dark.png": ("run", 1180, 1290, 1, "dark"),
     "report-phone.png": ("run", 390, 1400, 2, "light"),
     "study.png": ("study", 1180, 1470, 1, "light"),
 }
