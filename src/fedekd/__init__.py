@@ -36,5 +36,6 @@ class _OnFirstUse(ModuleType):
 
 gate: Any = _OnFirstUse("fedekd.gate")
 conformal: Any = _OnFirstUse("fedekd.conformal")
+pooling: Any = _OnFirstUse("fedekd.pooling")
 prototypes: Any = _OnFirstUse("fedekd.prototypes")
 reassembly: Any = _OnFirstUse("fedekd.reassembly")
