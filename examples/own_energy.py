@@ -2,8 +2,8 @@
 
     python examples/own_energy.py [FOLDER]
 
-FedeKD distrusts the proxy on a sample where it contradicts the private model. ``LabelEnergy`` uses the label instead: the
-proxy's own loss on a training sample, which is high where the proxy is wrong. The control ``fedekd-permuted``, the
+FedeKD distrusts the proxy on a sample where it contradicts the private model. ``LabelEnergy`` uses the label instead:
+the proxy's own loss on a training sample, which is high where the proxy is wrong. The control ``fedekd-permuted``, the
 same kind of weights on the wrong samples, shows whether it matters which samples are trusted.
 """
 
