@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 STAMP := $(VENV)/.installed
 INSTALL := $(BIN)/pip install --disable-pip-version-check --quiet --editable
 
-.PHONY: demo test fuzz lint mutants docs bench clean
+.PHONY: demo test fuzz lint mutants docs pictures bench clean
 
 demo: $(READY)
 	$(BIN)/fedekd run --dataset heart --methods second-opinion,fedekd,fedavg --alone menu --split-seed 0 --seeds 0-2 --out demo-results
@@ -28,6 +28,10 @@ mutants: $(STAMP)
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html"
+
+pictures: $(STAMP) demo
+	$(BIN)/python docs/make_screenshots.py demo-results results/paper
+	$(BIN)/python docs/make_terminal_picture.py
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/cpu.py

@@ -1,5 +1,7 @@
 """Take the pictures in docs/images of a run's and a study's report: python docs/make_screenshots.py RUN STUDY
 
+`make pictures` takes them of `make demo` and of the paper's study, and draws the terminal.
+
 Needs Chromium and playwright, as the browser tests do, and looks best where the font Inter is installed.
 """
 
@@ -18,10 +20,10 @@ from fedekd.report.page import write_page
 
 IMAGES = Path(__file__).parent / "images"
 SHOTS = {  # name: which report, width, height, scale, colours
-    "report-light.png": ("run", 1180, 1890, 1, "light"),
-    "report-dark.png": ("run", 1180, 1890, 1, "dark"),
+    "report-light.png": ("run", 1180, 1290, 1, "light"),
+    "report-dark.png": ("run", 1180, 1290, 1, "dark"),
     "report-phone.png": ("run", 390, 1400, 2, "light"),
-    "study.png": ("study", 1180, 2060, 1, "light"),
+    "study.png": ("study", 1180, 1470, 1, "light"),
 }
 
 

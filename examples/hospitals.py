@@ -2,8 +2,8 @@
 
     python examples/hospitals.py [FOLDER]
 
-Writes a table of breast-tumour measurements for each of four hospitals of unequal size and case mix, trains each alone
-and with FedeKD and FedAvg, says whom it helped, and hands the smallest hospital its own model.
+Writes a table of breast-tumour measurements for each of four hospitals of unequal size and case mix. Trains each alone
+and with FedeKD and FedAvg, says whom joining helped, and gives the smallest hospital its own model.
 """
 
 from __future__ import annotations

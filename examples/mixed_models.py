@@ -1,4 +1,4 @@
-"""Pictures, and another private architecture at each site.
+"""Images, with a different private architecture at each site.
 
     python examples/mixed_models.py [FOLDER]
 

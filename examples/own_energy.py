@@ -1,8 +1,8 @@
-"""A gate that looks at something else: an energy of one's own in FedeKD.
+"""A gate of your own: another energy in FedeKD.
 
     python examples/own_energy.py [FOLDER]
 
-FedeKD distrusts a sample where private model and proxy contradict each other. ``LabelEnergy`` asks the label instead:
+FedeKD distrusts the proxy on a sample where it contradicts the private model. ``LabelEnergy`` uses the label instead:
 the proxy's own loss on a training sample, which is high where the proxy is wrong. The control ``fedekd-permuted``, the
 same kind of weights on the wrong samples, shows whether it matters which samples are trusted.
 """

@@ -116,11 +116,19 @@ def test_the_first_page_says_what_the_records_say() -> None:
     first = (HOME / "docs" / "index.md").read_text(encoding="utf-8")
     for title, method in (("FedAvg", "fedavg"), ("FML", "fml"), ("FedeKD", "fedekd")):
         assert f"| {title} | {' | '.join(map(str, sums[method]))} |" in first
-    assert f"{sum(sums['fedekd'])}\ncomparisons" in first
+    assert f"{sum(sums['fedekd'])} comparisons" in first
     readme = (HOME / "README.md").read_text(encoding="utf-8")
     faq = (HOME / "docs" / "faq.md").read_text(encoding="utf-8")
     for count in (sum(sums["fedekd"]), sums["fedavg"][0], sums["fedekd"][0]):
         assert all(re.search(rf"\b{count}\b", text) for text in (readme, faq))
+    joining = (HOME / "docs" / "joining.md").read_text(encoding="utf-8")
+    few = re.search(r"(\d+) of (\d+) client-runs were clearly\s+helped and (\d+) clearly harmed", joining)
+    assert few
+    clearly = r"clearly helped\s+(\d+) of (\d+)\s+client-runs.*?clearly\s+harmed\s+(\d+)"
+    for text in (first, readme, (HOME / "docs" / "choosing.md").read_text(encoding="utf-8")):
+        said = re.search(clearly, text, re.DOTALL)
+        assert said
+        assert said.groups() == few.groups()
     found = re.search(r"better than plain Local on (\d of \d) datasets", lines[2])
     assert found
     assert all(f"{found[1]} datasets" in text for text in (first, readme))
