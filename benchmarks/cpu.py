@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 
+import busy
 import synthetic
 from measure import Measurement, measure
 from rich.console import Console
@@ -88,7 +89,7 @@ def make_cases(options: argparse.Namespace, bf16: bool, console: Console) -> lis
                 case(mode, f"{REFERENCE}, bf16", "bare.py", "--precision", "bf16"),
                 case(mode, f"{OURS}, bf16", "ours.py", "--precision", "bf16"),
             ]
-    if options.rivals:
+    if options.rivals and options.only != "busy":
         python = rival("flower", console)
         for name, how, setting in (
             ("Flower run_simulation, plain", "in-process", "plain"),
@@ -267,7 +268,15 @@ def machine(cores: int) -> dict:
     }
 
 
-def save(path: Path, about: dict, options: argparse.Namespace, cases: list[Case], found: list[Verdict]) -> None:
+def judge_busy(found: list[dict]) -> list[Verdict]:
+    ratios = {count: busy.ratio(found, count) for count in busy.NEIGHBOURS}
+    promise = "beside {} busy processes the default takes at most 1.2x of the best way to run a small job"
+    return [Verdict(promise.format(count), f"{ratio:.2f}x", ratio <= 1.2) for count, ratio in ratios.items()]
+
+
+def save(
+    path: Path, about: dict, options: argparse.Namespace, cases: list[Case], found: list[Verdict], beside: list[dict]
+) -> None:
     measured = []
     for case in cases:
         passes = [{"pass": number, **asdict(run), "said": case.lines[number]} for number, run in case.runs.items()]
@@ -292,6 +301,7 @@ def save(path: Path, about: dict, options: argparse.Namespace, cases: list[Case]
         "quick": options.quick,
         "promises": [asdict(verdict) for verdict in found],
         "measured": measured,
+        "beside_busy_processes": beside,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n")
@@ -330,17 +340,22 @@ def main() -> int:
             if not options.only or options.only in f"{case.mode} {case.name}":
                 perform(case, number, console)
 
+    beside = []
+    if not options.only or options.only == "busy":
+        beside = busy.run(WORK, environment(), ROOT, options.passes, options.quick, console)
     throughput, jobs = ({c.name: c for c in cases if c.mode == mode} for mode in ("throughput", "job"))
-    found = verdicts(throughput, jobs, has_bf16)
+    found = verdicts(throughput, jobs, has_bf16) + (judge_busy(beside) if beside else [])
     if options.quick:
         found = [replace(verdict, held=None) for verdict in found]
+    if beside:
+        busy.show(console, beside)
     show(console, throughput, jobs, found)
     problems = check_same_job(jobs, options.quick)
     problems += [f"{case.name}: {case.problem}" for case in cases if case.problem]
     for problem in problems:
         console.print(f"[red]{escape(problem)}")
     if options.out:
-        save(options.out, about, options, cases, found)
+        save(options.out, about, options, cases, found, beside)
         console.print(f"[dim]written to {options.out}")
     return 1 if problems and not options.only else 0
 

@@ -52,6 +52,27 @@ def test_a_long_run_is_heard_of(
     assert "local, seed 0: round 1 of 3\nlocal, seed 0: round 1 of 3 (about " in capsys.readouterr().err
 
 
+def test_runs_side_by_side_are_told_together(
+    record: Make, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "QUIET_SECONDS", -1.0)
+    watcher = Lines()
+    watcher.observe(RunsPlanned([("local", 0, 600), ("fedekd", 0, 600), ("fedavg", 0, 600)]))
+    for method in ("local", "fedekd"):
+        watcher.observe(RunStarted(method, 0, 600, 3, 0))
+    watcher.observe(ClientTrained(0, "0", 100))
+    assert watcher.now == "0/3 local, seed 0; fedekd, seed 0"
+    watcher.observe(RunFinished(record("local"), False))
+    assert watcher.eta.done == 100, "nobody knows whose it was"
+    watcher.observe(RunStarted("fedavg", 0, 600, 3, 0))
+    for method in ("fedekd", "fedavg"):
+        watcher.observe(RunFinished(record(method), False))
+    assert (watcher.finished, watcher.running) == (3, [])
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1] == "local, seed 0; fedekd, seed 0"
+    assert [line[:3] for line in lines[2:]] == ["1/3", "2/3", "3/3"]
+
+
 def test_counts_what_was_resumed(record: Make) -> None:
     watcher = Watcher()
     drive(watcher, record)

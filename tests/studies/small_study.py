@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import fedekd
 from fedekd.data import load_dataset
 from fedekd.runs.store import read_records
 
@@ -104,6 +105,7 @@ def same(folder: Path) -> dict[str, dict]:
 
 def start(home: Path, code: str) -> subprocess.Popen:
     """Python code in a process of its own, of one thread."""
-    given = os.environ | {"PYTHONPATH": str(home), "OMP_NUM_THREADS": "1"}
+    paths = (str(home), str(Path(fedekd.__file__).parents[1]))
+    given = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     text = "import torch; torch.set_num_threads(1)\n" + code
     return subprocess.Popen([sys.executable, "-c", text], cwd=home, env=given, stderr=subprocess.PIPE, text=True)
