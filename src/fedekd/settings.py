@@ -88,6 +88,7 @@ class Settings:
     private: str | None = _help("own private model, package.module:function")
     proxy: str | None = _help("own proxy model, package.module:function")
     parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by method
+    thumbnails: bool = _help("let the page show training samples that a gate distrusts: pictures, rows, labels", False)
     models: str = _help("keep the trained models of the first seed, of all or of none", "first")
     out: str = _help("folder for the results", "fedekd-results")
 

@@ -131,7 +131,18 @@ def test_regression_is_worded_by_its_error(tmp_path, result):
     text = page(save(tmp_path, result(2, 2, metric="rmse").records))
     assert "RMSE" in " ".join(Outline(text).words)
     rows = page_data(text)["charts"]["holdings"]["rows"]["0"]
-    assert rows[0][3][0] == "20 to 53"
+    assert rows[0][3][:2] == ["below 50", "50 to 90"]
+    assert rows[0][3][-1] == "above 320"  # neither the lowest nor the highest target
+
+
+def test_no_row_and_no_label_of_the_data_is_shown_unasked(tmp_path, record):
+    folder = save(tmp_path, [record("local"), record("fedekd")])
+    assert "distrusted samples" not in page(folder)
+    assert "data:image" not in page(folder)
+    assert main(["report", str(folder), "--thumbnails"]) == 0
+    asked = (folder / "report.html").read_text(encoding="utf-8")
+    assert "Most distrusted samples" in asked
+    assert asked.count("data:image/png") == 6
 
 
 def test_a_split_that_is_held_fixed_gets_verdicts_over_seeds(tmp_path, result):

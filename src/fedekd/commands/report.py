@@ -16,6 +16,10 @@ def add(commands: Any) -> None:
         "folder", metavar="DIR", help="where a run or a study has left its results, or a server's folder"
     )
     report.add_argument("--out", metavar="FILE", help="(default: report.html in DIR)")
+    report.add_argument(
+        "--thumbnails", action="store_true",
+        help="show training samples that a gate distrusts: rows, labels, and pictures if `run --thumbnails` kept them",
+    )  # fmt: skip
 
 
 def write_report(given: argparse.Namespace) -> None:
@@ -23,7 +27,7 @@ def write_report(given: argparse.Namespace) -> None:
 
     folder, out = Path(given.folder), Path(given.out) if given.out else None
     if (folder / "results.jsonl").exists():
-        print(write_page(folder, out))
+        print(write_page(folder, out, thumbnails=given.thumbnails))
         return
     from fedekd.flower.setup.folders import server_state, site_state
     from fedekd.report.page import write_federation

@@ -54,7 +54,7 @@ def run_methods(given: argparse.Namespace) -> None:
     if not given.no_report:
         from fedekd.report.page import write_page
 
-        page = write_page(settings.out, keys={record["key"] for record in result.records})
+        page = write_page(settings.out, None, {record["key"] for record in result.records}, settings.thumbnails)
         print(f"report in {page}; open it in a browser")
 
 

@@ -17,16 +17,19 @@ if TYPE_CHECKING:
     from fedekd.report.html.section import Page
 
 
-def write_page(folder: str | Path, out: Path | None = None, keys: Collection[str] | None = None) -> Path:
+def write_page(
+    folder: str | Path, out: Path | None = None, keys: Collection[str] | None = None, thumbnails: bool = False
+) -> Path:
     """The report of the results in ``folder``, by default as its ``report.html``.
 
     ``keys`` names the runs to report on; without them it is all runs, or of one dataset and split those with the
-    settings of the latest.
+    settings of the latest. No row of the data and none of its labels is in the page, unless ``thumbnails`` asks for the
+    training samples that a gate distrusts.
     """
     from fedekd.report.html.render import render
 
     path = Path(out) if out else Path(folder) / "report.html"
-    write_whole(path, render(make_page(folder, keys)).encode())
+    write_whole(path, render(make_page(folder, keys, thumbnails)).encode())
     return path
 
 
@@ -46,7 +49,7 @@ def write_federation(state: Path, out: Path | None = None) -> Path:
     return path
 
 
-def make_page(folder: str | Path, keys: Collection[str] | None = None) -> Page:
+def make_page(folder: str | Path, keys: Collection[str] | None = None, thumbnails: bool = False) -> Page:
     records = [r for r in load(folder).records if keys is None or r["key"] in keys]
     if len({(r["dataset"], r["alpha"]) for r in records}) > 1:
         from fedekd.report.html.study import study_page
@@ -58,7 +61,8 @@ def make_page(folder: str | Path, keys: Collection[str] | None = None) -> Page:
 
     latest, left = _latest_settings(records)
     notes = [f"{left} runs with other settings in this folder are left out."] if left else []
-    return run_page(RunData(latest, details.read(folder, {r["key"] for r in latest}), folder), notes)
+    data = RunData(latest, details.read(folder, {r["key"] for r in latest}), folder)
+    return run_page(data, notes, thumbnails)
 
 
 def _latest_settings(records: Sequence[Record]) -> tuple[list[Record], int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 from fedekd.report.html.chart import MANY, Chart, ChartColumn, Row, Spec, lines_of, names, shades, variant
@@ -29,10 +31,17 @@ def holdings_rows(data: RunData) -> dict[str, list[Row]]:
 def _labels(detail: Details) -> list[str]:
     edges = detail.get("edges")
     if edges:
-        return [f"{low:.4g} to {high:.4g}" for low, high in pairwise(edges)]
+        return _ranges(edges)
     width = len(detail["partition"][0]["counts"])
     names = [str(name) for name in detail.get("classes") or range(width)]
     return names if len(set(names)) == width else [str(i) for i in range(width)]
+
+
+def _ranges(edges: Sequence[float]) -> list[str]:
+    """Rounded, and open at both ends: the lowest and the highest target are rows of somebody's."""
+    size = 10 ** math.floor(math.log10(edges[1] - edges[0] or 1.0))
+    inner = [f"{size * round(edge / size):.6g}" for edge in edges[1:-1]]
+    return [f"below {inner[0]}", *(f"{low} to {high}" for low, high in pairwise(inner)), f"above {inner[-1]}"]
 
 
 def holdings(data: RunData) -> Chart:

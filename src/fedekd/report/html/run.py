@@ -24,7 +24,7 @@ NO_DETAILS = (
 )
 
 
-def run_page(data: RunData, notes: Sequence[str] = ()) -> Page:
+def run_page(data: RunData, notes: Sequence[str] = (), thumbnails: bool = False) -> Page:
     heads = {str(m): headline(data, label) for m, label in enumerate(data.compared)}
     alone = {
         "title": "Nothing to compare yet",
@@ -44,7 +44,7 @@ def run_page(data: RunData, notes: Sequence[str] = ()) -> Page:
         sections += [
             Section("learning", "Learning", [learning.method_curves(data), learning.clients_learning(data)]),
             Section("data", "The data", [holdings.holdings(data)]),
-            *_gate(data),
+            *_gate(data, thumbnails),
             Section("cost", "Cost", [cost.traffic(data), cost.time(data), cost.per_round(data)]),
         ]
     else:
@@ -55,7 +55,7 @@ def run_page(data: RunData, notes: Sequence[str] = ()) -> Page:
     return Page(title, kicker(data), hero, [s for s in sections if s.parts], data.choices(), notes)
 
 
-def _gate(data: RunData) -> list[Section]:
+def _gate(data: RunData, thumbnails: bool) -> list[Section]:
     """What only gated methods leave; nothing where none has run."""
     weights, energies = trust.rounds(data), reliability.reliability(data)
     asked = "A gated method weighs each sample: how far may the shared proxy teach the private model here?"
@@ -64,7 +64,7 @@ def _gate(data: RunData) -> list[Section]:
         trust.ends(data),
         trust.by_client(data),
         trust.course(data),
-        _distrusted(data),
+        *([_distrusted(data)] if thumbnails else []),
     ]
     sections = [Section("trust-weights", "Trust", parts, asked)] if weights.rows else []
     if energies.rows:
