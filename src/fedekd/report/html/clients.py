@@ -26,6 +26,7 @@ from fedekd.report.html.chart import (
 )
 from fedekd.report.html.run_data import RunData, fewer
 from fedekd.report.html.section import Block, Variants
+from fedekd.report.html.words import minus
 from fedekd.runs.transfer import ClientTransfer
 from fedekd.runs.verdict_text import Advice, advice_by_client, alone_label, caveats, decided
 
@@ -138,7 +139,9 @@ def advice(data: RunData) -> Block | None:
     content = {
         key: {
             "decided": decided(group.values()),
-            "rows": [(client, *one) for (client, _), one in group.items()] if len(group) <= MANY else [],
+            "rows": [(client, one.decision, minus(one.reason)) for (client, _), one in group.items()]
+            if len(group) <= MANY
+            else [],
         }
         for key, group in by.items()
     }

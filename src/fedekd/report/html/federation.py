@@ -18,8 +18,8 @@ from fedekd.report.html.chart import (
     tooltip,
     zero_line,
 )
-from fedekd.report.html.headline import minus
 from fedekd.report.html.section import Block, Page, Section, Variants
+from fedekd.report.html.words import minus
 from fedekd.runs.federation_report import FederationReport, SiteRow
 from fedekd.units import count, duration, volume
 from fedekd.verdicts import HARMED, HELPED

@@ -7,9 +7,10 @@ from typing import Any
 
 from fedekd.report.html import clients, cost, holdings, learning, methods, reliability, trust
 from fedekd.report.html.chart import Chart, variant
-from fedekd.report.html.headline import headline, kicker, minus
+from fedekd.report.html.headline import headline, kicker
 from fedekd.report.html.run_data import RunData
 from fedekd.report.html.section import Block, Page, Section, Variants
+from fedekd.report.html.words import minus
 from fedekd.runs.aggregate import SHARED, SummaryRow
 from fedekd.runs.records import DoubtedSample, PublicPart
 from fedekd.runs.subgroups import HEADS
@@ -34,7 +35,7 @@ def run_page(data: RunData, notes: Sequence[str] = (), thumbnails: bool = False)
         "lines": ["Only training alone has run; name methods with --methods."],
     }
     hero = Variants(("method",), heads or {"": alone}, str(data.favourite) if heads else "")
-    compared = [clients.dumbbells(data), clients.advice(data), clients.ranks(data)] if heads else []
+    compared = [clients.advice(data), clients.dumbbells(data), clients.ranks(data)] if heads else []
     side_by_side = [methods.strip(data), methods.parts(data)] if heads else []
     sections = [
         Section("sites", "Did joining help?", [part for part in (*compared, _subgroups(data)) if part]),
