@@ -161,6 +161,28 @@ def test_a_split_that_is_held_fixed_gets_verdicts_over_seeds(tmp_path, result):
     assert "the same on all 4 seeds" in text
 
 
+def test_gains_stand_on_an_axis_of_gains_and_the_study_on_one_of_deltas(tmp_path, record):
+    records = [record(m, (0.05, -0.04, 0.0, 0.15), rows=300, local=0.95) for m in ("local", "fedekd")]
+    clients = page_data(page(save(tmp_path, records)))["charts"]["clients"]
+    axes = {layer["encoding"]["x"].get("field") for layer in clients["spec"]["layer"]}
+    assert axes == {None, "low", "gain"}  # None: the line of zero and the words at the end
+    said, high = (clients["fields"].index(name) for name in ("said", "high"))
+    assert [row[said] for row in clients["rows"]["0|0"]] == ["−4.0", "0.0", "+5.0", "+15.0"]
+    assert any(row[high] > 5 for row in clients["rows"]["0|0"])  # though 95 % alone leaves 5
+    dots = page_data(write_page(PAPER, tmp_path / "study.html").read_text(encoding="utf-8"))["charts"]["dots-0"]
+    mean, low, high = (dots["fields"].index(name) for name in ("mean", "low", "high"))
+    for rows in dots["rows"].values():
+        assert [row[mean] for row in rows] == sorted((row[mean] for row in rows), reverse=True)
+        assert all(row[low] <= row[mean] <= row[high] for row in rows if row[low] is not None)
+
+
+def test_the_colour_of_harm_means_nothing_else(tmp_path, result):
+    found = page_data(page(save(tmp_path, result(2, 2).records)))["charts"]
+    painted = {name for name, chart in found.items() if "$harm" in json.dumps(chart["spec"])}
+    assert painted == {"clients", "methods"}
+    assert "harm" not in palette.SERIES
+
+
 def card_verdict(records, method, client):
     one = next(r for r in records if r["method"] == method)
     return verdict(ModelMetadata(Path("m"), {"method": method, "client": client, "key": one["key"]}), records)
@@ -265,7 +287,7 @@ def test_the_latest_settings_are_shown_and_the_others_counted(tmp_path, result):
 def test_a_study_has_the_papers_figures_and_tables(tmp_path):
     text = write_page(PAPER, tmp_path / "study.html").read_text(encoding="utf-8")
     found, words = page_data(text), " ".join(Outline(text).words)
-    assert {"heat-classification", "grid-regression", "bars-0", "agreement", "agreement-cells"} <= set(found["charts"])
+    assert {"heat-classification", "grid-regression", "dots-0", "agreement", "agreement-cells"} <= set(found["charts"])
     assert {"sweep-classification-fedekd-beta", "sweep-classification-fedekd-lambda_kd"} <= set(found["charts"])
     assert set(found["choices"]) == {"method", "alpha", "quantity"}
     assert "FedeKD minus each method" in words

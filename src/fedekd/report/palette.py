@@ -44,7 +44,7 @@ DARK = {
     "low": "#222d38",
     "high": "#9bd4f5",
 }
-SERIES = ("accent", "harm", "other", "third", "muted")  # lines that stand side by side
+SERIES = ("accent", "other", "third", "ink", "muted")  # lines that stand side by side: harm is for harm alone
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross")
 
 

@@ -2,6 +2,13 @@
 // Draws the charts, and draws them anew when the reader's choice, the theme or the width changes.
 (() => {
   const root = document.documentElement;
+  // a difference as Python writes it: zero has no sign, and what is not zero never reads as zero
+  const written = (format, shape, v) => {
+    const text = format(shape)(v);
+    if (!shape.startsWith("+") || !/^[+−]0(\.0+)?$/.test(text)) return text;
+    return Math.abs(v) < 1e-10 ? text.slice(1) : format("+.1g")(v);
+  };
+  const unsigned = (text) => String(text).replace(/^[+−](0(\.0+)?)$/, "$1");
   const { choices, charts } = JSON.parse(document.getElementById("page-data").textContent);
   const state = Object.fromEntries(Object.values(choices).map((choice) => [choice.name, choice.first]));
 
@@ -40,7 +47,7 @@
     tip.replaceChildren(...entries.filter(([, text]) => text !== null && text !== "null").map(([name, text]) => {
       const line = document.createElement("div");
       line.append(Object.assign(document.createElement("span"), { textContent: name }));
-      line.append(Object.assign(document.createElement("b"), { textContent: String(text) }));
+      line.append(Object.assign(document.createElement("b"), { textContent: unsigned(text) }));
       return line;
     }));
     const { width, height } = tip.getBoundingClientRect();
@@ -102,7 +109,7 @@
         const cell = document.createElement(i ? "td" : "th");
         if (!i) cell.scope = "row";
         const shape = chart.columns[i].format;
-        cell.textContent = v === null ? "–" : shape && typeof v === "number" ? format(shape)(v) : String(v);
+        cell.textContent = v === null ? "–" : shape && typeof v === "number" ? written(format, shape, v) : String(v);
         line.append(cell);
       });
     }

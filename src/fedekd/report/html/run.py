@@ -35,7 +35,7 @@ def run_page(data: RunData, notes: Sequence[str] = (), thumbnails: bool = False)
         "lines": ["Only training alone has run; name methods with --methods."],
     }
     hero = Variants(("method",), heads or {"": alone}, str(data.favourite) if heads else "")
-    compared = [clients.advice(data), clients.dumbbells(data), clients.ranks(data)] if heads else []
+    compared = [clients.advice(data), clients.gains(data), clients.ranks(data)] if heads else []
     side_by_side = [methods.strip(data), methods.parts(data)] if heads else []
     sections = [
         Section("sites", "Did joining help?", [part for part in (*compared, _subgroups(data)) if part]),
