@@ -16,6 +16,7 @@ def add(commands: Any) -> None:
         "folder", metavar="DIR", help="where a run or a study has left its results, or a server's folder"
     )
     report.add_argument("--out", metavar="FILE", help="(default: report.html in DIR)")
+    report.add_argument("--site", metavar="NAME", help="one page to print for this site of a run, as site-NAME.html")
     report.add_argument(
         "--thumbnails", action="store_true",
         help="show training samples that a gate distrusts: rows, labels, and pictures if `run --thumbnails` kept them",
@@ -23,9 +24,12 @@ def add(commands: Any) -> None:
 
 
 def write_report(given: argparse.Namespace) -> None:
-    from fedekd.report.page import write_page
+    from fedekd.report.page import write_handout, write_page
 
     folder, out = Path(given.folder), Path(given.out) if given.out else None
+    if given.site is not None:
+        print(write_handout(folder, given.site, out))
+        return
     if (folder / "results.jsonl").exists():
         print(write_page(folder, out, thumbnails=given.thumbnails))
         return

@@ -92,11 +92,12 @@ def gains(data: RunData) -> Chart:
         "What each client gains with the chosen method over the best it can do alone; further "
         f"{better} is better. Coloured, with ▲ or ▼, is what is clear; ■ is equivalent, ● undecided."
     )
+    small = ""
     if floors:
-        about += " Floor: with the commonest class, or the mean, of its training rows for every answer."
+        small += "Floor: with the commonest class, or the mean, of its training rows for every answer. "
     if banded:
-        about += " Lines are 95 % intervals of the gain: the fewer test rows, the wider. "
-        about += " ".join(caveats(list(data.transfer.values()), data.unit)[:2])
+        about += " Lines are 95 % intervals of the gain: the fewer test rows, the wider."
+        small += " ".join(caveats(list(data.transfer.values()), data.unit)[:2])
     if not data.one_split and len(data.seeds) > 1:
         about += " Every seed splits the data anew: choose one above; the page opens with the worst."
     count = max((len(group) for group in every.values()), default=0)
@@ -110,6 +111,7 @@ def gains(data: RunData) -> Chart:
         columns,
         rows,
         follows(data),
+        notes=dict.fromkeys(rows, small),
         open=True,
     )
 

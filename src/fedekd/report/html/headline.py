@@ -35,7 +35,7 @@ def headline(data: RunData, label: str) -> dict[str, Any]:
     """A title, the sentences below it and the parts of Δ, for one method."""
     unit, method = data.unit, data.transfer[label]
     states = method.states
-    lines = [_average(unit, method.summary["gain"]["mean"], menu=len(method.menu) > 1)]
+    lines = [_average(unit, method.summary["gain"]["mean"], label, menu=len(method.menu) > 1)]
     known = [client for client in method.clients if math.isfinite(client.parts["gain"])] or list(method.clients)
     worst = max(known, key=lambda client: unit.harm(client.parts["gain"]))
     if unit.harm(worst.parts["gain"]) > 0:
@@ -56,16 +56,16 @@ def headline(data: RunData, label: str) -> dict[str, Any]:
     }
 
 
-def _average(unit: Unit, mean: float, menu: bool) -> str:
+def _average(unit: Unit, mean: float, label: str, menu: bool) -> str:
     if abs(mean) < 1e-12:
-        return "On average joining changed nothing."
+        return f"On average {label} changed nothing."
     alone = "with the best it can do alone" if menu else "alone"
     better = unit.harm(mean) < 0
     if unit.higher_is_better:
         change = f"{unit.amount(mean)} {'more' if better else 'less'} {unit.name}"
     else:
         change = f"{'a lower' if better else 'a higher'} {unit.name}, by {unit.amount(mean)},"
-    return f"On average a client has {change} by joining than {alone}."
+    return f"On average a client has {change} with {label} than {alone}."
 
 
 def _change(unit: Unit, client: ClientTransfer) -> str:

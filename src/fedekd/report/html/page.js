@@ -106,9 +106,9 @@
       if (values.slice(1).every((v) => v === null)) continue;
       const line = body.insertRow();
       values.forEach((v, i) => {
-        const cell = document.createElement(i ? "td" : "th");
+        const cell = document.createElement(i ? "td" : "th"), shape = chart.columns[i].format;
         if (!i) cell.scope = "row";
-        const shape = chart.columns[i].format;
+        if (!shape && typeof v === "string") cell.className = "words";
         cell.textContent = v === null ? "–" : shape && typeof v === "number" ? written(format, shape, v) : String(v);
         line.append(cell);
       });

@@ -21,6 +21,7 @@ def which_method(methods: Sequence[MethodTransfer], unit: Unit) -> list[str]:
         return []
     best, *others = sorted(known, key=lambda method: unit.harm(method.summary["gain"]["mean"]))
     gain, interval = best.summary["gain"]["mean"], best.summary["gain"]["interval"]
+    lower = "" if unit.higher_is_better else "lower is better, "
     alone = "the best alone" if len(best.menu) > 1 else "training alone"
     if interval is None:
         first = (
@@ -28,7 +29,7 @@ def which_method(methods: Sequence[MethodTransfer], unit: Unit) -> list[str]:
             f"{signed(gain, unit)}."
         )
     else:
-        sure = f"95 % interval {between(interval, unit)}, paired over {len(best.seeds)} seeds"
+        sure = f"{lower}95 % interval {between(interval, unit)}, paired over {len(best.seeds)} seeds"
         if max(map(unit.harm, interval)) < 0:
             first = f"Use {best.label}: its mean gain over {alone} is {signed(gain, unit)} ({sure})."
         else:
