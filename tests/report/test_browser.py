@@ -145,7 +145,7 @@ def test_behind_every_chart_is_a_table(visit, run):
             figure.locator("summary").click()
         figure.locator("table tbody tr").first.wait_for()  # opening tells the page's script a moment later
     cells = page.locator("#clients tbody tr").first.locator("th, td").all_inner_texts()
-    assert len(cells) == 10
+    assert len(cells) == 11
     assert cells[-1] in ("clearly harmed", "clearly helped", "equivalent", "undecided")
     page.select_option("[data-choice=method]", label="fedavg")
     page.wait_for_function("document.querySelectorAll('#trust tbody tr').length === 0")

@@ -19,6 +19,7 @@ from fedekd.export.card import verdict
 from fedekd.report import palette
 from fedekd.report.page import write_page
 from fedekd.report.terminal import print_result
+from fedekd.runs import command_file
 from fedekd.runs.findings import findings, headline, losses
 from fedekd.runs.metadata import ModelMetadata
 from fedekd.runs.results import load
@@ -174,6 +175,24 @@ def test_gains_stand_on_an_axis_of_gains_and_the_study_on_one_of_deltas(tmp_path
     for rows in dots["rows"].values():
         assert [row[mean] for row in rows] == sorted((row[mean] for row in rows), reverse=True)
         assert all(row[low] <= row[mean] <= row[high] for row in rows if row[low] is not None)
+
+
+def test_the_command_the_machine_the_rows_and_the_losses_are_told(tmp_path, record):
+    records = [record("local"), record("fedekd")]
+    for one in records:
+        for client in one["clients"]:
+            client["curve"] = {"value": [0.1, 0.2], "val": [0.1, 0.2], "val_loss": [2.0, 1.0]}
+    folder = save(tmp_path, records)
+    command_file.write(folder, ["run", "--dataset", "own data.csv"], "cpu")
+    text = page(folder)
+    words, charts = " ".join(Outline(text).words), page_data(text)["charts"]
+    assert "fedekd run --dataset 'own data.csv'" in words
+    assert "cores of" in words
+    assert {"training", "validation", "test"} <= {column["title"] for column in charts["holdings"]["columns"]}
+    assert "training rows" in {column["title"] for column in charts["clients"]["columns"]}
+    assert [row[2] for row in charts["losses"]["rows"]["0"]] == [2.0, 1.0, 2.0, 1.0]
+    (folder / "command.json").write_text("[")
+    assert "last command" not in page(folder)
 
 
 def test_the_colour_of_harm_means_nothing_else(tmp_path, result):

@@ -49,7 +49,9 @@ def run_methods(given: argparse.Namespace) -> None:
     except KeyboardInterrupt:
         raise KeyboardInterrupt("the same command continues where it stopped") from None
     from fedekd.report.terminal import print_result
+    from fedekd.runs import command_file
 
+    command_file.write(settings.out, given.words, settings.device)
     print_result(console(), result, settings.out, given.show_clients)
     if not given.no_report:
         from fedekd.report.page import write_page

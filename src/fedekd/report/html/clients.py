@@ -51,6 +51,7 @@ def _row(client: ClientTransfer, data: RunData) -> Row:
     low, high = (f * verdict.low, f * verdict.high) if verdict and math.isfinite(verdict.low) else (gain, gain)
     return {
         "client": client.client,
+        "n_train": data.training_rows(client.client, client.seeds[0]),
         "n": client.n_test,
         "alone": alone,
         "by": alone_label(client),
@@ -73,6 +74,7 @@ def gains(data: RunData) -> Chart:
     gain = f"gain{', points' if scale.unit.percent else f' of {scale.unit.name}'}"
     columns = [
         ChartColumn("client", "client"),
+        ChartColumn("n_train", "training rows", ","),
         ChartColumn("n", "test rows", ","),
         *([ChartColumn("floor", "floor", scale.value)] if floors else []),
         ChartColumn("alone", "alone", scale.value),
@@ -111,7 +113,7 @@ def gains(data: RunData) -> Chart:
         columns,
         rows,
         follows(data),
-        notes=dict.fromkeys(rows, small),
+        small=small,
         open=True,
     )
 

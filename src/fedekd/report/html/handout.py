@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from statistics import fmean
 from typing import Any
 
@@ -15,9 +16,9 @@ from fedekd.report.html.chart import Spec, lines_of, names, state_colour, state_
 from fedekd.report.html.clients import gain_title
 from fedekd.report.html.render import asset, environment
 from fedekd.report.html.run_data import RunData
-from fedekd.report.html.words import between, minus
+from fedekd.report.html.words import between, minus, signed
 from fedekd.runs.transfer import ClientTransfer
-from fedekd.runs.verdict_text import JOIN, STATES, STAY, advice_by_client, alone_label, independence
+from fedekd.runs.verdict_text import JOIN, OPEN, STATES, STAY, advice_by_client, independence, undecided
 from fedekd.units import count
 from fedekd.verdicts import EQUIVALENT, HARMED, HELPED, UNDECIDED
 
@@ -35,6 +36,7 @@ def render_handout(data: RunData, site: str) -> str:
     (decision, reason), *_ = (
         one for (client, _), one in advice_by_client(data.transfer.values(), data.unit).items() if client == site
     )
+    percent = ", %" if data.unit.percent else ""
     title = {JOIN: f"{site} should join", STAY: f"{site} should stay alone"}
     row = next(client for client in data.first["clients"] if client["id"] == site)
     return (
@@ -44,10 +46,10 @@ def render_handout(data: RunData, site: str) -> str:
             style=Markup(asset("handout.css").replace("/*light*/", palette.variables(palette.LIGHT))),
             site=site,
             title=title.get(decision, f"Whether {site} should join is not yet known"),
-            reason=minus(reason[0].upper() + reason[1:]) + ".",
+            reason=_undecided(data, clients) if decision == OPEN else minus(reason[0].upper() + reason[1:]) + ".",
             about=_about(data),
             chart=Markup(_chart(data, clients)),
-            heads=["method", "alone", "with the method", "gain", "95 % interval", "verdict"],
+            heads=["method", f"alone{percent}", f"with the method{percent}", "gain", "95 % interval", "verdict"],
             rows=[_row(data, label, client) for label, client in clients.items()],
             meaning=[(STATES[state], words) for state, words in MEANING.items()],
             held=_held(data, site, row),
@@ -77,12 +79,29 @@ def _clients(data: RunData, site: str) -> dict[str, ClientTransfer]:
     return {label: known[label] for label in ranked}
 
 
+def _undecided(data: RunData, clients: dict[str, ClientTransfer]) -> str:
+    """For the method that promises most: what it changed, and what these test rows could have shown."""
+    unit = data.unit
+    label, verdict = next((x, c.verdict) for x, c in clients.items() if c.verdict and c.verdict.state == UNDECIDED)
+    if verdict.reason or not math.isfinite(verdict.detectable):
+        return minus(undecided(label, verdict, unit).capitalize()) + "."
+    text = (
+        f"With {label} its {unit.name} changes by {signed(verdict.difference, unit)}, which may be chance: its "
+        f"{verdict.rows:,} test rows can only show a difference of about {unit.amount(verdict.detectable)} or more."
+    )
+    if verdict.rows_needed:
+        size = 10 ** max(0, len(str(verdict.rows_needed)) - 2)
+        needed = -(-verdict.rows_needed // size) * size
+        text += f" To see one of {unit.amount(verdict.margin)}, about {needed:,} test rows are needed."
+    return text
+
+
 def _row(data: RunData, label: str, client: ClientTransfer) -> dict[str, Any]:
     unit, verdict = data.unit, client.verdict
     assert verdict is not None
     alone, value = (unit.value(fmean(one.value for one in some)) for some in (client.alone, client.joined))
     marks = {HELPED: "helped", HARMED: "harmed"}
-    cells = [f"{alone} ({alone_label(client)})", value, minus(unit.delta(client.parts["gain"]))]
+    cells = [alone, value, minus(unit.delta(client.parts["gain"]))]
     cells += [between((verdict.low, verdict.high), unit).removesuffix(" points"), STATES[verdict.state]]
     return {"label": label, "cells": cells, "mark": marks.get(verdict.state, "")}
 
@@ -90,7 +109,7 @@ def _row(data: RunData, label: str, client: ClientTransfer) -> dict[str, Any]:
 def _about(data: RunData) -> str:
     unit, method = data.unit, next(iter(data.transfer.values()))
     alone = "the best it can do alone, chosen on its validation rows" if len(method.menu) > 1 else "training alone"
-    points = "; gains are in points of a percent" if unit.percent else ""
+    points = "; gains are in percentage points" if unit.percent else ""
     return (
         f"Each method was trained together with {count(len(data.names) - 1, 'other site')}, and compared with {alone}. "
         f"Both answered the same test rows of this site, which no training has seen. "
@@ -144,4 +163,5 @@ def _chart(data: RunData, clients: dict[str, ClientTransfer]) -> str:
     spec = {**lines_of("method", 30), "encoding": {"y": names("method", grid=True)}, "layer": layers}
     plain = [{k: None if isinstance(v, float) and v - v != 0 else v for k, v in row.items()} for row in rows]
     size = {"width": 620, "height": 30 * len(rows), "autosize": {"type": "fit-x", "contains": "padding"}}
+    size["padding"] = {"left": 40, "right": 10, "top": 5, "bottom": 5}  # fonts differ in width
     return vl_convert.vegalite_to_svg({**painted(spec), **size, "data": {"values": plain}, "config": CONFIG})

@@ -10,6 +10,8 @@ from fedekd.report.html.chart import MANY, Chart, ChartColumn, Row, Spec, lines_
 from fedekd.report.html.run_data import RunData, fewer
 from fedekd.runs.records import Details
 
+SPLITS = {"n_train": "training", "n_val": "validation", "n_test": "test"}
+
 
 def holdings_rows(data: RunData) -> dict[str, list[Row]]:
     """By seed, one row per client: its samples per class, or per range of the target."""
@@ -18,9 +20,15 @@ def holdings_rows(data: RunData) -> dict[str, list[Row]]:
         detail = data.any_detail(seed)
         if not detail or not detail["partition"]:
             continue
-        labels = _labels(detail)
+        labels, rows_of = _labels(detail), {str(one["id"]): one for one in data.clients(seed)}
         held: list[Row] = [
-            {"client": str(one["client"]), "total": sum(one["counts"]), "counts": list(one["counts"]), "labels": labels}
+            {
+                "client": str(one["client"]),
+                "total": sum(one["counts"]),
+                "counts": list(one["counts"]),
+                "labels": labels,
+                **{name: dict(rows_of.get(str(one["client"]), {})).get(name) for name in SPLITS},
+            }
             for one in detail["partition"]
         ]
         largest = {row["client"] for row in sorted(held, key=lambda row: -row["total"])[:MANY]}
@@ -49,10 +57,12 @@ def holdings(data: RunData) -> Chart:
     any_row = next((group[0] for group in rows.values() if group), None)
     labels = any_row["labels"] if any_row else []
     regression = data.first["task"] == "regression"
-    columns = [ChartColumn("client", "client"), ChartColumn("total", "all", ",")]
+    columns = [ChartColumn("client", "client"), ChartColumn("total", "all rows", ",")]
+    columns += [ChartColumn(name, title, ",") for name, title in SPLITS.items()]
     columns += [ChartColumn("counts", label, ",", index=i) for i, label in enumerate(labels)]
     what = "ranges of the target" if regression else "classes"
     about = f"How many samples of the {what} each client holds; the darker, the more, and blank is none."
+    about += " The table has its rows of training, validation and test beside them."
     about += fewer(len(data.names), MANY, "largest")
     spec: Spec = {
         **lines_of("client", 28),

@@ -41,15 +41,17 @@ def run_page(data: RunData, notes: Sequence[str] = (), thumbnails: bool = False)
         Section("sites", "Did joining help?", [part for part in (*compared, _subgroups(data)) if part]),
         Section("all", "All methods", [*(part for part in side_by_side if part), _summary(data)]),
     ]
+    losses = [chart] if (chart := learning.validation_losses(data)).rows else []
     if data.details:
         sections += [
-            Section("learning", "Learning", [learning.method_curves(data), learning.clients_learning(data)]),
+            Section("learning", "Learning", [learning.method_curves(data), learning.clients_learning(data), *losses]),
             Section("data", "The data", [holdings.holdings(data)]),
             *_gate(data, thumbnails),
             Section("cost", "Cost", [cost.traffic(data), cost.time(data), cost.per_round(data)]),
         ]
     else:
         notes = [*notes, NO_DETAILS]
+        sections += [Section("learning", "Learning", losses)]
         sections.append(Section("cost", "Cost", [cost.traffic(data), cost.time(data)]))
     sections.append(Section("settings", "Settings", [_settings(data)]))
     title = f"{data.first['dataset']}: did joining help?"
@@ -182,6 +184,7 @@ def _settings(data: RunData) -> Block:
     shared = {name: value for name, value in first["params"].items() if name in (*SHARED, "device")}
     partition = first["partition"]
     groups: dict[str, dict[str, Any]] = {
+        "Made by": {"last command": data.made_by.get("command"), "hardware": data.made_by.get("hardware")},
         "Data": {
             "dataset": first["dataset"],
             "task": first["task"],
@@ -205,4 +208,5 @@ def _settings(data: RunData) -> Block:
         groups |= {label: own} if own else {}
     ended = max((r["finished"] for r in data.records), default="")
     groups["Versions"] = {**groups["Versions"], "finished": ended}
-    return Block("settings.html", {k: {n: v for n, v in g.items() if v not in ("", None)} for k, g in groups.items()})
+    known = {k: {n: v for n, v in g.items() if v not in ("", None)} for k, g in groups.items()}
+    return Block("settings.html", {k: group for k, group in known.items() if group})
