@@ -342,15 +342,31 @@ def test_the_command_writes_whole_files_and_says_what_is_wrong(tmp_path, result,
         write_page(folder, tmp_path)
 
 
-def luminance(colour: str) -> float:
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+def parts_of(colour: str) -> tuple[float, ...]:
+    return tuple(int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+
+
+def luminance_of(parts: tuple[float, ...]) -> float:
     red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+    dark, light = sorted(map(luminance_of, (one, other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("theme", [palette.LIGHT, palette.DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("most", ["cell", "cell-harm"])
+def test_figures_in_heat_maps_can_be_read_on_every_shade(theme, most):
+    low, high, ink = (parts_of(theme[name]) for name in ("low", most, "ink"))
+    for step in range(11):
+        ground = tuple(a + (b - a) * step / 10 for a, b in zip(low, high, strict=True))
+        assert contrast(ground, ink) >= 4.5
 
 
 @pytest.mark.parametrize("theme", [palette.LIGHT, palette.DARK], ids=["light", "dark"])
 @pytest.mark.parametrize("ground", ["surface", "page"])
 @pytest.mark.parametrize("ink", ["ink", "soft", "muted", "help", "harm", "accent"])
 def test_text_has_the_contrast_of_wcag_aa(theme, ground, ink):
-    dark, light = sorted((luminance(theme[ink]), luminance(theme[ground])))
-    assert (light + 0.05) / (dark + 0.05) >= 4.5
+    assert contrast(parts_of(theme[ink]), parts_of(theme[ground])) >= 4.5

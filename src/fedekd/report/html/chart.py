@@ -170,13 +170,13 @@ ROUNDS: Spec = {
 }
 
 
-def shades(field: str, title: str, format: str) -> Spec:
-    """A quantity from nothing to much, by lightness alone."""
+def shades(field: str, title: str, format: str, most: str = "$high") -> Spec:
+    """A quantity from nothing to much, by lightness alone; up to ``$cell`` it can be written on."""
     return {
         "field": field,
         "type": "quantitative",
-        "scale": {"range": ["$low", "$high"], "domainMin": 0},
-        "legend": {"title": title, "format": format, "orient": "top", "gradientLength": 140, "titleOrient": "left"},
+        "scale": {"range": ["$low", most], "domainMin": 0},
+        "legend": {"title": title, "format": format, "orient": "top", "gradientLength": 140},
     }
 
 

@@ -130,7 +130,8 @@ def _facts(data: RunData) -> str:
         f"{first['dataset']}, {count(params['rounds'], 'round')}, {count(len(data.seeds), 'seed')}, "
         f"finished {max(r['finished'] for r in data.records)[:10]}"
     )
-    return f"{done}. {independence(first['partition'].get('group'))}. Verdicts hold at 5 % over all sites and methods."
+    holds = independence(first["partition"].get("group"))
+    return f"{done}. {holds}. Verdicts are at the 5\u00a0% level over all sites and methods."
 
 
 def _chart(data: RunData, clients: dict[str, ClientTransfer]) -> str:

@@ -45,16 +45,15 @@ def _cell(scale: MetricScale, size: int = 12) -> list[Spec]:
         "field": "shade",
         "type": "quantitative",
         "legend": None,
-        "scale": {"domain": [-1, 0, 1], "range": ["$harm", "$low", "$help"], "interpolate": "rgb"},
+        "scale": {"domain": [-1, 0, 1], "range": ["$cell-harm", "$low", "$cell"], "interpolate": "rgb"},
     }
-    ink = {"condition": {"test": "abs(datum.shade) > (dark ? 0.65 : 0.85)", "value": "$surface"}, "value": "$ink"}
-    words: Spec = {"type": "text", "fontSize": size, "aria": False, "tooltip": None}
+    words: Spec = {"type": "text", "fontSize": size, "aria": False, "tooltip": None, "color": "$ink"}
     cell: Spec = {"mark": {"type": "rect", "stroke": "$surface", "strokeWidth": 2}, "encoding": {"color": colour}}
     figures: list[Spec] = [
         {
             "transform": [{"filter": test}],
             "mark": {**words, "fontWeight": weight},
-            "encoding": {"text": {"field": "mean", "format": scale.delta}, "color": ink},
+            "encoding": {"text": {"field": "mean", "format": scale.delta}},
         }
         for test, weight in ((f"!({SURE})", 400), (SURE, 700))
     ]

@@ -93,7 +93,7 @@ def holdings(data: RunData) -> Chart:
             {
                 "transform": [{"filter": "datum.count > 0"}],
                 "mark": {"type": "rect", "stroke": "$surface", "strokeWidth": 1.5},
-                "encoding": {"color": shades("count", "samples", "~s")},
+                "encoding": {"color": shades("count", "samples", "~s", "$cell")},
             },
             *([_numbers()] if len(labels) <= 12 else []),
         ],
@@ -106,21 +106,9 @@ def _long(labels: list[str]) -> bool:
     return max(map(len, labels), default=0) > 4
 
 
-DARK_CELL = "datum.count > datum.top * (dark ? 0.45 : 0.68)"  # where text must change its colour to be read
-
-
 def _numbers() -> Spec:
     return {
-        "transform": [
-            {"joinaggregate": [{"op": "max", "field": "count", "as": "top"}]},
-            {"filter": "datum.count > 0"},
-        ],
-        "mark": {"type": "text", "aria": False, "fontSize": 11, "tooltip": None},
-        "encoding": {
-            "text": {"field": "count", "format": ","},
-            "color": {
-                "condition": {"test": DARK_CELL, "value": "$surface"},
-                "value": "$ink",
-            },
-        },
+        "transform": [{"filter": "datum.count > 0"}],
+        "mark": {"type": "text", "aria": False, "fontSize": 11, "tooltip": None, "color": "$ink"},
+        "encoding": {"text": {"field": "count", "format": ","}},
     }

@@ -32,7 +32,7 @@
       background: null, font, view: { stroke: null },
       axis: { ...words, gridColor: colour("grid"), domainColor: colour("line"), tickColor: colour("line"),
         titleFontWeight: 400, titlePadding: 8, labelPadding: 5 },
-      legend: { ...words, titleFontWeight: 400, symbolSize: 90, offset: 8 },
+      legend: { ...words, titleFontWeight: 400, symbolSize: 90, offset: 8, ...(innerWidth < 600 ? { columns: 1 } : {}) },
       text: { color: colour("ink"), fontSize: 12 },
     };
   };
@@ -87,7 +87,24 @@
     const drawn = await vegaEmbed(canvas, spec, options);
     if (turn !== chart.drawing) return drawn.finalize(); // overtaken by a later choice
     chart.drawn = drawn;
+    if (canvas.scrollWidth > canvas.clientWidth) canvas.tabIndex = 0; // so that the keyboard can scroll it
+    else canvas.removeAttribute("tabindex");
     fillTable(id);
+  };
+
+  // on a phone every row is a list, each figure with its heading: the roles keep it a table for who hears it
+  const headed = (table) => {
+    const heads = [...(table.tHead?.rows[0]?.cells ?? [])].map((cell) => cell.textContent.trim());
+    table.setAttribute("role", "table");
+    for (const part of [table.tHead, ...table.tBodies]) part?.setAttribute("role", "rowgroup");
+    for (const row of table.rows) {
+      row.setAttribute("role", "row");
+      [...row.cells].forEach((cell, i) => {
+        cell.setAttribute("role", cell.tagName === "TD" ? "cell" : cell.scope === "col" ? "columnheader" : "rowheader");
+        cell.dataset.head = heads[i] ?? "";
+        cell.toggleAttribute("data-none", cell.textContent.trim() === "–");
+      });
+    }
   };
 
   const fillTable = (id) => {
@@ -113,6 +130,7 @@
         line.append(cell);
       });
     }
+    headed(table);
     holder.replaceChildren(table);
   };
 
@@ -150,9 +168,19 @@
   button.addEventListener("click", () => { root.dataset.theme = dark() ? "light" : "dark"; themed(); });
   prefers.addEventListener("change", themed);
 
-  let before;
-  addEventListener("beforeprint", () => { before = root.dataset.theme; root.dataset.theme = "light"; drawAll(); });
-  addEventListener("afterprint", () => { before ? (root.dataset.theme = before) : delete root.dataset.theme; drawAll(); });
+  let before, closed = [];
+  addEventListener("beforeprint", () => {
+    before = root.dataset.theme;
+    root.dataset.theme = "light";
+    closed = [...document.querySelectorAll("details:not([open])")];
+    closed.forEach((one) => { one.open = true; }); // paper shows every table
+    drawAll();
+  });
+  addEventListener("afterprint", () => {
+    before ? (root.dataset.theme = before) : delete root.dataset.theme;
+    closed.forEach((one) => { one.open = false; });
+    drawAll();
+  });
 
   let width = innerWidth, waiting;
   addEventListener("resize", () => {
@@ -162,6 +190,7 @@
     waiting = setTimeout(() => drawAll(), 120);
   });
 
+  document.querySelectorAll("main table").forEach(headed);
   showBlocks();
   button.setAttribute("aria-pressed", String(dark()));
   const start = async () => {
