@@ -174,6 +174,7 @@ def test_gains_stand_on_an_axis_of_gains_and_the_study_on_one_of_deltas(tmp_path
     mean, low, high = (dots["fields"].index(name) for name in ("mean", "low", "high"))
     for rows in dots["rows"].values():
         assert [row[mean] for row in rows] == sorted((row[mean] for row in rows), reverse=True)
+        assert any(row[dots["fields"].index("paper")] is not None for row in rows)
         assert all(row[low] <= row[mean] <= row[high] for row in rows if row[low] is not None)
 
 

@@ -115,8 +115,10 @@
     const { format } = chart.drawn.view.locale();
     const value = (row, column) => (column.index === null ? row[column.field] : row[column.field]?.[column.index]) ?? null;
     const table = document.createElement("table"), head = table.createTHead().insertRow(), body = table.createTBody();
+    const words = (column, v) => !column.format && typeof v === "string";
     for (const column of chart.columns) {
-      head.append(Object.assign(document.createElement("th"), { scope: "col", textContent: column.title }));
+      const className = words(column, value(rowsOf(chart)[0], column)) ? "words" : "";
+      head.append(Object.assign(document.createElement("th"), { scope: "col", textContent: column.title, className }));
     }
     for (const row of rowsOf(chart)) {
       const values = chart.columns.map((column) => value(row, column));
@@ -125,7 +127,7 @@
       values.forEach((v, i) => {
         const cell = document.createElement(i ? "td" : "th"), shape = chart.columns[i].format;
         if (!i) cell.scope = "row";
-        if (!shape && typeof v === "string") cell.className = "words";
+        if (words(chart.columns[i], v)) cell.className = "words";
         cell.textContent = v === null ? "–" : shape && typeof v === "number" ? written(format, shape, v) : String(v);
         line.append(cell);
       });

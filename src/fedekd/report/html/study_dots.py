@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedekd.report.html.chart import Chart, ChartColumn, Row, Spec, lines_of, names, tooltip, variant, zero_line
 from fedekd.report.html.study_data import StudyData, dataset_title
 from fedekd.report.html.words import minus
-from fedekd.report.paper_tables import paper_means
+from fedekd.report.paper_tables import paper_deltas
 
 
 def dot_rows(data: StudyData, dataset: str, alpha: float | None) -> list[Row]:
@@ -13,16 +13,15 @@ def dot_rows(data: StudyData, dataset: str, alpha: float | None) -> list[Row]:
     task = data.study.task.get((dataset, alpha))
     if task is None:
         return []
-    scale, paper = data.scales[task], paper_means()
-    alone = paper.get(("local", dataset, alpha))
+    scale, paper = data.scales[task], paper_deltas()
     rows = []
     for label in data.compared:
         figures = data.delta(label, (dataset, alpha))
         if figures:
             theirs = paper.get((label, dataset, alpha))
-            paired = scale.factor * (theirs[0] - alone[0]) if theirs and alone else None
+            delta = None if theirs is None else scale.factor * theirs[0]
             said = minus(scale.unit.delta(figures["mean"] / scale.factor))
-            rows.append({"method": label, **figures, "said": said, "paper": paired})
+            rows.append({"method": label, **figures, "said": said, "paper": delta})
     return sorted(rows, key=lambda row: scale.unit.harm(row["mean"]))
 
 
@@ -42,12 +41,13 @@ def dots(data: StudyData, task: str, dataset: str, number: int) -> Chart:
         ChartColumn("paper", "the paper's", scale.delta),
         ChartColumn("seeds", "seeds"),
     ]
+    axis = scale.stretched(row["mean"] for group in rows.values() for row in group)
     ways = "worse ← → better" if scale.unit.higher_is_better else "better ← → worse"
     x: Spec = {
         "field": "mean",
         "type": "quantitative",
         "title": f"{scale.delta_title} ({ways})",
-        "scale": {"nice": True, "padding": 10},
+        "scale": axis,
         "axis": {"tickCount": 5},
     }
     spec: Spec = {
@@ -92,6 +92,7 @@ def dots(data: StudyData, task: str, dataset: str, number: int) -> Chart:
         "Mean Δ against Local over clients and seeds, the best method first; lines: 95 % intervals, paired by seed. "
         "Coloured, as ▲ or ▼, where the interval leaves out zero. ◇: the paper's Δ."
     )
+    about += " The axis is stretched near zero." if "type" in axis else ""
     return Chart(
         f"dots-{number}",
         dataset_title(dataset),
