@@ -84,6 +84,7 @@ def _answer(argv: Sequence[str] | None) -> int:
     given, rest = make_parser().parse_known_args(argv)
     if rest:
         given.parser.refuse(rest)
+    given.words = list(sys.argv[1:] if argv is None else argv)
     if given.act:
         given.act(given)
     else:

@@ -90,6 +90,7 @@ class Settings:
     private: str | None = _help("your own private model, package.module:function")
     proxy: str | None = _help("your own proxy model, package.module:function")
     parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by method
+    thumbnails: bool = _help("let the page show training samples that a gate distrusts: pictures, rows, labels", False)
     models: str = _help("keep the trained models of: first (seed), all or none", "first")
     out: str = _help("folder for the results", "fedekd-results")
 

@@ -12,7 +12,7 @@ import pytest
 from test_federation_page import REPORT
 from test_page import NASTY, PAPER, save
 
-from fedekd.report.page import write_federation, write_page
+from fedekd.report.page import write_federation, write_handout, write_page
 from made_records import make_record
 
 sync_api = pytest.importorskip(
@@ -78,7 +78,7 @@ def test_every_chart_of_a_run_is_drawn(visit, run):
     page = visit(run)
     for figure in page.locator("figure").all():
         assert figure.locator("svg").count() == 1, figure.get_attribute("id")
-    assert marks(page, "clients") == 12  # a ring and a mark for each of six clients
+    assert marks(page, "clients") == 6
     assert page.locator("#methods .mark-symbol path").count() >= 4 * 6 * 2
     assert marks(page, "holdings") == 18
     assert page.locator("#clients .canvas").get_attribute("aria-label").startswith("Client by client")
@@ -90,9 +90,9 @@ def test_every_chart_of_a_study_is_drawn(visit, tmp_path):
     for figure in page.locator("figure").all():
         assert figure.locator("svg").count() == 1, figure.get_attribute("id")
     assert marks(page, "heat-classification") == 9
-    before = page.locator("#bars-0 svg").inner_html()
+    before = page.locator("#dots-0 svg").inner_html()
     page.select_option("[data-choice=alpha]", "2")
-    page.wait_for_function("before => document.querySelector('#bars-0 svg')?.innerHTML !== before", arg=before)
+    page.wait_for_function("before => document.querySelector('#dots-0 svg')?.innerHTML !== before", arg=before)
     page.select_option("[data-choice=method]", label="fedavg")
     assert page.locator("h1:visible").inner_text().startswith("fedavg")
     assert not wide(page)
@@ -145,7 +145,7 @@ def test_behind_every_chart_is_a_table(visit, run):
             figure.locator("summary").click()
         figure.locator("table tbody tr").first.wait_for()  # opening tells the page's script a moment later
     cells = page.locator("#clients tbody tr").first.locator("th, td").all_inner_texts()
-    assert len(cells) == 10
+    assert len(cells) == 11
     assert cells[-1] in ("clearly harmed", "clearly helped", "equivalent", "undecided")
     page.select_option("[data-choice=method]", label="fedavg")
     page.wait_for_function("document.querySelectorAll('#trust tbody tr').length === 0")
@@ -178,6 +178,24 @@ def test_no_width_makes_the_page_scroll_sideways(visit, run, tmp_path, width):
     assert not wide(study)
     study.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     assert not wide(study)
+
+
+CUT = """[...document.querySelectorAll('main table')].filter((one) => one.getClientRects().length).filter((one) =>
+  [...one.querySelectorAll('tbody :is(th, td)')].some((cell) => cell.getBoundingClientRect().right > innerWidth))
+  .length"""
+SCROLLING = """[...document.querySelectorAll('main *')].filter((one) =>
+  /auto|scroll/.test(getComputedStyle(one).overflowX + getComputedStyle(one).overflowY) &&
+  (one.scrollWidth > one.clientWidth + 1 || one.scrollHeight > one.clientHeight + 1) && one.tabIndex < 0)
+  .map((one) => one.outerHTML.slice(0, 90))"""
+
+
+def test_on_a_phone_no_table_is_cut_and_the_keyboard_reaches_what_scrolls(visit, run, tmp_path):
+    for page in (visit(run, 390), visit(write_page(PAPER, tmp_path / "study.html"), 390)):
+        page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+        page.wait_for_function("document.querySelectorAll('figure table').length > 3")
+        assert page.evaluate(CUT) == 0
+        assert page.evaluate(SCROLLING) == []
+        assert page.locator("main table[role=table] td[data-head]").count() > 10
 
 
 def test_charts_follow_the_width(visit, run):
@@ -217,6 +235,15 @@ def test_it_prints_in_light_and_within_the_paper(visit, run):
     assert pdf.startswith(b"%PDF")
     page.emulate_media(media="print")
     assert page.locator(".top").is_hidden()
+
+
+def test_a_sites_handout_is_one_sheet(browser, tmp_path):
+    records = [make_record(m, rows=60) for m in ("local", "fedekd", "fedavg", "fedprox", "fml")]
+    page = browser.new_page()
+    page.goto(write_handout(save(tmp_path, records), "0").as_uri())
+    pdf = page.pdf(prefer_css_page_size=True)
+    page.close()
+    assert pdf.count(b"/Type /Page\n") == 1
 
 
 def test_six_hundred_clients_draw(visit, tmp_path, result):

@@ -13,7 +13,8 @@ from fedekd.cli import main
 REPORT = {
     "method": "fedekd", "complete": True, "rounds": 3, "bytes_up": 1_234_000, "bytes_down": 999, "seconds": 41.6,
     "sites": [
-        {"name": "north", "n": 600, "metric": "accuracy", "local": 0.9, "value": 0.925, "delta": 0.025},
+        {"name": "north", "n": 600, "metric": "accuracy", "local": 0.9, "value": 0.925, "delta": 0.025, "low": 0.01,
+         "high": 0.04},
         {"name": "south", "answered": True, "metric": "accuracy", "delta": -0.01},
         {"name": "<b>west", "answered": True},
         {"name": "east", "answered": False},
@@ -59,7 +60,7 @@ def test_a_federations_page_says_what_sites_share(server: Path, capsys: pytest.C
     chart = page_data(text)["charts"]["deltas"]
     rows = [dict(zip(chart["fields"], row, strict=True)) for row in chart["rows"][""]]
     assert [(row["site"], row["delta"], row["said"], row["effect"]) for row in rows] == [
-        ("south", -1.0, "−1.0", "harmed"), ("north", 2.5, "+2.5", "helped"),
+        ("south", -1.0, "−1.0", "same"), ("north", 2.5, "+2.5", "helped"),
         ("<b>west", None, "kept", "unknown"), ("east", None, "no answer", "unknown"),
     ]  # fmt: skip
 

@@ -19,6 +19,7 @@ from fedekd.export.card import verdict
 from fedekd.report import palette
 from fedekd.report.page import write_page
 from fedekd.report.terminal import print_result
+from fedekd.runs import command_file
 from fedekd.runs.findings import findings, headline, losses
 from fedekd.runs.metadata import ModelMetadata
 from fedekd.runs.results import load
@@ -131,7 +132,18 @@ def test_regression_is_worded_by_its_error(tmp_path, result):
     text = page(save(tmp_path, result(2, 2, metric="rmse").records))
     assert "RMSE" in " ".join(Outline(text).words)
     rows = page_data(text)["charts"]["holdings"]["rows"]["0"]
-    assert rows[0][3][0] == "20 to 53"
+    assert rows[0][3][:2] == ["below 50", "50 to 90"]
+    assert rows[0][3][-1] == "above 320"  # neither the lowest nor the highest target
+
+
+def test_no_row_and_no_label_of_the_data_is_shown_unasked(tmp_path, record):
+    folder = save(tmp_path, [record("local"), record("fedekd")])
+    assert "distrusted samples" not in page(folder)
+    assert "data:image" not in page(folder)
+    assert main(["report", str(folder), "--thumbnails"]) == 0
+    asked = (folder / "report.html").read_text(encoding="utf-8")
+    assert "Most distrusted samples" in asked
+    assert asked.count("data:image/png") == 6
 
 
 def test_a_split_that_is_held_fixed_gets_verdicts_over_seeds(tmp_path, result):
@@ -148,6 +160,47 @@ def test_a_split_that_is_held_fixed_gets_verdicts_over_seeds(tmp_path, result):
     low, gain, high = (held["fields"].index(name) for name in ("low", "gain", "high"))
     assert all(row[low] < row[gain] < row[high] for row in held["rows"]["0"])
     assert "the same on all 4 seeds" in text
+
+
+def test_gains_stand_on_an_axis_of_gains_and_the_study_on_one_of_deltas(tmp_path, record):
+    records = [record(m, (0.05, -0.04, 0.0, 0.15), rows=300, local=0.95) for m in ("local", "fedekd")]
+    clients = page_data(page(save(tmp_path, records)))["charts"]["clients"]
+    axes = {layer["encoding"]["x"].get("field") for layer in clients["spec"]["layer"]}
+    assert axes == {None, "low", "gain"}  # None: the line of zero and the words at the end
+    said, high = (clients["fields"].index(name) for name in ("said", "high"))
+    assert [row[said] for row in clients["rows"]["0|0"]] == ["−4.0", "0.0", "+5.0", "+15.0"]
+    assert any(row[high] > 5 for row in clients["rows"]["0|0"])  # though 95 % alone leaves 5
+    dots = page_data(write_page(PAPER, tmp_path / "study.html").read_text(encoding="utf-8"))["charts"]["dots-0"]
+    mean, low, high = (dots["fields"].index(name) for name in ("mean", "low", "high"))
+    for rows in dots["rows"].values():
+        assert [row[mean] for row in rows] == sorted((row[mean] for row in rows), reverse=True)
+        assert any(row[dots["fields"].index("paper")] is not None for row in rows)
+        assert all(row[low] <= row[mean] <= row[high] for row in rows if row[low] is not None)
+
+
+def test_the_command_the_machine_the_rows_and_the_losses_are_told(tmp_path, record):
+    records = [record("local"), record("fedekd")]
+    for one in records:
+        for client in one["clients"]:
+            client["curve"] = {"value": [0.1, 0.2], "val": [0.1, 0.2], "val_loss": [2.0, 1.0]}
+    folder = save(tmp_path, records)
+    command_file.write(folder, ["run", "--dataset", "own data.csv"], "cpu")
+    text = page(folder)
+    words, charts = " ".join(Outline(text).words), page_data(text)["charts"]
+    assert "fedekd run --dataset 'own data.csv'" in words
+    assert "cores of" in words
+    assert {"training", "validation", "test"} <= {column["title"] for column in charts["holdings"]["columns"]}
+    assert "training rows" in {column["title"] for column in charts["clients"]["columns"]}
+    assert [row[2] for row in charts["losses"]["rows"]["0"]] == [2.0, 1.0, 2.0, 1.0]
+    (folder / "command.json").write_text("[")
+    assert "last command" not in page(folder)
+
+
+def test_the_colour_of_harm_means_nothing_else(tmp_path, result):
+    found = page_data(page(save(tmp_path, result(2, 2).records)))["charts"]
+    painted = {name for name, chart in found.items() if "$harm" in json.dumps(chart["spec"])}
+    assert painted == {"clients", "methods"}
+    assert "harm" not in palette.SERIES
 
 
 def card_verdict(records, method, client):
@@ -254,7 +307,7 @@ def test_the_latest_settings_are_shown_and_the_others_counted(tmp_path, result):
 def test_a_study_has_the_papers_figures_and_tables(tmp_path):
     text = write_page(PAPER, tmp_path / "study.html").read_text(encoding="utf-8")
     found, words = page_data(text), " ".join(Outline(text).words)
-    assert {"heat-classification", "grid-regression", "bars-0", "agreement", "agreement-cells"} <= set(found["charts"])
+    assert {"heat-classification", "grid-regression", "dots-0", "agreement", "agreement-cells"} <= set(found["charts"])
     assert {"sweep-classification-fedekd-beta", "sweep-classification-fedekd-lambda_kd"} <= set(found["charts"])
     assert set(found["choices"]) == {"method", "alpha", "quantity"}
     assert "FedeKD minus each method" in words
@@ -290,15 +343,31 @@ def test_the_command_writes_whole_files_and_says_what_is_wrong(tmp_path, result,
         write_page(folder, tmp_path)
 
 
-def luminance(colour: str) -> float:
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+def parts_of(colour: str) -> tuple[float, ...]:
+    return tuple(int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+
+
+def luminance_of(parts: tuple[float, ...]) -> float:
     red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+    dark, light = sorted(map(luminance_of, (one, other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("theme", [palette.LIGHT, palette.DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("most", ["cell", "cell-harm"])
+def test_figures_in_heat_maps_can_be_read_on_every_shade(theme, most):
+    low, high, ink = (parts_of(theme[name]) for name in ("low", most, "ink"))
+    for step in range(11):
+        ground = tuple(a + (b - a) * step / 10 for a, b in zip(low, high, strict=True))
+        assert contrast(ground, ink) >= 4.5
 
 
 @pytest.mark.parametrize("theme", [palette.LIGHT, palette.DARK], ids=["light", "dark"])
 @pytest.mark.parametrize("ground", ["surface", "page"])
 @pytest.mark.parametrize("ink", ["ink", "soft", "muted", "help", "harm", "accent"])
 def test_text_has_the_contrast_of_wcag_aa(theme, ground, ink):
-    dark, light = sorted((luminance(theme[ink]), luminance(theme[ground])))
-    assert (light + 0.05) / (dark + 0.05) >= 4.5
+    assert contrast(parts_of(theme[ink]), parts_of(theme[ground])) >= 4.5

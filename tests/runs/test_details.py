@@ -42,7 +42,7 @@ class Heard(Observer):
 def finished(request, tmp_path_factory):
     out = tmp_path_factory.mktemp(request.param)
     heard = Heard()
-    result = run(settings(out, engine=request.param), heard)
+    result = run(settings(out, engine=request.param, thumbnails=True), heard)
     return out, {r["method"]: r for r in result.records}, heard
 
 
@@ -146,6 +146,7 @@ def test_reliability_is_that_of_the_answers(tmp_path, engine):
     assert 1 - np.mean(np.concatenate(found["errors"])) == pytest.approx(right)
     names = [one["private"] for one in found["distrusted"]]
     assert set(names) <= set(found["classes"])
+    assert {one["image"] for one in found["distrusted"]} == {None}  # for nobody has asked for thumbnails
 
 
 def test_both_engines_leave_the_same(tmp_path):

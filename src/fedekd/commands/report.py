@@ -14,14 +14,22 @@ def add(commands: Any) -> None:
     report = command(commands, "report", write_report, "one HTML page about a run, a study or a real federation")
     report.add_argument("folder", metavar="DIR", help="the results folder of a run or a study, or a server's folder")
     report.add_argument("--out", metavar="FILE", help="the file to write (default: report.html in DIR)")
+    report.add_argument("--site", metavar="NAME", help="one page to print for this site of a run, as site-NAME.html")
+    report.add_argument(
+        "--thumbnails", action="store_true",
+        help="show training samples that a gate distrusts: rows, labels, and pictures if `run --thumbnails` kept them",
+    )  # fmt: skip
 
 
 def write_report(given: argparse.Namespace) -> None:
-    from fedekd.report.page import write_page
+    from fedekd.report.page import write_handout, write_page
 
     folder, out = Path(given.folder), Path(given.out) if given.out else None
+    if given.site is not None:
+        print(write_handout(folder, given.site, out))
+        return
     if (folder / "results.jsonl").exists():
-        print(write_page(folder, out))
+        print(write_page(folder, out, thumbnails=given.thumbnails))
         return
     from fedekd.flower.setup.folders import server_state, site_state
     from fedekd.report.page import write_federation

@@ -53,12 +53,14 @@ def run_methods(given: argparse.Namespace) -> None:
     except KeyboardInterrupt:
         raise KeyboardInterrupt("the same command continues where it stopped") from None
     from fedekd.report.terminal import print_result
+    from fedekd.runs import command_file
 
+    command_file.write(settings.out, given.words, settings.device)
     print_result(console(), result, settings.out, given.show_clients)
     if not given.no_report:
         from fedekd.report.page import write_page
 
-        page = write_page(settings.out, keys={record["key"] for record in result.records})
+        page = write_page(settings.out, None, {record["key"] for record in result.records}, settings.thumbnails)
         print(f"report in {page}; open it in a browser")
 
 

@@ -12,7 +12,7 @@ from fedekd.commands.run import merged
 from fedekd.errors import FedekdError
 from fedekd.settings import Settings
 
-FIXED = ("methods", "seeds", "alone", "models", "out")  # what tuning decides itself
+FIXED = ("methods", "seeds", "alone", "models", "thumbnails", "out")  # what tuning decides itself
 
 
 def add(commands: Any) -> None:

@@ -83,7 +83,7 @@ def _spec(chart: Chart, content: Spec, rows: list[Row], words: dict[str, str]) -
         "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
         "autosize": {"type": "fit-x", "contains": "padding"},
         "title": {"text": ": ".join([*of, chart.title]), "anchor": "start", "fontSize": 15, "fontWeight": 400},
-        **_painted(content),
+        **painted(content),
         **height,
         "params": [{"name": name, "value": value} for name, value in {**words, "dark": False}.items()],
         "width": max((COLUMN if chart.half else WHOLE) / SCALE, lines.get("least", 0)),
@@ -92,13 +92,13 @@ def _spec(chart: Chart, content: Spec, rows: list[Row], words: dict[str, str]) -
     }
 
 
-def _painted(part: Any) -> Any:
+def painted(part: Any) -> Any:
     """With the palette's colours in the place of their roles."""
     if isinstance(part, str):
         return LIGHT[part[1:]] if part.startswith("$") else part
     if isinstance(part, (list, tuple)):
-        return [_painted(inner) for inner in part]
-    return {name: _painted(inner) for name, inner in part.items()} if isinstance(part, dict) else part
+        return [painted(inner) for inner in part]
+    return {name: painted(inner) for name, inner in part.items()} if isinstance(part, dict) else part
 
 
 WORDS = {"labelColor": LIGHT["soft"], "titleColor": LIGHT["soft"], "labelFontSize": 12, "titleFontSize": 12}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,19 +15,36 @@ from fedekd.runs.results import load
 from fedekd.runs.store import read_failures
 
 if TYPE_CHECKING:
+    from fedekd.report.html.run_data import RunData
     from fedekd.report.html.section import Page
 
 
-def write_page(folder: str | Path, out: Path | None = None, keys: Collection[str] | None = None) -> Path:
+def write_page(
+    folder: str | Path, out: Path | None = None, keys: Collection[str] | None = None, thumbnails: bool = False
+) -> Path:
     """The report of the results in ``folder``, by default as its ``report.html``.
 
     ``keys`` names the runs to report on; without them it is all runs, or of one dataset and split those with the
-    settings of the latest.
+    settings of the latest. No row of the data and none of its labels is in the page, unless ``thumbnails`` asks for the
+    training samples that a gate distrusts.
     """
     from fedekd.report.html.render import render
 
     path = Path(out) if out else Path(folder) / "report.html"
-    write_whole(path, render(make_page(folder, keys)).encode())
+    write_whole(path, render(make_page(folder, keys, thumbnails)).encode())
+    return path
+
+
+def write_handout(folder: str | Path, site: str, out: Path | None = None) -> Path:
+    """One page about one site of a run, by default as ``site-NAME.html`` beside its results."""
+    from fedekd.report.html.handout import render_handout
+
+    records = load(folder).records
+    if len({(r["dataset"], r["alpha"]) for r in records}) > 1:
+        raise FedekdError(f"{folder} holds several datasets or splits; --site needs the results of one run")
+    text = render_handout(_run_data(folder, records)[0], site)
+    path = Path(out) if out else Path(folder) / f"site-{re.sub(r'[^A-Za-z0-9.-]+', '_', site).strip('_')}.html"
+    write_whole(path, text.encode())
     return path
 
 
@@ -46,19 +64,26 @@ def write_federation(state: Path, out: Path | None = None) -> Path:
     return path
 
 
-def make_page(folder: str | Path, keys: Collection[str] | None = None) -> Page:
+def make_page(folder: str | Path, keys: Collection[str] | None = None, thumbnails: bool = False) -> Page:
     records = [r for r in load(folder).records if keys is None or r["key"] in keys]
     if len({(r["dataset"], r["alpha"]) for r in records}) > 1:
         from fedekd.report.html.study import study_page
 
         return study_page(records, read_failures(Path(folder)), folder)
     from fedekd.report.html.run import run_page
+
+    data, left = _run_data(folder, records)
+    notes = [f"{left} runs with other settings in this folder are left out."] if left else []
+    return run_page(data, notes, thumbnails)
+
+
+def _run_data(folder: str | Path, records: Sequence[Record]) -> tuple[RunData, int]:
+    """Of the runs with the latest settings, and how many have others."""
     from fedekd.report.html.run_data import RunData
     from fedekd.runs import details
 
     latest, left = _latest_settings(records)
-    notes = [f"{left} runs with other settings in this folder are left out."] if left else []
-    return run_page(RunData(latest, details.read(folder, {r["key"] for r in latest}), folder), notes)
+    return RunData(latest, details.read(folder, {r["key"] for r in latest}), folder), left
 
 
 def _latest_settings(records: Sequence[Record]) -> tuple[list[Record], int]:

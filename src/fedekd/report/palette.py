@@ -1,7 +1,8 @@
 """The colours of reports and figures, named by what they mean.
 
 Help and harm are Okabe and Ito's blue and vermillion, which people with any of the common colour blindnesses can tell
-apart; charts give them different shapes besides. Text on ``surface`` keeps a contrast of at least 4.5.
+apart; charts give them different shapes besides. Text on ``surface``, and ``ink`` on every shade from ``low`` to
+``cell`` and ``cell-harm``, keeps a contrast of at least 4.5.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ LIGHT = {
     "accent": "#0068a5",
     "other": "#008a66",
     "third": "#a3527f",
-    "bar": "#b9bec5",
     "low": "#edf3f8",
     "high": "#0a4a7f",
+    "cell": "#5a9fd0",
+    "cell-harm": "#e0905c",
 }
 DARK = {
     "page": "#14171b",
@@ -40,11 +42,12 @@ DARK = {
     "accent": "#62b8ea",
     "other": "#3fc39b",
     "third": "#d99bc0",
-    "bar": "#4a525d",
     "low": "#222d38",
     "high": "#9bd4f5",
+    "cell": "#1f5f8c",
+    "cell-harm": "#8a4413",
 }
-SERIES = ("accent", "harm", "other", "third", "muted")  # lines that stand side by side
+SERIES = ("accent", "other", "third", "ink", "muted")  # lines that stand side by side: harm is for harm alone
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross")
 
 

@@ -66,10 +66,13 @@ def _figures() -> tuple[dict[str, str], ...]:
     return tuple(csv.DictReader(text.splitlines()))
 
 
-def paper_means() -> dict[tuple[str, str, float | None], tuple[float, float]]:
-    """The paper's mean accuracy or RMSE and its deviation, by our method, dataset and alpha."""
+def paper_deltas() -> dict[tuple[str, str, float | None], tuple[float, float]]:
+    """The paper's Avg Δ and its deviation, by our method, dataset and alpha."""
     return {
-        key: value for one in _layouts() if QUANTITIES[one.metric][0] == "mean" for key, value in one.figures.items()
+        key: value
+        for one in _layouts()
+        if QUANTITIES[one.metric][0] == "avg_delta"
+        for key, value in one.figures.items()
     }
 
 

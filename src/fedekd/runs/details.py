@@ -49,9 +49,14 @@ def read(folder: str | Path, keys: Collection[str] | None = None) -> dict[str, D
 
 
 def describe(
-    key: str, clients: Sequence[Client], curve: list[list[float]], trust: list[Any], exchange: list[Any]
+    key: str,
+    clients: Sequence[Client],
+    curve: list[list[float]],
+    trust: list[Any],
+    exchange: list[Any],
+    thumbnails: bool = False,
 ) -> Details:
-    """Everything about one finished run: ``clients`` as training left them."""
+    """Everything about one finished run: ``clients`` as training left them. No picture of a sample unless asked for."""
     job = clients[0].job
     federation, dataset = job.federation, job.federation.dataset
     counts, edges = partition(federation)
@@ -68,7 +73,7 @@ def describe(
         "shared_bytes": sum(cost.up for cost in rehearse(job)[-1]),
         "partition": counts,
         "edges": edges,
-        "distrusted": doubted(clients, [s["train"] for s in seen if s]),
+        "distrusted": doubted(clients, [s["train"] for s in seen if s], thumbnails),
         "reliability": reliability(job.task.name, [s["test"] for s in seen if s]),
     }
 
@@ -133,7 +138,9 @@ def _array(tensor: Tensor) -> np.ndarray:
     return tensor.detach().cpu().numpy()
 
 
-def doubted(clients: Sequence[Client], seen: Sequence[dict[str, np.ndarray]]) -> list[DoubtedSample]:
+def doubted(
+    clients: Sequence[Client], seen: Sequence[dict[str, np.ndarray]], thumbnails: bool = False
+) -> list[DoubtedSample]:
     """The training samples on which the gate trusts the proxy least, among all clients."""
     if not seen or max(float(np.ptp(s["trust"])) for s in seen) < 1e-6:
         return []
@@ -152,7 +159,7 @@ def doubted(clients: Sequence[Client], seen: Sequence[dict[str, np.ndarray]]) ->
                 "proxy": _answer(federation, own["proxy"][i]),
                 "energy": float(own["energy"][i]),
                 "trust": weight,
-                "image": thumbnail(federation.dataset.x[own["row"][i]]),
+                "image": thumbnail(federation.dataset.x[own["row"][i]]) if thumbnails else None,
             }
         )
     return shown

@@ -37,15 +37,17 @@ MODELS = 540  # in one stack: enough to fill a GPU, few enough that records come
 
 @dataclass(frozen=True)
 class Artifacts:
-    """What a run leaves besides its record: details for the report, and the clients' models on these seeds."""
+    """What a run leaves besides its record: details for the report, with pictures of training samples where they are
+    asked for, and the clients' models on these seeds."""
 
     details: bool = False
     seeds: frozenset[int] = frozenset()
+    thumbnails: bool = False
 
     @classmethod
     def of(cls, settings: Settings) -> Artifacts:
         seeds = {"first": settings.seeds[:1], "all": settings.seeds, "none": ()}[settings.models]
-        return cls(True, frozenset(seeds))
+        return cls(True, frozenset(seeds), settings.thumbnails)
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,9 @@ def train_together(
             if artifacts.details:
                 clients = worker.clients_of(j)
                 history.give_back(j, clients)
-                found = details.describe(r.key, clients, history.curves[j], worker.trust[j], history.exchange[j])
+                found = details.describe(
+                    r.key, clients, history.curves[j], worker.trust[j], history.exchange[j], artifacts.thumbnails
+                )
                 _leave(store, observer, record, found, clients if r.seed in artifacts.seeds else ())
             if training.metric:
                 answers.write(store.folder, r.key, history.test_rows(j, r.job, measured[j]))

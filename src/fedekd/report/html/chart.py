@@ -55,13 +55,14 @@ class Chart:
     empty: str = "There is nothing to draw here."
     open: bool = False  # whether its table is shown from the start
     half: bool = False  # two stand side by side where there is room
+    small: str = ""  # what must be known to be exact, below the chart
     name: str = ""  # of its file among the figures, where that is not its id
 
     def data(self) -> dict[str, Any]:
         """What the page's script needs; rows as lists, since names of fields would weigh more than the figures."""
         fields = list(dict.fromkeys(name for rows in self.rows.values() for row in rows[:1] for name in row))
         return {
-            "spec": {"description": f"{self.title}. {self.about}", **self.spec},
+            "spec": {"description": f"{self.title}. {self.about} {self.small}".rstrip(), **self.spec},
             "fields": fields,
             "rows": {key: [[_plain(row[f]) for f in fields] for row in rows] for key, rows in self.rows.items()},
             "columns": [vars(column) for column in self.columns],
@@ -169,13 +170,13 @@ ROUNDS: Spec = {
 }
 
 
-def shades(field: str, title: str, format: str) -> Spec:
-    """A quantity from nothing to much, by lightness alone."""
+def shades(field: str, title: str, format: str, most: str = "$high") -> Spec:
+    """A quantity from nothing to much, by lightness alone; up to ``$cell`` it can be written on."""
     return {
         "field": field,
         "type": "quantitative",
-        "scale": {"range": ["$low", "$high"], "domainMin": 0},
-        "legend": {"title": title, "format": format, "orient": "top", "gradientLength": 140, "titleOrient": "left"},
+        "scale": {"range": ["$low", most], "domainMin": 0},
+        "legend": {"title": title, "format": format, "orient": "top", "gradientLength": 140},
     }
 
 

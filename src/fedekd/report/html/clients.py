@@ -1,12 +1,10 @@
-"""What each client has alone and with the method: dumbbells, and for very many clients all of them at a glance."""
+"""What each client gains by joining, how sure that is, and what it should do; for very many clients at a glance."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from statistics import fmean
-
-import numpy as np
 
 from fedekd.report.html.chart import (
     MANY,
@@ -26,10 +24,9 @@ from fedekd.report.html.chart import (
 )
 from fedekd.report.html.run_data import RunData, fewer
 from fedekd.report.html.section import Block, Variants
+from fedekd.report.html.words import minus
 from fedekd.runs.transfer import ClientTransfer
 from fedekd.runs.verdict_text import Advice, advice_by_client, alone_label, caveats, decided
-
-WHOLE = "datum.value > 100 ? '' : datum.label"  # no share is above 100 %
 
 
 def client_rows(data: RunData) -> dict[str, list[Row]]:
@@ -52,10 +49,9 @@ def _row(client: ClientTransfer, data: RunData) -> Row:
     alone, value = (f * fmean(one.value for one in some) for some in (client.alone, client.joined))
     gain = f * client.parts["gain"]
     low, high = (f * verdict.low, f * verdict.high) if verdict and math.isfinite(verdict.low) else (gain, gain)
-    least, most = (0.0, 100.0) if data.unit.percent else (-math.inf, math.inf)
-    ends = [float(np.clip(end, least, most)) for end in (alone + low, alone + high)]
     return {
         "client": client.client,
+        "n_train": data.training_rows(client.client, client.seeds[0]),
         "n": client.n_test,
         "alone": alone,
         "by": alone_label(client),
@@ -64,14 +60,13 @@ def _row(client: ClientTransfer, data: RunData) -> Row:
         "gain": gain,
         "low": low,
         "high": high,
-        "from": ends[0],
-        "to": ends[1],
+        "said": minus(data.unit.delta(client.parts["gain"])),
         "detectable": f * verdict.detectable if verdict else None,
         "state": state_of(verdict),
     }
 
 
-def dumbbells(data: RunData) -> Chart:
+def gains(data: RunData) -> Chart:
     scale, every = data.scale, client_rows(data)
     rows = {key: _ends(group) for key, group in every.items()}
     banded = any(row["low"] < row["high"] for group in every.values() for row in group)
@@ -79,6 +74,7 @@ def dumbbells(data: RunData) -> Chart:
     gain = f"gain{', points' if scale.unit.percent else f' of {scale.unit.name}'}"
     columns = [
         ChartColumn("client", "client"),
+        ChartColumn("n_train", "training rows", ","),
         ChartColumn("n", "test rows", ","),
         *([ChartColumn("floor", "floor", scale.value)] if floors else []),
         ChartColumn("alone", "alone", scale.value),
@@ -95,14 +91,15 @@ def dumbbells(data: RunData) -> Chart:
     columns.append(ChartColumn("state", "verdict"))
     better = "right" if scale.unit.higher_is_better else "left"
     about = (
-        "Each line leads from the best a client reaches alone (ring) to what it reaches with the method; further "
-        f"{better} is better, and the gain stands on the right. Coloured, with ▲ or ▼, is what is clear."
+        "What each client gains with the chosen method over the best it can do alone; further "
+        f"{better} is better. Coloured, with ▲ or ▼, is what is clear; ■ is equivalent, ● undecided."
     )
+    small = ""
     if floors:
-        about += " Floor: with the commonest class, or the mean, of its training rows for every answer."
+        small += "Floor: with the commonest class, or the mean, of its training rows for every answer. "
     if banded:
-        about += " Bands are 95 % intervals of the gain: the fewer test rows, the wider. "
-        about += " ".join(caveats(list(data.transfer.values()), data.unit)[:2])
+        about += " Lines are 95 % intervals of the gain: the fewer test rows, the wider."
+        small += " ".join(caveats(list(data.transfer.values()), data.unit)[:2])
     if not data.one_split and len(data.seeds) > 1:
         about += " Every seed splits the data anew: choose one above; the page opens with the worst."
     count = max((len(group) for group in every.values()), default=0)
@@ -116,6 +113,7 @@ def dumbbells(data: RunData) -> Chart:
         columns,
         rows,
         follows(data),
+        small=small,
         open=True,
     )
 
@@ -138,7 +136,9 @@ def advice(data: RunData) -> Block | None:
     content = {
         key: {
             "decided": decided(group.values()),
-            "rows": [(client, *one) for (client, _), one in group.items()] if len(group) <= MANY else [],
+            "rows": [(client, one.decision, minus(one.reason)) for (client, _), one in group.items()]
+            if len(group) <= MANY
+            else [],
         }
         for key, group in by.items()
     }
@@ -157,57 +157,41 @@ def _ends(rows: list[Row]) -> list[Row]:
 
 
 def _spec(scale: MetricScale, columns: Sequence[ChartColumn], band: bool) -> Spec:
-    whole = {"labelExpr": WHOLE} if scale.unit.percent else {}
     x = {
-        "field": "alone",
+        "field": "gain",
         "type": "quantitative",
-        "title": scale.value_title,
-        "scale": {"zero": False, "nice": False, "padding": 16},
-        "axis": {"orient": "top", "tickCount": 6, **whole},
+        "title": gain_title(scale),
+        "scale": {"nice": True, "padding": 16},
+        "axis": {"orient": "top", "tickCount": 6},
+    }
+    interval: Spec = {
+        "mark": {"type": "rule", "strokeWidth": 2, "aria": False},
+        "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "color": state_colour()},
     }
     layers: list[Spec] = [
-        {
-            "mark": {"type": "rule", "strokeWidth": 2.5, "opacity": 0.55, "aria": False},
-            "encoding": {"x": x, "x2": {"field": "value"}, "color": state_colour()},
-        },
-        {
-            "mark": {"type": "point", "filled": True, "fill": "$surface", "stroke": "$soft", "size": 75, "opacity": 1},
-            "encoding": {"x": x},
-        },
+        zero_line(),
+        *([interval] if band else []),
         {
             "mark": {"type": "point", "filled": True, "size": 125, "opacity": 1},
-            "encoding": {"x": {**x, "field": "value"}, "color": state_colour(), "shape": state_shape()},
+            "encoding": {"x": x, "color": state_colour(), "shape": state_shape()},
         },
         {
             "mark": {"type": "text", "align": "left", "dx": 12, "fontWeight": 600, "aria": False},
-            "encoding": {
-                "x": {"value": "width"},
-                "text": {
-                    "condition": [
-                        {"test": "datum.gain === 0", "value": "±0"},
-                        {"test": "!isValid(datum.gain)", "value": "n/a"},
-                    ],
-                    "field": "gain",
-                    "format": scale.delta,
-                },
-                "color": state_colour(),
-            },
+            "encoding": {"x": {"value": "width"}, "text": {"field": "said"}, "color": state_colour()},
         },
     ]
-    if band:
-        layers.insert(
-            0,
-            {
-                "mark": {"type": "rule", "strokeWidth": 9, "opacity": 0.2, "aria": False},
-                "encoding": {"x": {**x, "field": "from"}, "x2": {"field": "to"}, "color": state_colour()},
-            },
-        )
     encoding = {"y": names("client", grid=True), "tooltip": tooltip(columns)}
     return {**lines_of("client", 30), "encoding": encoding, "layer": layers}
 
 
+def gain_title(scale: MetricScale) -> str:
+    unit = "points" if scale.unit.percent else scale.unit.name
+    ways = "worse ← → better" if scale.unit.higher_is_better else "better ← → worse"
+    return f"gain, {unit} ({ways})"
+
+
 def ranks(data: RunData) -> Chart | None:
-    """Every client's gain in order; only where there are more than the dumbbells can show."""
+    """Every client's gain in order; only where there are more than the chart of clients can show."""
     every = client_rows(data)
     if max((len(group) for group in every.values()), default=0) <= MANY:
         return None
@@ -223,7 +207,7 @@ def ranks(data: RunData) -> Chart | None:
         ChartColumn("gain", "gain", scale.delta),
         ChartColumn("state", "verdict"),
     ]
-    y = {"field": "gain", "type": "quantitative", "title": "gain"}
+    y = {"field": "gain", "type": "quantitative", "title": gain_title(scale)}
     spec: Spec = {
         "height": 240,
         "layer": [

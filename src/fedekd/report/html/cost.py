@@ -80,13 +80,13 @@ def traffic(data: RunData) -> Chart:
             },
             {
                 "transform": [{"filter": "isValid(datum.whole)"}],
-                "mark": {"type": "tick", "color": "$harm", "thickness": 3, "size": 20},
+                "mark": {"type": "tick", "color": "$ink", "thickness": 3, "size": 20},
                 "encoding": {"x": {"field": "whole", "type": "quantitative"}},
             },
         ],
     }
     about = (
-        "What all clients send and get over a whole run; the orange bar marks what sending their private models would "
+        "What all clients send and get over a whole run; the black bar marks what sending their private models would "
         "take."
     )
     return Chart(
@@ -129,7 +129,7 @@ def per_round(data: RunData) -> Chart:
                 },
             },
             {
-                "mark": {"type": "rule", "color": "$harm", "strokeWidth": 2, "strokeDash": [6, 4]},
+                "mark": {"type": "rule", "color": "$ink", "strokeWidth": 2, "strokeDash": [6, 4]},
                 "encoding": {"x": None, "y": {"field": "whole", "aggregate": "max", "type": "quantitative"}},
             },
         ],

@@ -18,8 +18,8 @@ from fedekd.report.html.chart import (
     tooltip,
     zero_line,
 )
-from fedekd.report.html.headline import minus
 from fedekd.report.html.section import Block, Page, Section, Variants
+from fedekd.report.html.words import minus
 from fedekd.runs.federation_report import FederationReport, SiteRow
 from fedekd.units import count, duration, volume
 from fedekd.verdicts import HARMED, HELPED
@@ -54,10 +54,13 @@ def _headline(report: FederationReport) -> dict[str, Any]:
     chance = f"{report.surely_harmed} of them by more than the choice of test rows may do (95 %)." if harmed else ""
     return {
         "title": title,
-        "tone": "harm" if harmed else "help" if known else "",
+        "tone": "harm" if report.surely_harmed else "",
         "lines": [f"No Δ is known of {count(silent, 'site')}. {OWN}"] if silent else [],
         "sure": " ".join([chance, ONCE]).strip() if known else "",
-        "figures": [(f"{harmed} of {len(known)}", "sites harmed", "harm" if harmed else "help"), *_costs(report)],
+        "figures": [
+            (f"{harmed} of {len(known)}", "sites with a Δ on the harmed side", "harm" if report.surely_harmed else ""),
+            *_costs(report),
+        ],
     }
 
 
@@ -91,11 +94,14 @@ def _costs(report: FederationReport) -> list[tuple[str, str, str]]:
 
 
 def _effect(report: FederationReport, site: SiteRow, scale: MetricScale) -> str:
-    """By the site's verdict; by the sign of its Δ where it shares that alone."""
+    """By the site's verdict; where it shares Δ alone, by its interval: what may be chance is "same"."""
     if state := report.states.get(site.get("name", "?")):
         return state if state in (HELPED, HARMED) else "same"
-    delta = site.get("delta")
-    return "unknown" if delta is None else scale.effect(delta)
+    told = dict[str, Any](site)
+    if told.get("delta") is None:
+        return "unknown"
+    ends = {scale.effect(told[end]) if told.get(end) is not None else "same" for end in ("low", "high")}
+    return ends.pop() if len(ends) == 1 else "same"
 
 
 def _rows(report: FederationReport, scale: MetricScale) -> list[Row]:

@@ -6,17 +6,14 @@ import math
 from statistics import fmean
 from typing import Any
 
+from fedekd.report.html.recommendation import what_sites_should_do, which_method
 from fedekd.report.html.run_data import RunData
+from fedekd.report.html.words import between, minus
 from fedekd.runs.summary import PARTITIONS
 from fedekd.runs.transfer import ClientTransfer, MethodTransfer
 from fedekd.runs.verdict_text import PARTS, alone_label, caveats, told
 from fedekd.units import Unit, count
 from fedekd.verdicts import HARMED, HELPED
-
-
-def minus(text: str) -> str:
-    """A true minus sign, as the charts write it."""
-    return text.replace("-", "−")
 
 
 def kicker(data: RunData) -> str:
@@ -38,7 +35,7 @@ def headline(data: RunData, label: str) -> dict[str, Any]:
     """A title, the sentences below it and the parts of Δ, for one method."""
     unit, method = data.unit, data.transfer[label]
     states = method.states
-    lines = [_average(unit, method.summary["gain"]["mean"], menu=len(method.menu) > 1)]
+    lines = [_average(unit, method.summary["gain"]["mean"], label, menu=len(method.menu) > 1)]
     known = [client for client in method.clients if math.isfinite(client.parts["gain"])] or list(method.clients)
     worst = max(known, key=lambda client: unit.harm(client.parts["gain"]))
     if unit.harm(worst.parts["gain"]) > 0:
@@ -46,27 +43,29 @@ def headline(data: RunData, label: str) -> dict[str, Any]:
         lines.append(f"Worst off is client {worst.client}{where}: {_change(unit, worst)}.")
     return {
         "title": f"{label}: {told(method)}",
+        "use": [
+            line for line in (*which_method(list(data.transfer.values()), unit), what_sites_should_do(data)) if line
+        ],
         "tone": "harm" if states.get(HARMED) else "help" if states.get(HELPED) else "",
         "lines": lines,
         "sure": " ".join([_sure(unit, method), *caveats([method], unit)[-1:]]).strip(),
-        "figures": [(_signed(unit, found["mean"]), PARTS[part], "") for part, found in method.summary.items()],
+        "figures": [
+            (minus(unit.delta(found["mean"])) + (" points" if unit.percent else ""), PARTS[part], "")
+            for part, found in method.summary.items()
+        ],
     }
 
 
-def _signed(unit: Unit, delta: float) -> str:
-    return minus(unit.delta(delta)) + (" points" if unit.percent else "")
-
-
-def _average(unit: Unit, mean: float, menu: bool) -> str:
+def _average(unit: Unit, mean: float, label: str, menu: bool) -> str:
     if abs(mean) < 1e-12:
-        return "On average joining changed nothing."
+        return f"On average {label} changed nothing."
     alone = "with the best it can do alone" if menu else "alone"
     better = unit.harm(mean) < 0
     if unit.higher_is_better:
         change = f"{unit.amount(mean)} {'more' if better else 'less'} {unit.name}"
     else:
         change = f"{'a lower' if better else 'a higher'} {unit.name}, by {unit.amount(mean)},"
-    return f"On average a client has {change} by joining than {alone}."
+    return f"On average a client has {change} with {label} than {alone}."
 
 
 def _change(unit: Unit, client: ClientTransfer) -> str:
@@ -79,15 +78,16 @@ def _sure(unit: Unit, method: MethodTransfer) -> str:
     interval = method.summary["gain"]["interval"]
     if interval is None:
         return ""
-    low, high = (_signed(unit, x) for x in interval)
     worst, best = sorted((unit.harm(x) for x in interval), reverse=True)
     reading = (
         "all of it on the harmed side: chance in the seeds does not explain it"
         if best > 0
         else "all of it on the better side: chance in the seeds does not explain it"
         if worst < 0
-        else "which holds zero: it may as well be chance"
+        else "which includes zero: it may be chance"
     )
     few = " With so few seeds the interval is wide." if len(method.seeds) < 5 else ""
     seeds = len(method.seeds)
-    return f"Over {seeds} seeds, paired, the 95 % interval of the mean gain is {low} to {high}, {reading}.{few}"
+    return (
+        f"Over {seeds} seeds, paired, the 95 % interval of the mean gain is {between(interval, unit)}, {reading}.{few}"
+    )

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedekd.report.html.chart import Chart, ChartColumn, MetricScale, Spec, lines_of, names, tooltip, variant
 from fedekd.report.html.study_data import StudyData, alpha_title, dataset_title
+from fedekd.report.html.words import minus
 from fedekd.runs.verdict_text import told
 
 
@@ -18,9 +19,16 @@ def heat_rows(data: StudyData, task: str) -> list[dict[str, Any]]:
             figures = data.delta(label, (dataset, alpha))
             if figures:
                 place = {"method": label, "dataset": dataset_title(dataset), "alpha": alpha_title(alpha)}
+                said = minus(data.scales[task].unit.delta(figures["mean"] / data.scales[task].factor))
                 method = data.study.transfer[label, (dataset, alpha)]
                 rows.append(
-                    {**place, "cell": f"{place['dataset']} {place['alpha']}", **figures, "clients": told(method)}
+                    {
+                        **place,
+                        "cell": f"{place['dataset']} {place['alpha']}",
+                        **figures,
+                        "said": said,
+                        "clients": told(method),
+                    }
                 )
     shade = _shade(data.scales[task], [row["mean"] for row in rows])
     return [{**row, "shade": shade(row["mean"])} for row in rows]
@@ -40,21 +48,20 @@ def _shade(scale: MetricScale, means: list[float]) -> Any:
 SURE = "datum.verdict === 'helps' || datum.verdict === 'harms'"
 
 
-def _cell(scale: MetricScale, size: int = 12) -> list[Spec]:
+def _cell(size: int = 12) -> list[Spec]:
     colour = {
         "field": "shade",
         "type": "quantitative",
         "legend": None,
-        "scale": {"domain": [-1, 0, 1], "range": ["$harm", "$low", "$help"], "interpolate": "rgb"},
+        "scale": {"domain": [-1, 0, 1], "range": ["$cell-harm", "$low", "$cell"], "interpolate": "rgb"},
     }
-    ink = {"condition": {"test": "abs(datum.shade) > (dark ? 0.65 : 0.85)", "value": "$surface"}, "value": "$ink"}
-    words: Spec = {"type": "text", "fontSize": size, "aria": False, "tooltip": None}
+    words: Spec = {"type": "text", "fontSize": size, "aria": False, "tooltip": None, "color": "$ink"}
     cell: Spec = {"mark": {"type": "rect", "stroke": "$surface", "strokeWidth": 2}, "encoding": {"color": colour}}
     figures: list[Spec] = [
         {
             "transform": [{"filter": test}],
             "mark": {**words, "fontWeight": weight},
-            "encoding": {"text": {"field": "mean", "format": scale.delta}, "color": ink},
+            "encoding": {"text": {"field": "said"}},
         }
         for test, weight in ((f"!({SURE})", 400), (SURE, 700))
     ]
@@ -99,7 +106,7 @@ def one_method(data: StudyData, task: str) -> Chart:
             "y": names("dataset"),
             "tooltip": tooltip(columns),
         },
-        "layer": _cell(scale, 14),
+        "layer": _cell(14),
     }
     about = f"The chosen method's mean Δ ({_unit(scale)}) over datasets and splits. {WORDS}"
     return Chart(
@@ -126,14 +133,14 @@ def all_methods(data: StudyData, task: str) -> Chart:
                 "type": "nominal",
                 "scale": {"domain": cells},
                 "title": None,
-                "axis": {"orient": "top", "labelAngle": -40, "labelLimit": 170, "ticks": False, "domain": False},
+                "axis": {"orient": "top", "labelAngle": -40, "labelLimit": 230, "ticks": False, "domain": False},
             },
             "y": names(
                 "method", labelFontWeight={"condition": {"test": "datum.label === method", "value": 700}, "value": 400}
             ),
             "tooltip": tooltip(columns),
         },
-        "layer": _cell(scale),
+        "layer": _cell(),
     }
     spec["usermeta"]["least"] = 150 + 58 * len(cells)
     spec["padding"] = {"left": 5, "top": 5, "bottom": 5, "right": 60}  # for the slanted labels

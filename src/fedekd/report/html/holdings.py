@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 from fedekd.report.html.chart import MANY, Chart, ChartColumn, Row, Spec, lines_of, names, shades, variant
 from fedekd.report.html.run_data import RunData, fewer
 from fedekd.runs.records import Details
+
+SPLITS = {"n_train": "training", "n_val": "validation", "n_test": "test"}
 
 
 def holdings_rows(data: RunData) -> dict[str, list[Row]]:
@@ -16,9 +20,15 @@ def holdings_rows(data: RunData) -> dict[str, list[Row]]:
         detail = data.any_detail(seed)
         if not detail or not detail["partition"]:
             continue
-        labels = _labels(detail)
+        labels, rows_of = _labels(detail), {str(one["id"]): one for one in data.clients(seed)}
         held: list[Row] = [
-            {"client": str(one["client"]), "total": sum(one["counts"]), "counts": list(one["counts"]), "labels": labels}
+            {
+                "client": str(one["client"]),
+                "total": sum(one["counts"]),
+                "counts": list(one["counts"]),
+                "labels": labels,
+                **{name: dict(rows_of.get(str(one["client"]), {})).get(name) for name in SPLITS},
+            }
             for one in detail["partition"]
         ]
         largest = {row["client"] for row in sorted(held, key=lambda row: -row["total"])[:MANY]}
@@ -29,10 +39,17 @@ def holdings_rows(data: RunData) -> dict[str, list[Row]]:
 def _labels(detail: Details) -> list[str]:
     edges = detail.get("edges")
     if edges:
-        return [f"{low:.4g} to {high:.4g}" for low, high in pairwise(edges)]
+        return _ranges(edges)
     width = len(detail["partition"][0]["counts"])
     names = [str(name) for name in detail.get("classes") or range(width)]
     return names if len(set(names)) == width else [str(i) for i in range(width)]
+
+
+def _ranges(edges: Sequence[float]) -> list[str]:
+    """Rounded, and open at both ends: the lowest and the highest target are rows of somebody's."""
+    size = 10 ** math.floor(math.log10(edges[1] - edges[0] or 1.0))
+    inner = [f"{size * round(edge / size):.6g}" for edge in edges[1:-1]]
+    return [f"below {inner[0]}", *(f"{low} to {high}" for low, high in pairwise(inner)), f"above {inner[-1]}"]
 
 
 def holdings(data: RunData) -> Chart:
@@ -40,10 +57,12 @@ def holdings(data: RunData) -> Chart:
     any_row = next((group[0] for group in rows.values() if group), None)
     labels = any_row["labels"] if any_row else []
     regression = data.first["task"] == "regression"
-    columns = [ChartColumn("client", "client"), ChartColumn("total", "all", ",")]
+    columns = [ChartColumn("client", "client"), ChartColumn("total", "all rows", ",")]
+    columns += [ChartColumn(name, title, ",") for name, title in SPLITS.items()]
     columns += [ChartColumn("counts", label, ",", index=i) for i, label in enumerate(labels)]
     what = "ranges of the target" if regression else "classes"
     about = f"How many samples of the {what} each client holds; the darker, the more, and blank is none."
+    about += " The table has its rows of training, validation and test beside them."
     about += fewer(len(data.names), MANY, "largest")
     spec: Spec = {
         **lines_of("client", 28),
@@ -74,7 +93,7 @@ def holdings(data: RunData) -> Chart:
             {
                 "transform": [{"filter": "datum.count > 0"}],
                 "mark": {"type": "rect", "stroke": "$surface", "strokeWidth": 1.5},
-                "encoding": {"color": shades("count", "samples", "~s")},
+                "encoding": {"color": shades("count", "samples", "~s", "$cell")},
             },
             *([_numbers()] if len(labels) <= 12 else []),
         ],
@@ -87,21 +106,9 @@ def _long(labels: list[str]) -> bool:
     return max(map(len, labels), default=0) > 4
 
 
-DARK_CELL = "datum.count > datum.top * (dark ? 0.45 : 0.68)"  # where text must change its colour to be read
-
-
 def _numbers() -> Spec:
     return {
-        "transform": [
-            {"joinaggregate": [{"op": "max", "field": "count", "as": "top"}]},
-            {"filter": "datum.count > 0"},
-        ],
-        "mark": {"type": "text", "aria": False, "fontSize": 11, "tooltip": None},
-        "encoding": {
-            "text": {"field": "count", "format": ","},
-            "color": {
-                "condition": {"test": DARK_CELL, "value": "$surface"},
-                "value": "$ink",
-            },
-        },
+        "transform": [{"filter": "datum.count > 0"}],
+        "mark": {"type": "text", "aria": False, "fontSize": 11, "tooltip": None, "color": "$ink"},
+        "encoding": {"text": {"field": "count", "format": ","}},
     }

@@ -60,26 +60,6 @@ def method_curves(data: RunData) -> Chart:
         ChartColumn("round", "round"),
         ChartColumn("value", scale.value_title, scale.value),
     ]
-    base: Spec = {
-        "x": _rounds(),
-        "y": {"field": "value", "type": "quantitative", "title": scale.value_title, "scale": {"zero": False}},
-        "detail": {"field": "method"},
-        "tooltip": tooltip(columns),
-    }
-    chosen, quiet = "datum.method === method", "datum.method !== method && !datum.alone"
-
-    def line(test: str, **mark: Any) -> Spec:
-        return {"transform": [{"filter": test}], "mark": {"type": "line", "point": {"size": 36, **mark}, **mark}}
-
-    spec: Spec = {
-        "height": 260,
-        "encoding": base,
-        "layer": [
-            line(quiet, color="$muted", strokeWidth=1.3, opacity=0.55),
-            line("datum.alone", color="$ink", strokeWidth=2, strokeDash=[5, 4]),
-            line(chosen, color="$accent", strokeWidth=3),
-        ],
-    }
     about = (
         "Mean over the clients after each round. Blue: the chosen method; dashed: training alone; grey: the other "
         f"methods. {SHOWN_ONLY}"
@@ -88,7 +68,7 @@ def method_curves(data: RunData) -> Chart:
         "curves",
         "How the methods learn",
         about,
-        spec,
+        _lines("value", scale.value_title, columns),
         columns,
         mean_rows(data),
         ("seed",),
@@ -96,6 +76,64 @@ def method_curves(data: RunData) -> Chart:
         empty=MISSING,
         half=True,
         name="learning",
+    )
+
+
+def _lines(field: str, title: str, columns: Sequence[ChartColumn]) -> Spec:
+    """A line for each method, the chosen one and training alone drawn strongly."""
+    base: Spec = {
+        "x": _rounds(),
+        "y": {"field": field, "type": "quantitative", "title": title, "scale": {"zero": False}},
+        "detail": {"field": "method"},
+        "tooltip": tooltip(columns),
+    }
+    chosen, quiet = "datum.method === method", "datum.method !== method && !datum.alone"
+
+    def line(test: str, **mark: Any) -> Spec:
+        return {"transform": [{"filter": test}], "mark": {"type": "line", "point": {"size": 36, **mark}, **mark}}
+
+    return {
+        "height": 260,
+        "encoding": base,
+        "layer": [
+            line(quiet, color="$muted", strokeWidth=1.3, opacity=0.8),
+            line("datum.alone", color="$ink", strokeWidth=2, strokeDash=[5, 4]),
+            line(chosen, color="$accent", strokeWidth=3),
+        ],
+    }
+
+
+def loss_rows(data: RunData) -> dict[str, list[Row]]:
+    """By seed: each method's loss on validation rows, the mean over the clients that have any."""
+    rows: dict[str, list[Row]] = {}
+    for s, seed in enumerate(data.seeds):
+        for label in data.labels:
+            record = data.by.get((label, seed))
+            curves = (
+                [client["curve"]["val_loss"] for client in record["clients"] if "curve" in client] if record else []
+            )
+            for number, values in enumerate(zip(*curves, strict=False), start=1):
+                row = {"method": label, "round": number, "loss": float(np.mean(values)), "alone": label == data.alone}
+                rows.setdefault(variant(s), []).append(row)
+    return rows
+
+
+def validation_losses(data: RunData) -> Chart:
+    columns = [ChartColumn("method", "method"), ChartColumn("round", "round"), ChartColumn("loss", "loss", ".4f")]
+    about = (
+        "The loss on validation rows after each round, mean over the clients. Where it rises while training goes on, "
+        "a method learns its training rows by heart. Blue: the chosen method; dashed: training alone."
+    )
+    return Chart(
+        "losses",
+        "Validation loss",
+        about,
+        _lines("loss", "validation loss", columns),
+        columns,
+        loss_rows(data),
+        ("seed",),
+        ("method",),
+        empty="This run kept no losses of its rounds.",
     )
 
 

@@ -21,6 +21,7 @@ from fedekd.report.html.chart import (
     tooltip,
     zero_line,
 )
+from fedekd.report.html.clients import gain_title
 from fedekd.report.html.run_data import RunData
 from fedekd.runs.verdict_text import PARTS, told
 
@@ -68,8 +69,8 @@ def strip(data: RunData) -> Chart:
             if several
             else []
         ),
-        ChartColumn("worst", "worst gain", scale.delta),
-        ChartColumn("best", "best gain", scale.delta),
+        ChartColumn("worst", "lowest gain of a client", scale.delta),
+        ChartColumn("best", "highest", scale.delta),
         ChartColumn("states", "clients"),
         ChartColumn("of", "of", ","),
     ]
@@ -88,7 +89,7 @@ def strip(data: RunData) -> Chart:
         )
     about += " The tall bar is the mean"
     about += ", with its 95 % interval over seeds" if several else ""
-    about += "; the ring is round the worst."
+    about += "; the ring is round the client that loses most."
     if "type" in axis:
         about += " The axis is stretched near zero, so that small differences can be seen beside large ones."
     spec = _spec(data, axis, columns, many)
@@ -118,9 +119,13 @@ def _flat(rows: list[dict[str, Any]], scale: Any, many: bool) -> list[Row]:
 
 def _spec(data: RunData, axis: Spec, columns: list[ChartColumn], many: bool) -> Spec:
     scale = data.scale
-    unit = "points" if scale.unit.percent else scale.unit.name
-    title = f"gain, {unit} " + ("(worse ← → better)" if scale.unit.higher_is_better else "(better ← → worse)")
-    x: Spec = {"field": "gain", "type": "quantitative", "title": title, "scale": axis, "axis": {"tickCount": 7}}
+    x: Spec = {
+        "field": "gain",
+        "type": "quantitative",
+        "title": gain_title(scale),
+        "scale": axis,
+        "axis": {"tickCount": 7},
+    }
     strong = {"condition": {"test": "datum.label === method", "value": 700}, "value": 400}
     y = names("method", grid=True, labelFontWeight=strong)
     known = {"filter": "isValid(datum.mean)"}
@@ -204,8 +209,9 @@ def parts(data: RunData) -> Chart | None:
         ),
     ]
     words = list(PARTS.values())
+    unit = "points" if scale.unit.percent else scale.unit.name
     inks = {"domain": words, "range": ["$muted", "$other", "$accent", "$ink"]}
-    x: Spec = {"field": "mean", "type": "quantitative", "title": "mean over clients", "axis": {"tickCount": 7}}
+    x: Spec = {"field": "mean", "type": "quantitative", "title": f"mean over clients, {unit}", "axis": {"tickCount": 7}}
     look: Spec = {
         "color": {"field": "part", "type": "nominal", "scale": inks, "legend": {"title": None, "orient": "top"}},
     }

@@ -2,6 +2,13 @@
 // Draws the charts, and draws them anew when the reader's choice, the theme or the width changes.
 (() => {
   const root = document.documentElement;
+  // a difference as Python writes it: zero has no sign, and what is not zero never reads as zero
+  const written = (format, shape, v) => {
+    const text = format(shape)(v);
+    if (!shape.startsWith("+") || !/^[+−]0(\.0+)?$/.test(text)) return text;
+    return Math.abs(v) < 1e-10 ? text.slice(1) : format("+.1g")(v);
+  };
+  const unsigned = (text) => String(text).replace(/^[+−](0(\.0+)?)$/, "$1");
   const { choices, charts } = JSON.parse(document.getElementById("page-data").textContent);
   const state = Object.fromEntries(Object.values(choices).map((choice) => [choice.name, choice.first]));
 
@@ -25,7 +32,7 @@
       background: null, font, view: { stroke: null },
       axis: { ...words, gridColor: colour("grid"), domainColor: colour("line"), tickColor: colour("line"),
         titleFontWeight: 400, titlePadding: 8, labelPadding: 5 },
-      legend: { ...words, titleFontWeight: 400, symbolSize: 90, offset: 8 },
+      legend: { ...words, titleFontWeight: 400, symbolSize: 90, offset: 8, ...(innerWidth < 600 ? { columns: 1 } : {}) },
       text: { color: colour("ink"), fontSize: 12 },
     };
   };
@@ -40,7 +47,7 @@
     tip.replaceChildren(...entries.filter(([, text]) => text !== null && text !== "null").map(([name, text]) => {
       const line = document.createElement("div");
       line.append(Object.assign(document.createElement("span"), { textContent: name }));
-      line.append(Object.assign(document.createElement("b"), { textContent: String(text) }));
+      line.append(Object.assign(document.createElement("b"), { textContent: unsigned(text) }));
       return line;
     }));
     const { width, height } = tip.getBoundingClientRect();
@@ -80,7 +87,24 @@
     const drawn = await vegaEmbed(canvas, spec, options);
     if (turn !== chart.drawing) return drawn.finalize(); // overtaken by a later choice
     chart.drawn = drawn;
+    if (canvas.scrollWidth > canvas.clientWidth) canvas.tabIndex = 0; // so that the keyboard can scroll it
+    else canvas.removeAttribute("tabindex");
     fillTable(id);
+  };
+
+  // on a phone every row is a list, each figure with its heading: the roles keep it a table for who hears it
+  const headed = (table) => {
+    const heads = [...(table.tHead?.rows[0]?.cells ?? [])].map((cell) => cell.textContent.trim());
+    table.setAttribute("role", "table");
+    for (const part of [table.tHead, ...table.tBodies]) part?.setAttribute("role", "rowgroup");
+    for (const row of table.rows) {
+      row.setAttribute("role", "row");
+      [...row.cells].forEach((cell, i) => {
+        cell.setAttribute("role", cell.tagName === "TD" ? "cell" : cell.scope === "col" ? "columnheader" : "rowheader");
+        cell.dataset.head = heads[i] ?? "";
+        cell.toggleAttribute("data-none", cell.textContent.trim() === "–");
+      });
+    }
   };
 
   const fillTable = (id) => {
@@ -91,21 +115,24 @@
     const { format } = chart.drawn.view.locale();
     const value = (row, column) => (column.index === null ? row[column.field] : row[column.field]?.[column.index]) ?? null;
     const table = document.createElement("table"), head = table.createTHead().insertRow(), body = table.createTBody();
+    const words = (column, v) => !column.format && typeof v === "string";
     for (const column of chart.columns) {
-      head.append(Object.assign(document.createElement("th"), { scope: "col", textContent: column.title }));
+      const className = words(column, value(rowsOf(chart)[0], column)) ? "words" : "";
+      head.append(Object.assign(document.createElement("th"), { scope: "col", textContent: column.title, className }));
     }
     for (const row of rowsOf(chart)) {
       const values = chart.columns.map((column) => value(row, column));
       if (values.slice(1).every((v) => v === null)) continue;
       const line = body.insertRow();
       values.forEach((v, i) => {
-        const cell = document.createElement(i ? "td" : "th");
+        const cell = document.createElement(i ? "td" : "th"), shape = chart.columns[i].format;
         if (!i) cell.scope = "row";
-        const shape = chart.columns[i].format;
-        cell.textContent = v === null ? "–" : shape && typeof v === "number" ? format(shape)(v) : String(v);
+        if (words(chart.columns[i], v)) cell.className = "words";
+        cell.textContent = v === null ? "–" : shape && typeof v === "number" ? written(format, shape, v) : String(v);
         line.append(cell);
       });
     }
+    headed(table);
     holder.replaceChildren(table);
   };
 
@@ -143,9 +170,19 @@
   button.addEventListener("click", () => { root.dataset.theme = dark() ? "light" : "dark"; themed(); });
   prefers.addEventListener("change", themed);
 
-  let before;
-  addEventListener("beforeprint", () => { before = root.dataset.theme; root.dataset.theme = "light"; drawAll(); });
-  addEventListener("afterprint", () => { before ? (root.dataset.theme = before) : delete root.dataset.theme; drawAll(); });
+  let before, closed = [];
+  addEventListener("beforeprint", () => {
+    before = root.dataset.theme;
+    root.dataset.theme = "light";
+    closed = [...document.querySelectorAll("details:not([open])")];
+    closed.forEach((one) => { one.open = true; }); // paper shows every table
+    drawAll();
+  });
+  addEventListener("afterprint", () => {
+    before ? (root.dataset.theme = before) : delete root.dataset.theme;
+    closed.forEach((one) => { one.open = false; });
+    drawAll();
+  });
 
   let width = innerWidth, waiting;
   addEventListener("resize", () => {
@@ -155,6 +192,7 @@
     waiting = setTimeout(() => drawAll(), 120);
   });
 
+  document.querySelectorAll("main table").forEach(headed);
   showBlocks();
   button.setAttribute("aria-pressed", String(dark()));
   const start = async () => {

@@ -21,8 +21,8 @@ from fedekd.report.html.section import Page
 
 
 def render(page: Page) -> str:
-    scripts = [vega(), _asset("page.js")]
-    style = _asset("page.css").replace("/*light*/", palette.variables(palette.LIGHT))
+    scripts = [vega(), asset("page.js")]
+    style = asset("page.css").replace("/*light*/", palette.variables(palette.LIGHT))
     style = style.replace("/*dark*/", palette.variables(palette.DARK))
     hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts)
     policy = (
@@ -33,7 +33,7 @@ def render(page: Page) -> str:
         "choices": {choice.name: vars(choice) for choice in page.choices},
         "charts": {chart.id: chart.data() for chart in page.charts()},
     }
-    template = _environment().get_template("page.html")
+    template = environment().get_template("page.html")
     return template.render(
         page=page,
         policy=policy,
@@ -61,12 +61,12 @@ def vega() -> str:
 
 
 @cache
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
     return files("fedekd.report.html").joinpath(name).read_text(encoding="utf-8")
 
 
 @cache
-def _environment() -> Environment:
+def environment() -> Environment:
     return Environment(
         loader=PackageLoader("fedekd.report.html", "templates"),
         autoescape=True,

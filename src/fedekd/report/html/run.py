@@ -7,9 +7,10 @@ from typing import Any
 
 from fedekd.report.html import clients, cost, holdings, learning, methods, reliability, trust
 from fedekd.report.html.chart import Chart, variant
-from fedekd.report.html.headline import headline, kicker, minus
+from fedekd.report.html.headline import headline, kicker
 from fedekd.report.html.run_data import RunData
 from fedekd.report.html.section import Block, Page, Section, Variants
+from fedekd.report.html.words import minus
 from fedekd.runs.aggregate import SHARED, SummaryRow
 from fedekd.runs.records import DoubtedSample, PublicPart
 from fedekd.runs.subgroups import HEADS
@@ -24,7 +25,7 @@ NO_DETAILS = (
 )
 
 
-def run_page(data: RunData, notes: Sequence[str] = ()) -> Page:
+def run_page(data: RunData, notes: Sequence[str] = (), thumbnails: bool = False) -> Page:
     heads = {str(m): headline(data, label) for m, label in enumerate(data.compared)}
     alone = {
         "title": "Nothing to compare yet",
@@ -34,28 +35,30 @@ def run_page(data: RunData, notes: Sequence[str] = ()) -> Page:
         "lines": ["Only training alone has run; name methods with --methods."],
     }
     hero = Variants(("method",), heads or {"": alone}, str(data.favourite) if heads else "")
-    compared = [clients.dumbbells(data), clients.advice(data), clients.ranks(data)] if heads else []
+    compared = [clients.advice(data), clients.gains(data), clients.ranks(data)] if heads else []
     side_by_side = [methods.strip(data), methods.parts(data)] if heads else []
     sections = [
         Section("sites", "Did joining help?", [part for part in (*compared, _subgroups(data)) if part]),
         Section("all", "All methods", [*(part for part in side_by_side if part), _summary(data)]),
     ]
+    losses = [chart] if (chart := learning.validation_losses(data)).rows else []
     if data.details:
         sections += [
-            Section("learning", "Learning", [learning.method_curves(data), learning.clients_learning(data)]),
+            Section("learning", "Learning", [learning.method_curves(data), learning.clients_learning(data), *losses]),
             Section("data", "The data", [holdings.holdings(data)]),
-            *_gate(data),
+            *_gate(data, thumbnails),
             Section("cost", "Cost", [cost.traffic(data), cost.time(data), cost.per_round(data)]),
         ]
     else:
         notes = [*notes, NO_DETAILS]
+        sections += [Section("learning", "Learning", losses)]
         sections.append(Section("cost", "Cost", [cost.traffic(data), cost.time(data)]))
     sections.append(Section("settings", "Settings", [_settings(data)]))
     title = f"{data.first['dataset']}: did joining help?"
     return Page(title, kicker(data), hero, [s for s in sections if s.parts], data.choices(), notes)
 
 
-def _gate(data: RunData) -> list[Section]:
+def _gate(data: RunData, thumbnails: bool) -> list[Section]:
     """What only gated methods leave; nothing where none has run."""
     weights, energies = trust.rounds(data), reliability.reliability(data)
     asked = "A gated method weighs each sample: how far may the shared proxy teach the private model here?"
@@ -64,7 +67,7 @@ def _gate(data: RunData) -> list[Section]:
         trust.ends(data),
         trust.by_client(data),
         trust.course(data),
-        _distrusted(data),
+        *([_distrusted(data)] if thumbnails else []),
     ]
     sections = [Section("trust-weights", "Trust", parts, asked)] if weights.rows else []
     if energies.rows:
@@ -181,6 +184,7 @@ def _settings(data: RunData) -> Block:
     shared = {name: value for name, value in first["params"].items() if name in (*SHARED, "device")}
     partition = first["partition"]
     groups: dict[str, dict[str, Any]] = {
+        "Made by": {"last command": data.made_by.get("command"), "hardware": data.made_by.get("hardware")},
         "Data": {
             "dataset": first["dataset"],
             "task": first["task"],
@@ -204,4 +208,5 @@ def _settings(data: RunData) -> Block:
         groups |= {label: own} if own else {}
     ended = max((r["finished"] for r in data.records), default="")
     groups["Versions"] = {**groups["Versions"], "finished": ended}
-    return Block("settings.html", {k: {n: v for n, v in g.items() if v not in ("", None)} for k, g in groups.items()})
+    known = {k: {n: v for n, v in g.items() if v not in ("", None)} for k, g in groups.items()}
+    return Block("settings.html", {k: group for k, group in known.items() if group})

@@ -8,9 +8,10 @@ from pathlib import Path
 from statistics import fmean
 
 from fedekd.report.html.chart import Choice, MetricScale, variant
+from fedekd.runs import command_file
 from fedekd.runs.aggregate import SummaryRow, aggregate
 from fedekd.runs.findings import FAVOURITE
-from fedekd.runs.records import Details, Record
+from fedekd.runs.records import ClientRow, Details, Record
 from fedekd.runs.subgroups import by_subgroup
 from fedekd.runs.transfer import analyse
 from fedekd.units import Unit
@@ -29,6 +30,7 @@ class RunData:
         self.records = list({record["key"]: record for record in records}.values())
         self.details = dict(details or {})
         self.first = self.records[0]
+        self.made_by = command_file.read(folder) if folder else {}
         self.unit = Unit.of(self.records)
         self.scale = MetricScale(self.unit)
         self.by = {(r["label"], r["seed"]): r for r in self.records}
@@ -84,6 +86,13 @@ class RunData:
         known = [floor for seed in seeds if (floor := self._floors.get((seed, client))) is not None]
         return fmean(known) if known else None
 
+    def training_rows(self, client: str, seed: int) -> int:
+        return self._training[seed, client]
+
+    @cached_property
+    def _training(self) -> dict[tuple[int, str], int]:
+        return {(seed, one["id"]): one["n_train"] for seed in self.seeds for one in self.clients(seed)}
+
     @cached_property
     def _floors(self) -> dict[tuple[int, str], float | None]:
         return {(r["seed"], c["id"]): c.get("floor") for r in self.of(self.labels[0]) for c in r["clients"]}
@@ -94,6 +103,9 @@ class RunData:
             for s, seed in enumerate(self.seeds):
                 if (label, seed) in self.by:
                     yield variant(m, s), label, seed, self.by[label, seed]
+
+    def clients(self, seed: int) -> list[ClientRow]:
+        return next((list(r["clients"]) for r in self.records if r["seed"] == seed), [])
 
     def of(self, label: str) -> list[Record]:
         return [self.by[label, seed] for seed in self.seeds if (label, seed) in self.by]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedekd.report.html import agreement, bars, heat, sweep
+from fedekd.report.html import agreement, heat, study_dots, sweep
 from fedekd.report.html.chart import Choice
 from fedekd.report.html.section import Block, Page, Section, Variants
 from fedekd.report.html.study_data import StudyData, alpha_title
@@ -41,8 +41,8 @@ def study_page(
         choices.append(agreement.quantity_choice(tables))
     maps = [heat.one_method(data, task) for task in data.tasks if data.compared]
     grids = [heat.all_methods(data, task) for task in data.tasks if data.compared]
-    pairs = [(task, dataset) for task in data.tasks for dataset in bars.datasets(data, task)]
-    figures = [bars.bars(data, *pair, number=i) for i, pair in enumerate(pairs)]
+    pairs = [(task, dataset) for task in data.tasks for dataset in study_dots.datasets(data, task)]
+    figures = [study_dots.dots(data, *pair, number=i) for i, pair in enumerate(pairs)]
     runs = f"From {len(data.records):,} runs of {count(len(data.labels), 'method')}."
     sections = [
         Section("findings", "What it gives, and how much of that is federation", [_findings(data)] if heads else []),

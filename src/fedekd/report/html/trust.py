@@ -135,9 +135,9 @@ def rounds(data: RunData) -> Chart:
         {
             "mark": {
                 "type": "line",
-                "color": "$harm",
+                "color": "$ink",
                 "strokeWidth": 2.5,
-                "point": {"filled": True, "color": "$harm"},
+                "point": {"filled": True, "color": "$ink"},
                 "tooltip": None,
             },
             "encoding": {"x": ROUNDS, "y": {**TRUST, "field": "mean", "aggregate": "max"}},
@@ -209,7 +209,7 @@ def ends(data: RunData) -> Chart:
 
 def _two(field: str, shape: bool = False) -> Spec:
     names = ["above 0.9", "below 0.1"]
-    span = ["triangle-up", "triangle-down"] if shape else ["$help", "$harm"]
+    span = ["triangle-up", "triangle-down"] if shape else ["$accent", "$third"]
     return {
         "field": field,
         "type": "nominal",
@@ -224,7 +224,7 @@ def by_client(data: RunData) -> Chart:
     spec = _distribution(TRUST, y, ChartColumn("client", "client"), lines_of("client", 28))
     spec["layer"].append(
         {
-            "mark": {"type": "tick", "thickness": 3, "size": 18, "color": "$harm", "tooltip": None},
+            "mark": {"type": "tick", "thickness": 3, "size": 18, "color": "$ink", "tooltip": None},
             "encoding": {"x": {**TRUST, "field": "mean", "aggregate": "max"}, "y": y},
         }
     )

@@ -1,0 +1,66 @@
+"""Which method a federation should use, and what its sites should do: said for all methods together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fedekd import metrics
+from fedekd.report.html.run_data import RunData
+from fedekd.report.html.words import between, signed
+from fedekd.runs.transfer import MethodTransfer
+from fedekd.runs.verdict_text import STATES, advice_by_client, decided
+from fedekd.units import Unit
+from fedekd.verdicts import HARMED
+
+
+def which_method(methods: Sequence[MethodTransfer], unit: Unit) -> list[str]:
+    """The method with the best mean gain over the best alone, whether that is clear, and how the others compare."""
+    known = [method for method in methods if math.isfinite(method.summary["gain"]["mean"])]
+    if not known:
+        return []
+    best, *others = sorted(known, key=lambda method: unit.harm(method.summary["gain"]["mean"]))
+    gain, interval = best.summary["gain"]["mean"], best.summary["gain"]["interval"]
+    lower = "" if unit.higher_is_better else "lower is better, "
+    alone = "the best alone" if len(best.menu) > 1 else "training alone"
+    if interval is None:
+        first = (
+            f"One seed cannot say which method to use. Here {best.label} has the best mean gain over {alone}: "
+            f"{signed(gain, unit)}."
+        )
+    else:
+        sure = f"{lower}95 % interval {between(interval, unit)}, paired over {len(best.seeds)} seeds"
+        if max(map(unit.harm, interval)) < 0:
+            first = f"Use {best.label}: its mean gain over {alone} is {signed(gain, unit)} ({sure})."
+        else:
+            first = (
+                f"No method is clearly better than training alone: the best mean gain is that of {best.label}, "
+                f"{signed(gain, unit)} ({sure})."
+            )
+    harmed = best.states.get(HARMED, 0)
+    lines = [first + (f" {best.label} has {harmed} {STATES[HARMED]}." if harmed else "")]
+    return [*lines, *(line for other in others if (line := _against(best, other, unit)))]
+
+
+def _against(best: MethodTransfer, other: MethodTransfer, unit: Unit) -> str:
+    """Nothing where both give the same, or the seeds are too few to compare them."""
+    ours, theirs = best.by_seed("gain"), other.by_seed("gain")
+    differences = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+    interval = metrics.paired_interval(differences)
+    if interval is None or not all(map(math.isfinite, interval)) or not any(differences):
+        return ""
+    clear = "clearly " if max(map(unit.harm, interval)) < 0 else "not clearly "
+    mean = sum(differences) / len(differences)
+    return (
+        f"{best.label} is {clear}better than {other.label}: {signed(mean, unit)} in the mean "
+        f"(95 % interval {between(interval, unit)})."
+    )
+
+
+def what_sites_should_do(data: RunData) -> str:
+    advice = advice_by_client(data.transfer.values(), data.unit)
+    if not advice:
+        return ""
+    runs = len(data.seeds) > 1 and not data.one_split
+    noun = ("client-run" if runs else "client") + ("" if len(advice) == 1 else "s")
+    return f"Of {len(advice):,} {noun}, {decided(advice.values())}."

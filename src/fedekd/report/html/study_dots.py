@@ -1,0 +1,112 @@
+"""Every method's mean Δ against Local with its paired interval, dataset by dataset, best first."""
+
+from __future__ import annotations
+
+from fedekd.report.html.chart import Chart, ChartColumn, Row, Spec, lines_of, names, tooltip, variant, zero_line
+from fedekd.report.html.study_data import StudyData, dataset_title
+from fedekd.report.html.words import minus
+from fedekd.report.paper_tables import paper_deltas
+
+
+def dot_rows(data: StudyData, dataset: str, alpha: float | None) -> list[Row]:
+    """One row per method: its mean Δ with the interval over seeds, and the paper's Δ where it has one."""
+    task = data.study.task.get((dataset, alpha))
+    if task is None:
+        return []
+    scale, paper = data.scales[task], paper_deltas()
+    rows = []
+    for label in data.compared:
+        figures = data.delta(label, (dataset, alpha))
+        if figures:
+            theirs = paper.get((label, dataset, alpha))
+            delta = None if theirs is None else scale.factor * theirs[0]
+            said = minus(scale.unit.delta(figures["mean"] / scale.factor))
+            rows.append({"method": label, **figures, "said": said, "paper": delta})
+    return sorted(rows, key=lambda row: scale.unit.harm(row["mean"]))
+
+
+def datasets(data: StudyData, task: str) -> list[str]:
+    return list(dict.fromkeys(dataset for dataset, _ in data.columns(task)))
+
+
+def dots(data: StudyData, task: str, dataset: str, number: int) -> Chart:
+    scale = data.scales[task]
+    rows = {variant(a): dot_rows(data, dataset, alpha) for a, alpha in enumerate(data.alphas)}
+    columns = [
+        ChartColumn("method", "method"),
+        ChartColumn("mean", scale.delta_title, scale.delta),
+        ChartColumn("low", "95 % from", scale.delta),
+        ChartColumn("high", "95 % to", scale.delta),
+        ChartColumn("verdict", "verdict"),
+        ChartColumn("paper", "the paper's", scale.delta),
+        ChartColumn("seeds", "seeds"),
+    ]
+    axis = scale.stretched(row["mean"] for group in rows.values() for row in group)
+    ways = "worse ← → better" if scale.unit.higher_is_better else "better ← → worse"
+    x: Spec = {
+        "field": "mean",
+        "type": "quantitative",
+        "title": f"{scale.delta_title} ({ways})",
+        "scale": axis,
+        "axis": {"tickCount": 5},
+    }
+    spec: Spec = {
+        **lines_of("method", 24),
+        "encoding": {"y": names("method", grid=True), "tooltip": tooltip(columns)},
+        "layer": [
+            zero_line(),
+            {
+                "transform": [{"filter": "isValid(datum.low)"}],
+                "mark": {"type": "rule", "strokeWidth": 2, "aria": False},
+                "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "color": _clear("$help", "$harm")},
+            },
+            {
+                "transform": [{"filter": "isValid(datum.paper)"}],
+                "mark": {
+                    "type": "point",
+                    "shape": "diamond",
+                    "filled": True,
+                    "fill": "$surface",
+                    "stroke": "$ink",
+                    "size": 60,
+                    "opacity": 1,
+                    "strokeWidth": 1.5,
+                },
+                "encoding": {"x": {**x, "field": "paper"}},
+            },
+            {
+                "mark": {"type": "point", "filled": True, "size": 90, "opacity": 1},
+                "encoding": {
+                    "x": x,
+                    "color": _clear("$help", "$harm"),
+                    "shape": _clear("triangle-up", "triangle-down", "circle"),
+                },
+            },
+            {
+                "mark": {"type": "text", "align": "left", "dx": 8, "color": "$soft", "fontSize": 11, "aria": False},
+                "encoding": {"x": {"value": "width"}, "text": {"field": "said"}},
+            },
+        ],
+    }
+    about = (
+        "Mean Δ against Local over clients and seeds, the best method first; lines: 95 % intervals, paired by seed. "
+        "Coloured, as ▲ or ▼, where the interval leaves out zero. ◇: the paper's Δ."
+    )
+    about += " The axis is stretched near zero." if "type" in axis else ""
+    return Chart(
+        f"dots-{number}",
+        dataset_title(dataset),
+        about,
+        spec,
+        columns,
+        rows,
+        ("alpha",),
+        half=True,
+        name=f"results-{dataset}",
+        empty="No runs with this α.",
+    )
+
+
+def _clear(helps: str, harms: str, otherwise: str = "$muted") -> Spec:
+    scale = {"domain": ["helps", "harms", "undecided", "one seed"], "range": [helps, harms, otherwise, otherwise]}
+    return {"field": "verdict", "type": "nominal", "legend": None, "scale": scale}

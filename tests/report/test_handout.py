@@ -1,0 +1,66 @@
+"""One page for one site: what it says, for whom it cannot be made, and that it fits one sheet."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from test_page import NASTY, Outline, save
+
+from fedekd.cli import main
+from fedekd.errors import FedekdError
+from fedekd.report.page import write_handout
+
+
+@pytest.fixture
+def folder(tmp_path, record):
+    return save(tmp_path, [record(m, (0.05, -0.04, 0.0), rows=2000) for m in ("local", "fedekd", "fedavg")])
+
+
+def said(folder, site):
+    return " ".join(Outline(write_handout(folder, site).read_text(encoding="utf-8")).words)
+
+
+def test_a_site_is_told_what_to_do_and_why(folder, capsys):
+    assert main(["report", str(folder), "--site", "0"]) == 0
+    path = folder / "site-0.html"
+    assert capsys.readouterr().out.strip() == str(path)
+    text = path.read_text(encoding="utf-8")
+    words = " ".join(Outline(text).words)
+    assert "0 should join" in words
+    assert "With fedekd its accuracy is 5.0 points better than alone (local), 95 % interval" in words
+    assert "100 training, 20 validation and 2,000 test rows" in words
+    assert "fedavg" in words
+    assert "trained together with 2 other sites" in words
+    assert "<svg" in text
+    assert "<script" not in text
+    assert "1 should stay alone" in said(folder, "1")
+    assert "clearly harmed" in said(folder, "1")
+
+
+def test_few_rows_decide_nothing(tmp_path, record):
+    folder = save(tmp_path, [record(m, (0.05, -0.04), rows=30) for m in ("local", "fedekd")])
+    words = said(folder, "0")
+    assert "Whether 0 should join is not yet known" in words
+    assert "points, which may be chance: its 30 test rows can only show a difference of about" in words
+
+
+def test_what_cannot_be_told_is_said_in_a_line(tmp_path, folder, record, capsys):
+    assert main(["report", str(folder), "--site", "nobody"]) == 2
+    assert "unknown site 'nobody'" in capsys.readouterr().err
+    dealt = [record(m, rows=60, seed=seed) for m in ("local", "fedekd") for seed in range(2)]
+    with pytest.raises(FedekdError, match="--split-seed 0"):
+        write_handout(save(tmp_path / "dealt", dealt), "0")
+    with pytest.raises(FedekdError, match="test rows that a verdict needs"):
+        write_handout(save(tmp_path / "old", [record("local"), record("fedekd")]), "0")
+    with pytest.raises(FedekdError, match="name methods with --methods"):
+        write_handout(save(tmp_path / "alone", [record("local", rows=60)]), "0")
+
+
+def test_no_name_becomes_markup(tmp_path, record):
+    records = [record("local", rows=60), record("fedekd", rows=60, label=f"fedekd {NASTY}")]
+    for one in records:
+        one["clients"][0]["id"] = NASTY
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    text = write_handout(tmp_path, NASTY).read_text(encoding="utf-8")
+    assert "<script" not in text

@@ -1,0 +1,62 @@
+"""Which method the page tells a federation to use, and how sure it says that is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedekd.report.html.recommendation import which_method
+from fedekd.report.html.words import minus
+from fedekd.runs.results import load
+from fedekd.runs.transfer import analyse
+from fedekd.units import Unit
+
+RECORDED = Path(__file__).parents[1] / "recorded" / "v0.1" / "whole"
+
+
+@pytest.fixture
+def said(record):
+    def say(seeds=4, metric="accuracy", local=0.8, **methods):
+        records = []
+        for seed in range(seeds):
+            records.append(record("local", seed=seed, metric=metric, local=local, rows=300))
+            for name, mean in methods.items():
+                deltas = [mean + 0.002 * (-1) ** seed * abs(local)] * 6
+                records.append(record(name, deltas, seed=seed, metric=metric, local=local, rows=300))
+        return which_method(analyse(records), Unit.of(records))
+
+    return say
+
+
+def test_the_best_mean_gain_is_named_and_compared_with_the_others(said):
+    first, second = said(fedekd=0.03, fedavg=0.06)
+    assert first.startswith("Use fedavg: its mean gain over training alone is +6.0 points (95 % interval +5.")
+    assert "paired over 4 seeds" in first
+    assert second.startswith("fedavg is clearly better than fedekd: +3.0 points in the mean")
+
+
+def test_an_error_that_falls_is_a_gain(said):
+    first, second = said(metric="rmse", local=60.0, fedekd=-1.0, fedavg=-9.0)
+    assert first.startswith("Use fedavg: its mean gain over training alone is −9.0")
+    assert "RMSE" in first
+    assert second.startswith("fedavg is clearly better than fedekd: −8.0")
+
+
+def test_what_is_not_clear_is_not_recommended(said):
+    (only,) = said(seeds=3, fedekd=0.0)
+    assert only.startswith("No method is clearly better than training alone: the best mean gain is that of fedekd")
+    (harmful,) = said(fedekd=-0.2)
+    assert harmful.startswith("No method is clearly better than training alone")
+    assert "24 clearly harmed" in harmful
+    assert said(seeds=1, fedekd=0.1)[0].startswith("One seed cannot say which method to use.")
+
+
+def test_a_minus_is_one_only_before_a_number():
+    assert minus("second-opinion -0.4 to -.3, --seeds 0-4") == "second-opinion −0.4 to −.3, --seeds 0-4"
+
+
+def test_of_a_real_run_the_better_method_is_named():
+    records = load(RECORDED).records
+    (method, *_) = which_method(analyse(records), Unit.of(records))
+    assert "mean gain" in method
