@@ -102,14 +102,13 @@ class SecondOpinion(Method):
         fits, costs = pooling.weigh(every, batch.y, rows, self.caution)
         chosen = costs.argmin(-1)
         weights = fits[torch.arange(FOLDS + 1, device=chosen.device), chosen]
-        found = {"chosen": chosen, "weights": weights}
         alone = torch.eye(weights.shape[-1], dtype=weights.dtype, device=weights.device)[0].expand(weights.shape)
         ours, own = (self.pooled({"chosen": chosen, "weights": w}, fold, every) for w in (weights, alone))
         harm = (batch.task.loss(ours, batch.y) - batch.task.loss(own, batch.y)) * batch.real
         count = batch.real.sum().clamp(min=1)
         mean, square = harm.sum() / count, harm.square().sum() / count
         error = ((square - mean.square()).clamp(min=0) / count).sqrt()
-        return {**found, "weights": torch.where(mean > error, alone, weights)}
+        return {"chosen": chosen, "weights": torch.where(mean > error, alone, weights)}
 
     def pooled(self, known: Any, place: Tensor, every: Tensor) -> Tensor:
         """Row by row, the opinions with the weights that lie at its place."""
