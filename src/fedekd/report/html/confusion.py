@@ -85,4 +85,11 @@ def _chart(data: RunData, id: str, title: str, rows: dict[str, list[Row]], follo
     about = (
         "The chosen client's test rows after the last round, by true class and answer; on the diagonal it was right."
     )
-    return Chart(id, title, about, spec, columns, rows, follows, half=True, empty="This run kept no answers by class.")
+    empty = "This run kept no answers by class."
+    notes = {key: _right(data.names[int(key.rpartition("|")[2])], group) for key, group in rows.items()}
+    return Chart(id, title, about, spec, columns, rows, follows, notes=notes, half=True, empty=empty)
+
+
+def _right(client: str, rows: list[Row]) -> str:
+    right = sum(row["count"] for row in rows if row["true"] == row["answer"])
+    return f"{client}: {right:,} of {sum(row['count'] for row in rows):,} test rows right."
