@@ -28,6 +28,7 @@ def make_details(
         "classes": [] if regression else list(classes),
         "task": record["task"],
         "curve": curve,
+        **({} if regression else {"confusion": [confusion(draw, client, len(classes)) for client in clients]}),
         "errors": [errors(draw, client, regression) for client in clients],
         "trust": [{"round": r + 1, "clients": [trust_of(draw) for _ in clients]} for r in range(rounds * gated)],
         "exchange": [{"up": sent, "down": sent} for _ in range(rounds)],
@@ -41,6 +42,11 @@ def make_details(
         "distrusted": [sample(draw, clients[i % len(clients)]["id"], i, classes, regression) for i in range(6 * gated)],
         "reliability": reliability(regression) if gated else None,
     }
+
+
+def confusion(draw: np.random.Generator, client: dict[str, Any], classes: int) -> list[list[int]]:
+    pairs = draw.integers(0, classes**2, client["n_test"])
+    return np.bincount(pairs, minlength=classes**2).reshape(classes, classes).tolist()
 
 
 def errors(draw: np.random.Generator, client: dict[str, Any], regression: bool) -> list[float]:

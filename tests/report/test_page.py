@@ -196,6 +196,18 @@ def test_the_command_the_machine_the_rows_and_the_losses_are_told(tmp_path, reco
     assert "last command" not in page(folder)
 
 
+def test_answers_by_class_are_shown_alone_and_with_the_method(tmp_path, record):
+    records = [record("local"), record("fedekd")]
+    found = page_data(page(save(tmp_path, records)))
+    assert found["choices"]["client"]["options"] == [client["id"] for client in records[0]["clients"]]
+    alone, joined = (found["charts"][name] for name in ("confusion-alone", "confusion"))
+    for c, client in enumerate(records[0]["clients"]):
+        assert sum(row[2] for row in alone["rows"][f"0|{c}"]) == client["n_test"]
+        assert sum(row[2] for row in joined["rows"][f"0|0|{c}"]) == client["n_test"]
+        right = sum(row[2] for row in joined["rows"][f"0|0|{c}"] if row[0] == row[1])
+        assert joined["notes"][f"0|0|{c}"] == f"{client['id']}: {right} of {client['n_test']} test rows right."
+
+
 def test_the_colour_of_harm_means_nothing_else(tmp_path, result):
     found = page_data(page(save(tmp_path, result(2, 2).records)))["charts"]
     painted = {name for name, chart in found.items() if "$harm" in json.dumps(chart["spec"])}

@@ -80,6 +80,14 @@ def test_errors_of_the_test_samples_are_those_of_the_result(finished):
             assert 1 - np.mean(own) == pytest.approx(client["value"])
 
 
+def test_answers_by_class_add_up_to_the_result(finished):
+    out, records, _ = finished
+    for record in records.values():
+        for matrix, client in zip(details.read(out)[record["key"]]["confusion"], record["clients"], strict=True):
+            assert np.sum(matrix) == client["n_test"]
+            assert np.trace(matrix) == pytest.approx(client["value"] * client["n_test"])
+
+
 def test_bytes_of_the_rounds_add_up(finished):
     out, records, _ = finished
     for record in records.values():

@@ -16,6 +16,7 @@ from torch import Tensor
 from fedekd import rng
 from fedekd.engines.batch import answers_plainly
 from fedekd.engines.client import Client
+from fedekd.engines.job import precision
 from fedekd.engines.rehearsal import rehearse
 from fedekd.errors import FedekdError
 from fedekd.exchange import size
@@ -60,8 +61,8 @@ def describe(
     job = clients[0].job
     federation, dataset = job.federation, job.federation.dataset
     counts, edges = partition(federation)
-    seen, errors = zip(*(_observed(client) for client in clients), strict=True)
-    return {
+    seen, errors, confusion = zip(*(_observed(client) for client in clients), strict=True)
+    found: Details = {
         "key": key,
         "task": dataset.task,
         "classes": list(dataset.labels or map(str, range(dataset.outputs))) if dataset.task == "classification" else [],
@@ -76,12 +77,22 @@ def describe(
         "distrusted": doubted(clients, [s["train"] for s in seen if s], thumbnails),
         "reliability": reliability(job.task.name, [s["test"] for s in seen if s]),
     }
+    return {**found, "confusion": list(confusion)} if dataset.task == "classification" else found
 
 
-def _observed(client: Client) -> tuple[dict[str, dict[str, np.ndarray]] | None, list[float]]:
-    """What the gate makes of the samples, and the errors on the test samples, of the client as it answers."""
+def _observed(client: Client) -> tuple[dict[str, dict[str, np.ndarray]] | None, list[float], list[list[int]]]:
+    """Of the client as it answers: what the gate makes of the samples, and on the test samples its errors and, for
+    classes, how many of each were answered as which."""
     with client.personalised():
-        return examine(client), client.errors().tolist()
+        rows = client.rows["test"]
+        with precision(client.job.training.precision, client.device):
+            output, target = client.predictions(rows, "test"), client.data.y[rows]
+        errors = client.task.errors(output, target).tolist()
+        if client.task.name == "regression":
+            return examine(client), errors, []
+        number = client.job.federation.dataset.outputs
+        pairs = _array(target).astype(np.int64) * number + _array(output).argmax(-1)
+        return examine(client), errors, np.bincount(pairs, minlength=number**2).reshape(number, number).tolist()
 
 
 def partition(federation: Federation) -> tuple[list[Holdings], list[float] | None]:

@@ -213,6 +213,8 @@ class Details(TypedDict):
     task: NotRequired[str]
     curve: list[list[float]]
     errors: NotRequired[list[list[float | bool]]]
+    confusion: NotRequired[list[list[list[int]]]]
+    """By client, true class and answer: how many test rows."""
     trust: list[ClientsTrust]
     exchange: list[Traffic]
     private_bytes: int

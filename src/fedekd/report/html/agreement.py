@@ -98,7 +98,7 @@ def agreement(tables: list[Table]) -> Chart | None:
     }
     about = (
         "A mark for each cell of the table: on the dashed line both agree, above it ours is higher. Blue: the chosen "
-        "method."
+        "method. Accuracy and its Δ are shares here, as in the paper's tables: 0.01 is one point."
     )
     notes = {key: _words(group) for key, group in rows.items()}
     return Chart("agreement", "Ours against the paper", about, spec, columns, rows, ("quantity",), ("method",), notes)

@@ -99,8 +99,28 @@ def _lines(field: str, title: str, columns: Sequence[ChartColumn]) -> Spec:
             line(quiet, color="$muted", strokeWidth=1.3, opacity=0.8),
             line("datum.alone", color="$ink", strokeWidth=2, strokeDash=[5, 4]),
             line(chosen, color="$accent", strokeWidth=3),
+            _label(chosen, dy=-7, color="$accent", fontWeight=600),
+            _label("datum.alone", dy=9, color="$ink"),
         ],
     }
+
+
+def _label(test: str, field: str = "method", **mark: Any) -> Spec:
+    """A name at the end of its line."""
+    last: Spec = {"joinaggregate": [{"op": "max", "field": "round", "as": "last"}]}
+    return {
+        "transform": [{"filter": test}, last, {"filter": "datum.round === datum.last"}],
+        "mark": {"type": "text", "align": "left", "dx": 7, "aria": False, "tooltip": None, **mark},
+        "encoding": {"text": {"field": field}},
+    }
+
+
+NAMED = 8  # clients whose lines can be told apart by names at their ends
+
+
+def _named_clients(y: Spec) -> Spec:
+    label = _label("true", "client", color="$soft", fontSize=11)
+    return {**label, "encoding": {**label["encoding"], "x": _rounds(), "y": y}}
 
 
 def loss_rows(data: RunData) -> dict[str, list[Row]]:
@@ -182,6 +202,7 @@ def clients_learning(data: RunData) -> Chart:
                 },
             },
             mean,
+            *([_named_clients(y)] if len(data.names) <= NAMED else []),
         ]
         about = "One line per client of the chosen method, dotted: their mean. Point at a line to single it out."
     return Chart(

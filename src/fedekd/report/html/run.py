@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fedekd.report.html import clients, cost, holdings, learning, methods, reliability, trust
+from fedekd.report.html import clients, confusion, cost, holdings, learning, methods, reliability, trust
 from fedekd.report.html.chart import Chart, variant
 from fedekd.report.html.headline import headline, kicker
 from fedekd.report.html.run_data import RunData
@@ -45,6 +45,7 @@ def run_page(data: RunData, notes: Sequence[str] = (), thumbnails: bool = False)
     if data.details:
         sections += [
             Section("learning", "Learning", [learning.method_curves(data), learning.clients_learning(data), *losses]),
+            Section("answers", "What is mistaken for what", confusion.confusion_charts(data)),
             Section("data", "The data", [holdings.holdings(data)]),
             *_gate(data, thumbnails),
             Section("cost", "Cost", [cost.traffic(data), cost.time(data), cost.per_round(data)]),
@@ -54,8 +55,9 @@ def run_page(data: RunData, notes: Sequence[str] = (), thumbnails: bool = False)
         sections += [Section("learning", "Learning", losses)]
         sections.append(Section("cost", "Cost", [cost.traffic(data), cost.time(data)]))
     sections.append(Section("settings", "Settings", [_settings(data)]))
+    choices = [*data.choices(), *filter(None, [confusion.client_choice(data)])]
     title = f"{data.first['dataset']}: did joining help?"
-    return Page(title, kicker(data), hero, [s for s in sections if s.parts], data.choices(), notes)
+    return Page(title, kicker(data), hero, [s for s in sections if s.parts], choices, notes)
 
 
 def _gate(data: RunData, thumbnails: bool) -> list[Section]:

@@ -41,7 +41,9 @@ def dots(data: StudyData, task: str, dataset: str, number: int) -> Chart:
         ChartColumn("paper", "the paper's", scale.delta),
         ChartColumn("seeds", "seeds"),
     ]
-    axis = scale.stretched(row["mean"] for group in rows.values() for row in group)
+    axis = scale.stretched(
+        row[name] for group in rows.values() for row in group for name in ("mean", "paper") if row[name] is not None
+    )
     ways = "worse ← → better" if scale.unit.higher_is_better else "better ← → worse"
     x: Spec = {
         "field": "mean",
