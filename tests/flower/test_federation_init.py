@@ -203,7 +203,7 @@ def own(tmp_path: Path) -> Path:
     [
         (["server", "init", "DIR/full", "--address", "a:1"], "is not empty; nothing is changed"),
         (["server", "init", "DIR/new", "--address", "a"], "--address must look like"),
-        (["server", "init", "DIR/new", "--address", "a:1", "--ca", "x"], "need all three"),
+        (["server", "init", "DIR/new", "--address", "a:1", "--ca", "x"], "needs all three"),
         (["server", "init", "DIR/new"], "--address"),
         (
             ["server", "init", "DIR/new", "--address", "a:1", "--method", "fedekdd"],

@@ -97,7 +97,7 @@ def test_an_existing_key_is_never_overwritten(tmp_path: Path) -> None:
     with pytest.raises(FedekdError, match=r"north\.pub exists; it is kept"):
         keys.make_node_key(tmp_path / "north")
     (tmp_path / "north.pub").unlink()
-    with pytest.raises(FedekdError, match="north exists; it is kept"):
+    with pytest.raises(FedekdError, match="north exists already"):
         keys.make_node_key(tmp_path / "north")
     assert (tmp_path / "north").read_bytes() == content
     assert [path.name for path in tmp_path.iterdir()] == ["north"]  # no half-written file either

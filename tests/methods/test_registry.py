@@ -116,6 +116,7 @@ DEFAULTS = {
     "fedrod": {"gamma": 1.0},
     "local-smooth": {"weight": 0.5},
     "knnper": {"k": 10, "lam": 0.5, "scale": 1.0},
+    "second-opinion": {"smooth": 0.5, "prior": 1.0, "caution": 3.0},
     "moon": {"mu": 1.0, "temperature": 0.5},
     "perfedavg": {"alpha": 0.01, "beta": 0.001},
     "pfedhr": {
@@ -163,6 +164,7 @@ BOUNDS = {
     "fedtype-prox": {"level": {"high": 1}},
     "fml": {"supervision": {"high": 1}, "proxy_supervision": {"high": 1}},
     "knnper": {"k": {"low": 1}, "lam": {"high": 1}, "scale": {"open": True}},
+    "second-opinion": {"caution": {"open": True}},
     "moon": {"temperature": {"open": True}},
     "perfedavg": {"beta": {"open": True}},
     "pfedhr": {

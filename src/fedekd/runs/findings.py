@@ -108,6 +108,8 @@ class Finding:
         return " ".join(filter(None, (f"{self.title}:", self._given(), self._alone(), self._gate())))
 
     def _given(self) -> str:
+        if "delta" not in self.parts:
+            return ""
         verb = {1: "is better than", -1: "is worse than", 0: "makes no clear difference to"}[self.direction("delta")]
         text = f"{self.label} {verb} plain Local, {self.figure('delta', unit=True)}"
         if "federation" in self.parts:

@@ -60,7 +60,7 @@ def run(
             if not isinstance(outcome, Started):
                 records[outcome["key"]] = outcome
                 observer.observe(RunFinished(outcome, cached=False))
-    return RunResults([records[r.key] for r in runs])
+    return RunResults([records[r.key] for r in runs], store.folder)
 
 
 def _in_stacks(settings: Settings) -> bool:

@@ -86,8 +86,9 @@ class RunData:
         known = [floor for seed in seeds if (floor := self._floors.get((seed, client))) is not None]
         return fmean(known) if known else None
 
-    def training_rows(self, client: str, seed: int) -> int:
-        return self._training[seed, client]
+    def training_rows(self, client: str, seed: int) -> int | None:
+        """None where the seed's first record does not know the client."""
+        return self._training.get((seed, client))
 
     @cached_property
     def _training(self) -> dict[tuple[int, str], int]:
