@@ -15,18 +15,15 @@ ABSENT = -30.0  # log-odds of a class that a client has never seen
 
 
 def lda_head(features: Tensor, y: Tensor, real: Tensor, classes: int, shrinkage: float) -> tuple[Tensor, Tensor]:
-    """Weight [C, D] and bias [C] of linear discriminant analysis; its covariance is drawn towards a sphere."""
+    """Weight [C, D] and bias [C] of linear discriminant analysis with a shrunken covariance."""
     real = real.to(features.dtype)
     own = F.one_hot(y, classes).to(features.dtype) * real.unsqueeze(-1)
     counts, rows = own.sum(0), real.sum().clamp(min=1)
     means = own.T @ features / counts.clamp(min=1).unsqueeze(-1)
     within = (features - own @ means) * real.unsqueeze(-1)
-    covariance = within.T @ within / rows
-    scale = covariance.diagonal().mean() + 1e-6
-    identity = torch.eye(len(covariance), dtype=features.dtype, device=features.device)
-    drawn = (1 - shrinkage) * covariance + (shrinkage + 1e-4) * scale * identity
     seen = counts > 0
-    weight = torch.where(seen.unsqueeze(-1), torch.linalg.solve(drawn, means.T).T, 0.0)
+    weight = torch.linalg.solve(_covariance(within, rows, shrinkage), means.T).T
+    weight = torch.where(seen.unsqueeze(-1), weight, 0.0)
     bias = torch.where(seen, (counts.clamp(min=1) / rows).log() - (weight * means).sum(-1) / 2, ABSENT)
     return weight, bias
 
@@ -37,12 +34,16 @@ def ridge_head(features: Tensor, y: Tensor, real: Tensor, shrinkage: float) -> t
     rows = real.sum().clamp(min=1)
     centre, level = (real @ features) / rows, (real * y).sum() / rows
     centred = (features - centre) * real.unsqueeze(-1)
+    weight = torch.linalg.solve(_covariance(centred, rows, shrinkage), centred.T @ (y - level) / rows)
+    return weight.unsqueeze(0), (level - weight @ centre).unsqueeze(0)
+
+
+def _covariance(centred: Tensor, rows: Tensor, shrinkage: float) -> Tensor:
+    """Drawn towards a sphere of the mean variance, and a little even without shrinkage, so that it can be inverted."""
     covariance = centred.T @ centred / rows
     scale = covariance.diagonal().mean() + 1e-6
-    identity = torch.eye(len(covariance), dtype=features.dtype, device=features.device)
-    drawn = (1 - shrinkage) * covariance + (shrinkage + 1e-4) * scale * identity
-    weight = torch.linalg.solve(drawn, centred.T @ (y - level) / rows)
-    return weight.unsqueeze(0), (level - weight @ centre).unsqueeze(0)
+    identity = torch.eye(len(covariance), dtype=centred.dtype, device=centred.device)
+    return (1 - shrinkage) * covariance + (shrinkage + 1e-4) * scale * identity
 
 
 def pooled(weights: Tensor, opinions: Tensor) -> Tensor:
