@@ -13,11 +13,11 @@ from fedekd.data import federate
 from fedekd.errors import FedekdError
 from fedekd.export.predict import predict
 from fedekd.runs import details, packing
-from fedekd.runs.observers import Observer
 from fedekd.runs.runner import run
 from fedekd.runs.store import read_records
 from fedekd.runs.transfer import option
 from fedekd.settings import make_settings
+from interruption import Stop
 from tiny import tiny_private, tiny_proxy
 
 ROUNDS = 8
@@ -84,16 +84,6 @@ def test_engines_choose_alike(digits, tmp_path):
     for one, other in zip(serial, stacked, strict=True):
         values = [[c["value"] for c in record["clients"]] for record in (one, other)]
         assert values[0] == pytest.approx(values[1], abs=0.05)
-
-
-class Stop(Observer):
-    def __init__(self, after: int) -> None:
-        self.left = after
-
-    def on_client_trained(self, event):
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("engine", ["serial", "stacked"])

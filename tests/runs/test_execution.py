@@ -29,6 +29,7 @@ from fedekd.runs.plan import choose_methods, left_out, plan
 from fedekd.runs.runner import run
 from fedekd.runs.saved_models import read_metadata
 from fedekd.settings import NEWER, make_settings
+from interruption import Stop
 from tiny import tiny_private, tiny_proxy
 
 KEYS = """dataset alpha seed method params task metric clients avg_delta worst_delta tail_delta mean worst
@@ -105,18 +106,6 @@ def test_finished_runs_are_not_repeated_and_new_settings_are_new_runs(digits, tm
 def test_the_same_seed_gives_the_same_bits(digits, tmp_path):
     a, b = (small(digits, tmp_path / name, methods="paper") for name in "ab")
     assert list(map(numbers, a.records)) == list(map(numbers, b.records))
-
-
-class Stop(Observer):
-    """Interrupts the run as Ctrl-C would, after some training steps."""
-
-    def __init__(self, after: int) -> None:
-        self.left = after
-
-    def on_client_trained(self, event):
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("engine", ["serial", "stacked"])

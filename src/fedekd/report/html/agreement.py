@@ -6,7 +6,19 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from fedekd.report.html.chart import Chart, ChartColumn, Choice, Row, Spec, lines_of, names, shapes, tooltip, variant
+from fedekd.report.html.chart import (
+    PAPER_MARK,
+    Chart,
+    ChartColumn,
+    Choice,
+    Row,
+    Spec,
+    lines_of,
+    names,
+    shapes,
+    tooltip,
+    variant,
+)
 from fedekd.report.table_formats import Table
 
 
@@ -140,16 +152,7 @@ def by_cell(tables: list[Table], methods: Sequence[str]) -> Chart | None:
                 "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}},
             },
             {
-                "mark": {
-                    "type": "point",
-                    "shape": "diamond",
-                    "filled": True,
-                    "fill": "$surface",
-                    "stroke": "$ink",
-                    "size": 80,
-                    "opacity": 1,
-                    "strokeWidth": 1.5,
-                },
+                "mark": PAPER_MARK,
                 "encoding": {"x": x},
             },
             {

@@ -19,6 +19,11 @@ from fedekd.verdicts import Verdict
 Row = dict[str, Any]
 Spec = dict[str, Any]
 MANY = 40  # clients that a chart shows one by one
+PAPER_MARK = {
+    "type": "point", "shape": "diamond", "filled": True, "fill": "$surface", "stroke": "$ink", "size": 70, "opacity": 1,
+    "strokeWidth": 1.5,
+}  # fmt: skip
+"""◇, which stands for the paper's figure in every chart."""
 
 
 @dataclass(frozen=True)

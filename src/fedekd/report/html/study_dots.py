@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from fedekd.report.html.chart import Chart, ChartColumn, Row, Spec, lines_of, names, tooltip, variant, zero_line
+from fedekd.report.html.chart import (
+    PAPER_MARK,
+    Chart,
+    ChartColumn,
+    Row,
+    Spec,
+    lines_of,
+    names,
+    tooltip,
+    variant,
+    zero_line,
+)
 from fedekd.report.html.study_data import StudyData, dataset_title
 from fedekd.report.html.words import minus
 from fedekd.report.paper_tables import paper_deltas
@@ -64,16 +75,7 @@ def dots(data: StudyData, task: str, dataset: str, number: int) -> Chart:
             },
             {
                 "transform": [{"filter": "isValid(datum.paper)"}],
-                "mark": {
-                    "type": "point",
-                    "shape": "diamond",
-                    "filled": True,
-                    "fill": "$surface",
-                    "stroke": "$ink",
-                    "size": 60,
-                    "opacity": 1,
-                    "strokeWidth": 1.5,
-                },
+                "mark": PAPER_MARK,
                 "encoding": {"x": {**x, "field": "paper"}},
             },
             {
