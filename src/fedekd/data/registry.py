@@ -145,6 +145,8 @@ def load_dataset(
             option, shown = option.replace("_", "-"), ",".join(value) if isinstance(value, tuple) else value
             raise FedekdError(f"--{option} {shown!r} is for your own files; dataset {text!r} needs none: leave it out")
     dataset = loader(data_folder(data_dir))
+    if not isinstance(dataset, Dataset):
+        raise FedekdError(f"{text!r} gives {type(dataset).__name__}, not a Dataset; see fedekd.data.Dataset")
     if task not in (None, dataset.task):
         raise FedekdError(f"dataset {text!r} is a {dataset.task}, not a {task}; leave --task out")
     if subgroups is not None:
