@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedekd.errors import FedekdError, unknown
+from fedekd.files import DATA_FILES, file_kind
 from fedekd.settings import CHOICES, read_toml
 
 T = TypeVar("T")
@@ -230,7 +231,7 @@ def read_site(path: str | Path) -> SiteSettings:
 def _located(data: str, folder: Path) -> str:
     """A path from the file's own folder; a dataset's name or a loader stays as it is."""
     path = folder / Path(data).expanduser()
-    is_path = "/" in data or Path(data).suffix.lower() in (".csv", ".npz") or path.exists()
+    is_path = "/" in data or file_kind(data) in DATA_FILES or path.exists()
     return str(path) if is_path else data
 
 
