@@ -195,10 +195,7 @@ def _tells(table: pd.DataFrame, name: str, kind: str, roles: Roles) -> Iterator[
     if len(both) < ENOUGH or wanted.nunique() < 2 or column.nunique() < 2:
         return
     if not means_classes(table[target]):
-        if (
-            kind == "number"
-            and abs(np.corrcoef(column.to_numpy(np.float64), wanted.to_numpy(np.float64))[0, 1]) > 0.9999
-        ):
+        if kind == "number" and _alike(column.to_numpy(np.float64), wanted.to_numpy(np.float64)):
             yield f"is the target {target!r} in another unit, or nearly; is it known when a prediction is made?"
         return
     classes, codes = pd.factorize(wanted)[0], pd.factorize(column)[0]
@@ -209,6 +206,12 @@ def _tells(table: pd.DataFrame, name: str, kind: str, roles: Roles) -> Iterator[
         changes = np.count_nonzero(np.diff(classes[np.argsort(column.to_numpy(), kind="stable")]))
         if changes == wanted.nunique() - 1:
             yield f"tells the target {target!r} in every row; is it known when a prediction is made?"
+
+
+def _alike(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two columns are the same but for their unit."""
+    with np.errstate(all="ignore"):
+        return bool(abs(np.corrcoef(one, other)[0, 1]) > 0.9999)
 
 
 def _of_the_whole(table: pd.DataFrame, roles: Roles, site: np.ndarray | None) -> Iterator[str]:
