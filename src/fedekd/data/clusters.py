@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import zipfile
 from pathlib import Path
 
 import numpy as np
 
 from fedekd.data.federation import input_clusters
+from fedekd.data.formats import read_npz
 from fedekd.dataset import Dataset
 from fedekd.errors import FedekdError
 
@@ -23,7 +23,8 @@ def by_clusters(dataset: Dataset, partition: str) -> bool:
 def clusters_for(dataset: Dataset, checksum: str, seed: int, folder: Path) -> np.ndarray:
     """A regression's K-means clusters: from ``folder/clusters`` where they fit the data, else found and kept there."""
     path = folder / "clusters" / f"{dataset.name}-{seed}.npz"
-    with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile), np.load(path) as saved:
+    with contextlib.suppress(FedekdError):
+        saved = read_npz(path, ("data", "clusters"))
         if str(saved["data"]) == checksum and saved["clusters"].shape == dataset.y.shape:
             return np.asarray(saved["clusters"], np.int64)
     try:

@@ -69,6 +69,8 @@ def read_idx(path: Path) -> np.ndarray:
         with gzip.open(path, "rb") as file:
             raw = file.read()
     except (OSError, EOFError, zlib.error) as error:
+        if not is_damage(error):
+            raise unreadable(path, error) from None
         raise BadFile(path, f"not a whole gzip file ({error})") from None
     if len(raw) < 4 or raw[:3] != b"\0\0\x08" or not 1 <= raw[3] <= 4:
         raise BadFile(path, "not an idx file of unsigned bytes")
@@ -96,7 +98,7 @@ def read_cifar(paths: Iterable[Path]) -> Arrays:
         try:
             raw = np.fromfile(path, dtype=np.uint8)
         except OSError as error:
-            raise BadFile(path, error.strerror) from None
+            raise unreadable(path, error) from None
         if not len(raw) or len(raw) % CIFAR_RECORD:
             raise BadFile(path, f"has {len(raw)} bytes, not a multiple of {CIFAR_RECORD}: it is cut short")
         batches.append(raw.reshape(-1, CIFAR_RECORD))
@@ -227,6 +229,8 @@ def read_medimeta(folder: Path, label: str) -> Arrays:
     try:
         labels = np.load(labels_path, allow_pickle=False)
     except (OSError, EOFError, ValueError) as error:
+        if not is_damage(error):
+            raise unreadable(labels_path, error) from None
         raise BadFile(labels_path, f"not a whole .npy file ({error})") from None
     try:
         with h5py.File(images_path, "r") as file:
@@ -249,4 +253,6 @@ def _split_rows(path: Path) -> np.ndarray:
     try:
         return np.array([int(Path(line).stem) for line in path.read_text().split()], dtype=np.int64)
     except (OSError, ValueError) as error:
+        if not is_damage(error):
+            raise unreadable(path, error) from None
         raise BadFile(path, f"not a list of image files ({error})") from None

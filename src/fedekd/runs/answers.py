@@ -6,12 +6,12 @@ Of a run in accuracy or RMSE the record itself says which rows were right, or wh
 from __future__ import annotations
 
 import io
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
+from fedekd.data.formats import npz_keys, read_npz
 from fedekd.errors import FedekdError
 from fedekd.files import write_whole
 
@@ -39,11 +39,11 @@ def read(folder: Path, key: str, position: int, chosen: bool = False) -> np.ndar
     if not path.exists():
         return None
     try:
-        with np.load(path, allow_pickle=False) as file:
-            name = f"{position}-{'chosen' if chosen else 'last'}"
-            return np.asarray(file[name] if name in file else file[f"{position}-last"])
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise FedekdError(f"cannot read {path}: {error}; remove it to do without") from None
+        name = f"{position}-{'chosen' if chosen else 'last'}"
+        name = name if name in npz_keys(path) else f"{position}-last"
+        return read_npz(path, (name,))[name]
+    except FedekdError as error:
+        raise FedekdError(f"{error}; remove it to do without") from None
 
 
 def _path(folder: Path, key: str) -> Path:
