@@ -97,10 +97,13 @@ class Client(ClientModels):
             batch_size=training.batch_size,
             draws=self.method.uniforms,
             augment=training.augments(step.split),
+            mixed=step.mixed,
         )
         self.steps = plan.steps
-        moves = list(torch.from_numpy(plan.moves).to(self.device)) if training.augments(step.split) else []
-        taught = [{role: self.outputs(role, rows, drawn) for role in self._still(step)} for drawn in moves or [None]]
+        moves = list(torch.from_numpy(plan.moves).to(self.device)) if plan.moves.size else []
+        partners = [rows[torch.from_numpy(p).to(self.device)] if step.mixed else None for p in plan.partners]
+        altered = list(zip(moves, partners, strict=True)) if moves else [(None, None)]
+        taught = [{role: self.outputs(role, rows, *drawn) for role in self._still(step)} for drawn in altered]
         weights = self._readable_weights()
         trained = {role: self._part(role, step) for role in step.roles}
         return_checks.to_train(self.method, step, trained)
@@ -112,8 +115,8 @@ class Client(ClientModels):
                 positions = torch.from_numpy(order).to(self.device).split(training.batch_size)
                 numbers = torch.from_numpy(uniform).to(self.device).split(training.batch_size)
                 for here, draws in zip(positions, numbers, strict=True):
-                    x = self._inputs(rows[here], moves[epoch][here] if moves else None)
-                    lessons = taught[epoch if moves else 0]
+                    drawn = [t if t is None else t[here] for t in altered[epoch if moves else 0]]
+                    x, lessons = self._inputs(rows[here], *drawn), taught[epoch if moves else 0]
                     out = {role: (o[here], f[here]) for role, (o, f) in lessons.items()}
                     out = self._named(step, self._through(step.roles, x, out))
                     batch = self._batch(rows[here], here, out, weights, draws, training.lr, x)
