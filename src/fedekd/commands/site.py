@@ -44,6 +44,10 @@ def add(commands: Any) -> None:
         "offer", nargs="?", metavar="FINGERPRINT", help="accept this offer (without: show the last one)"
     )
     accept.add_argument("--schema", metavar="FILE", help="accept this schema, with the first terms that come with it")
+    audit = command(actions, "audit", show_audit, "show what the site was asked and what left it, and verify that log")
+    audit.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
+    audit.add_argument("--json", action="store_true", help="the entries as they are kept, one JSON object a line")
+    audit.add_argument("--expect", metavar="HASH", help="fail unless an entry has this hash, noted at an earlier time")
     run = command(actions, "run", run_site, "join the federation and stay connected until it is over")
     run.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
 
@@ -62,8 +66,11 @@ def init_site(given: argparse.Namespace) -> None:
 def new_key(given: argparse.Namespace) -> None:
     from fedekd.flower.settings import read_site
     from fedekd.flower.setup.keys import renew_node_key
+    from fedekd.flower.site.audit import record
 
-    public = renew_node_key(read_site(given.file).key)
+    site = read_site(given.file)
+    public = renew_node_key(site.key)
+    record(site.state, "key", public=public.read_text().strip())
     print(f"send {public} to the server's administrator, to replace the old one")
 
 
@@ -126,6 +133,22 @@ def accept_offer(given: argparse.Namespace) -> None:
         print("the last offer that was refused:", *offer.lines(), sep="\n  ")
         print("otherwise than agreed to:", *pins.changes(), sep="\n  ")
         print(f"accept it with: fedekd site accept {given.file} {offer.fingerprint}")
+
+
+def show_audit(given: argparse.Namespace) -> None:
+    import json
+
+    from fedekd.flower.settings import read_site
+    from fedekd.flower.site.audit import AUDIT, read_audit, told
+
+    state, hashes = read_site(given.file).state, list[str]()
+    for entry in read_audit(state):
+        print(json.dumps(entry) if given.json else told(entry))
+        hashes.append(entry["hash"])
+    if given.expect and given.expect not in hashes:
+        raise FedekdError(f"no entry of {state / AUDIT} has the hash {given.expect}: entries were cut off, or replaced")
+    if not given.json:
+        print(f"{len(hashes)} entries, none changed or missing in between; the last is {hashes[-1]}")
 
 
 def run_site(given: argparse.Namespace) -> None:

@@ -20,6 +20,7 @@ from fedekd.flower.protocol.visits import Visit, visits
 from fedekd.flower.protocol.wire import Payload
 from fedekd.flower.saved_state import SavedState, write_text
 from fedekd.flower.settings import ENDED, SiteSettings
+from fedekd.flower.site.audit import record_answer
 from fedekd.flower.site.guard import consent, guarded, kept_kinds
 from fedekd.flower.site.pins import MOST, Pins
 from fedekd.flower.site.trainer import SiteTrainer
@@ -27,9 +28,24 @@ from fedekd.flower.site.trainer import SiteTrainer
 log = logging.getLogger("fedekd.site")
 
 
-def answer(site: SiteSettings, kind: str, request: Payload) -> Payload:
-    """The site's reply to any message. Whatever goes wrong, only a code leaves."""
+def answer(site: SiteSettings, kind: str, request: Payload | None) -> Payload:
+    """The site's reply to any message, None being one that cannot be read. Whatever goes wrong, only a code leaves;
+    and nothing else leaves that is not in the audit log."""
+    reply = _answered(site, kind, request)
     try:
+        entry = record_answer(site.state, kind, request, reply)
+    except Exception as error:
+        log.error("the audit log cannot be written, so nothing leaves: %s", error)
+        return Payload({"code": int(StatusCode.STATE), "name": site.name})
+    if reply.models or kind == "end":
+        log.info("audit log: %s", entry)
+    return reply
+
+
+def _answered(site: SiteSettings, kind: str, request: Payload | None) -> Payload:
+    try:
+        if request is None:
+            raise Failed(StatusCode.FAULT, f"the server's {kind} cannot be read")
         with limited(site.longest):
             return guarded(site, {"join": join, "visit": visit, "end": end}[kind](site, request))
     except Failed as failure:
@@ -67,7 +83,8 @@ def _joined(site: SiteSettings, request: Payload, pins: Pins) -> Payload:
                 "`fedekd site key`"
             )
         consent(site, terms, schema)
-        accepted = pins.check(Offer.of(terms, schema))
+        offer = Offer.of(terms, schema)
+        accepted = pins.check(offer)
         agreement = {"terms": terms.text(), "schema": schema.text()}
         kept = folder / "agreement.json"
         before = json.loads(kept.read_text()) if kept.exists() else agreement
@@ -79,7 +96,7 @@ def _joined(site: SiteSettings, request: Payload, pins: Pins) -> Payload:
     work.check_rows(before)
     layout = work.try_out(asked.layouts)  # all that a visit needs, before it is promised
     with failing(StatusCode.STATE):
-        write_text(kept, json.dumps({**agreement, "rows": work.rows, "layouts": layout}))
+        write_text(kept, json.dumps({**agreement, "rows": work.rows, "layouts": layout, "offer": offer.fingerprint}))
     log.info("federation %s: joined for %d rounds of %s", folder.name, terms.rounds, terms.method)
     log.info("its terms: %s", terms.text())
     return Payload({"code": int(StatusCode.DONE), "name": site.name})

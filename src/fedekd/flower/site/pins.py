@@ -19,6 +19,7 @@ from fedekd.errors import FedekdError
 from fedekd.flower.protocol.offers import Offer, differences
 from fedekd.flower.protocol.schema import Schema
 from fedekd.flower.saved_state import SavedState, write_text
+from fedekd.flower.site.audit import record
 
 log = logging.getLogger("fedekd.site")
 AGREED, OFFERED, REFUSALS = "agreed.json", "offered.json", "refusals.json"  # in the site's state
@@ -97,6 +98,7 @@ class Pins:
             write_text(self.state / AGREED, json.dumps(agreed))
             (self.state / OFFERED).unlink(missing_ok=True)
             (self.state / REFUSALS).unlink(missing_ok=True)
+        record(self.state, "accept", **{name: agreed[name] for name in ("terms", "schema", "leaves")})
 
     def look_again(self) -> int:
         """Forget the refusals; returns how many there were."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from fedekd import __version__
 from fedekd.errors import FedekdError
 from fedekd.flower import need_flower
 from fedekd.flower.patches import BEATING, SKIPPED
@@ -16,6 +17,7 @@ from fedekd.flower.settings import ENDED, SiteSettings, read_site
 from fedekd.flower.setup.certificates import read_certificate
 from fedekd.flower.setup.connection import Connection, NotChecked
 from fedekd.flower.setup.keys import read_node_key, renew_secret
+from fedekd.flower.site.audit import record
 from fedekd.flower.supervise.diagnosis import NOT_LET_IN, SILENT, log_of, why_not_connected, why_supernode_ended
 from fedekd.flower.supervise.executor import OWN_APP
 from fedekd.flower.supervise.launch import LAUNCH
@@ -37,6 +39,7 @@ def run_site(path: str | Path, *, app: str = OWN_APP, say: Callable[[str], None]
     read_node_key(site.key)
     read_certificate(site.ca, "get it from the server's administrator, or set another `ca`")
     with alone(site.state):
+        record(site.state, "start", fedekd=__version__, server=site.server)
         SiteSupervisor(site, file, app, say).run()
 
 
