@@ -16,6 +16,8 @@ from recorder import Recorder
 
 from fedekd.flower.protocol.schema import Schema
 from fedekd.flower.settings import read_site
+from fedekd.flower.supervise.status import server_status, site_status
+from fedekd.report.page import federation_text
 from fedekd.runs.plan import SMOOTH
 
 if TYPE_CHECKING:
@@ -102,6 +104,11 @@ def test_kills_cost_no_finished_round(town) -> None:
         here.site(name)
     here.start("server", *HONEST)
     here.wait(lambda: "visit 1 of 3" in here.log(), 150, "first visit")
+    told = server_status(here.folder / "server" / "server.toml")
+    assert (told["running"], told["complete"], told["problems"]) == (True, False, [])
+    assert "of 3 visits are done" in federation_text(here.state)
+    told = site_status(here.file("north"))
+    assert (told["running"], told["connected"], told["problems"]) == (True, True, [])
     here.kill("south", "")
     here.child("south").process.kill()
     here.kill("server", "launch\0superlink")
@@ -111,4 +118,7 @@ def test_kills_cost_no_finished_round(town) -> None:
     assert report["complete"]
     assert report["counted"] == [list(HONEST)] * 3
     assert "going on after" in here.log()
+    told = server_status(here.folder / "server" / "server.toml")
+    assert (told["running"], told["complete"], told["federation"]["done"]) == (False, True, 3)
+    assert {one["counted"] for one in told["federation"]["sites"].values()} == {3}
     here.equals_the_simulation(report, *HONEST)

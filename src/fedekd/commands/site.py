@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from fedekd.commands.parser import command
+from fedekd.commands.status import add_status, show
 from fedekd.errors import FedekdError
 
 
@@ -44,6 +45,7 @@ def add(commands: Any) -> None:
         "offer", nargs="?", metavar="FINGERPRINT", help="accept this offer (without: show the last one)"
     )
     accept.add_argument("--schema", metavar="FILE", help="accept this schema, with the first terms that come with it")
+    add_status(actions, show_status, "site", "whether it is connected, what left it, errors and certificates")
     audit = command(actions, "audit", show_audit, "show what the site was asked and what left it, and verify that log")
     audit.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
     audit.add_argument("--json", action="store_true", help="the entries as they are kept, one JSON object a line")
@@ -133,6 +135,19 @@ def accept_offer(given: argparse.Namespace) -> None:
         print("the last offer that was refused:", *offer.lines(), sep="\n  ")
         print("otherwise than agreed to:", *pins.changes(), sep="\n  ")
         print(f"accept it with: fedekd site accept {given.file} {offer.fingerprint}")
+
+
+def show_status(given: argparse.Namespace) -> None:
+    from html import escape
+
+    from fedekd.flower.supervise.status import site_status
+    from fedekd.report.monitoring import lines
+
+    def page() -> str:
+        text = escape("\n".join(lines(site_status(given.file))))
+        return f'<!doctype html><meta charset="utf-8"><title>fedekd site</title><pre>{text}</pre>\n'
+
+    show(given, lambda: site_status(given.file), page)
 
 
 def show_audit(given: argparse.Namespace) -> None:

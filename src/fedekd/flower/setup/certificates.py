@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 825  # the most that common TLS clients accept
+EARLY = timedelta(days=30)  # before the end of a certificate, that people are told
 EARLIER = timedelta(hours=1)  # certificates begin a little earlier, for clocks that are behind
 
 
@@ -76,6 +77,16 @@ def read_certificate(path: Path, remedy: str = "") -> Certificate:
         return x509.load_pem_x509_certificate(read_bytes(path, remedy))
     except ValueError:
         raise FedekdError(f"{path} is not a certificate in PEM form (-----BEGIN CERTIFICATE-----)") from None
+
+
+def ends_soon(path: Path, remedy: str) -> str | None:
+    """That a certificate has ended or will before long; None: there is time."""
+    end = read_certificate(path).not_valid_after_utc
+    left = end - datetime.now(UTC)
+    if left > EARLY:
+        return None
+    when = f"ends in {left.days} days, on {end:%Y-%m-%d}" if left > timedelta() else f"has ended on {end:%Y-%m-%d}"
+    return f"{path} {when}: {remedy}"
 
 
 def check_certificate(server: ServerSettings) -> None:

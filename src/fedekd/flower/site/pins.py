@@ -106,6 +106,10 @@ class Pins:
         (self.state / REFUSALS).unlink(missing_ok=True)
         return count
 
+    def refusals(self) -> int:
+        """How many joins were refused within a day, at most ``MOST``."""
+        return sum(time.time() - one <= DAY for one in self._refusals()["times"])
+
     def offered(self) -> Offer | None:
         """The last offer that was refused because another one is agreed to."""
         found = self._read(OFFERED)
