@@ -16,6 +16,7 @@ from recorder import Recorder
 
 from fedekd.flower.protocol.schema import Schema
 from fedekd.flower.settings import read_site
+from fedekd.flower.site.audit import read_audit
 from fedekd.flower.supervise.status import server_status, site_status
 from fedekd.report.page import federation_text
 from fedekd.runs.plan import SMOOTH
@@ -51,6 +52,8 @@ def test_a_federation_with_bad_neighbours(town) -> None:
     assert "z-corrupt cannot join: it refuses; its own log says why" in here.log()
     here.equals_the_simulation(report, *HONEST)
     only_what_is_declared_leaves(here, ears["north"].up)
+    entries = [one for one in read_audit(here.folder / "north" / "state") if one["event"] == "visit"]
+    assert [[sent["name"] for sent in one["left"]["exchanged"]] for one in entries] == [["proxy"], ["proxy"], []]
 
     assert "rows.npz" in here.log("z-corrupt"), "the site itself is told what is wrong"
     for text in (b"rows.npz", b"archive", b"Traceback", b"Error", b"numpy.savez", str(here.folder).encode()):
@@ -62,6 +65,8 @@ def test_a_federation_with_bad_neighbours(town) -> None:
     (own,) = (here.folder / "south" / "state").glob("*/report.json")
     assert here.child("south").code == 0, here.told()
     assert f"federation {own.parent.name} is complete; see {own}" in "\n".join(here.child("south").lines())
+    assert "the server has signed the result" in here.log("south")
+    assert "is the one that this site holds" in here.log("south")
     assert any("rows.npz" in line for line in here.child("z-corrupt").lines()), "its administrator is told why"
     assert here.child("z-corrupt").code is None, "it has seen no federation's end"
 

@@ -262,6 +262,7 @@ def test_a_site_logs_what_it_does(tmp_path, digits, schema, caplog):
         f"accuracy on this site's test rows: {numbers}",
         "{recommendation}: {reason}".format(**report["verdict"]),
         "visit 2 of 2 done",
+        "the server has not signed the result",
         f"federation {FEDERATION} is complete; see {own}",
         f"audit log: {hashes[3]}",
     ]

@@ -50,6 +50,11 @@ def add(commands: Any) -> None:
     audit.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
     audit.add_argument("--json", action="store_true", help="the entries as they are kept, one JSON object a line")
     audit.add_argument("--expect", metavar="HASH", help="fail unless an entry has this hash, noted at an earlier time")
+    verify = command(actions, "verify", verify_result, "verify the server's signature of the final model and report")
+    verify.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
+    verify.add_argument(
+        "--report", metavar="FILE", help="the server's report.json, as its administrator gave it to you"
+    )
     run = command(actions, "run", run_site, "join the federation and stay connected until it is over")
     run.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
 
@@ -164,6 +169,37 @@ def show_audit(given: argparse.Namespace) -> None:
         raise FedekdError(f"no entry of {state / AUDIT} has the hash {given.expect}: entries were cut off, or replaced")
     if not given.json:
         print(f"{len(hashes)} entries, none changed or missing in between; the last is {hashes[-1]}")
+
+
+def verify_result(given: argparse.Namespace) -> None:
+    import hashlib
+    from pathlib import Path
+
+    from fedekd.flower.settings import read_site
+    from fedekd.flower.setup.keys import read_bytes
+    from fedekd.flower.setup.signing import SignedStatement
+    from fedekd.flower.site.results import compared, verified
+    from fedekd.runs.federation_report import SIGNED
+
+    site, report = read_site(given.file), Path(given.report) if given.report else None
+    found = sorted(site.state.glob(f"*/{SIGNED}"))
+    if not found:
+        raise FedekdError(f"the server has signed no result that this site has in {site.state}")
+    content, reports = read_bytes(report) if report else b"", dict[str, str]()
+    for path in found:
+        statement = verified(site, path.parent, SignedStatement.read(path))
+        print(f"federation {path.parent.name}: {statement['rounds']} rounds of {statement['method']}, signed on "
+              f"{statement['time']} by the server {site.server}")  # fmt: skip
+        for line in compared(path.parent, statement):
+            print(f"  {line}")
+        reports[statement["report"]] = path.parent.name
+    if report:
+        own = hashlib.sha256(content).hexdigest()
+        if own not in reports:
+            raise FedekdError(
+                f"{report} is not the report that the server had signed when it told this site of the end"
+            )
+        print(f"{report} is the report of federation {reports[own]} that the server has signed")
 
 
 def run_site(given: argparse.Namespace) -> None:

@@ -143,10 +143,14 @@ class VisitRequest:
 @dataclass(frozen=True)
 class EndRequest:
     federation: str
+    signed: Mapping[str, str]
+    """The server's signed statement, part by part; nothing where it makes none."""
 
     @classmethod
     def parse(cls, payload: Payload) -> EndRequest:
-        return cls(_Words(payload).federation())
+        words = _Words(payload)
+        parts = {name: words.optional(name) for name in ("statement", "signature", "certificate")}
+        return cls(words.federation(), {name: part for name, part in parts.items() if part is not None})
 
 
 class _Words:

@@ -45,6 +45,7 @@ from fedekd.flower.server.conversation import (
     converse,
 )
 from fedekd.flower.server.progress import FederationProgress
+from fedekd.flower.server.results import signed_result
 from fedekd.flower.settings import VISITS_DONE, ServerSettings
 from fedekd.methods.base import Exchange
 
@@ -116,7 +117,8 @@ class Rounds:
         report, progress = self._write_report(), self.progress
         had = {*progress.numbers, *self._failed_last()}
         nodes = [node for name, node in progress.roster.nodes.items() if name in had]
-        converse(self.transport, EndNotices(nodes, Payload({"federation": progress.federation})), PARTING)
+        words = {"federation": progress.federation, **signed_result(self)}
+        converse(self.transport, EndNotices(nodes, Payload(dict(words))), PARTING)
         return report
 
     def _failed_last(self) -> set[str]:

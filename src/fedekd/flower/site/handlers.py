@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
+from datetime import UTC, datetime
+from pathlib import Path
 
 from fedekd.errors import FedekdError
 from fedekd.flower.protocol import wire
@@ -20,10 +22,13 @@ from fedekd.flower.protocol.visits import Visit, visits
 from fedekd.flower.protocol.wire import Payload
 from fedekd.flower.saved_state import SavedState, write_text
 from fedekd.flower.settings import ENDED, SiteSettings
+from fedekd.flower.setup.signing import SignedStatement
 from fedekd.flower.site.audit import record_answer
 from fedekd.flower.site.guard import consent, guarded, kept_kinds
 from fedekd.flower.site.pins import MOST, Pins
+from fedekd.flower.site.results import compared, verified
 from fedekd.flower.site.trainer import SiteTrainer
+from fedekd.runs.federation_report import SIGNED
 
 log = logging.getLogger("fedekd.site")
 
@@ -145,11 +150,30 @@ def _planned(visit: Visit, asked: VisitRequest) -> Visit:
 
 def end(site: SiteSettings, request: Payload) -> Payload:
     """The server's word that the federation is complete; `fedekd site run` ends after it when the server does."""
-    folder = site.state / EndRequest.parse(request).federation
+    asked = EndRequest.parse(request)
+    folder = site.state / asked.federation
     with failing(StatusCode.UNKNOWN):
         (folder / "agreement.json").read_text()
     write_text(folder / ENDED, "")
+    _keep_signed(site, folder, asked)
     own = folder / "report.json"
     result = f"see {own}" if own.exists() else "this site has no result of it"
     log.info("federation %s is complete; %s", folder.name, result)
     return Payload({"code": int(StatusCode.DONE), "name": site.name})
+
+
+def _keep_signed(site: SiteSettings, folder: Path, asked: EndRequest) -> None:
+    """What the server has signed, if it has; else the administrator is told."""
+    if not asked.signed:
+        log.warning("the server has not signed the result")
+        return
+    try:
+        signed = SignedStatement.parse(asked.signed)
+        statement = verified(site, folder, signed, datetime.now(UTC))
+        lines = compared(folder, statement)
+    except Exception as error:
+        log.error("the server's signature of the result does not hold: %s", error)
+        return
+    write_text(folder / SIGNED, json.dumps(signed.words(), indent=1) + "\n")
+    for line in ("the server has signed the result", *lines):
+        log.info("%s", line)
