@@ -224,7 +224,7 @@ def test_only_what_a_site_shares_leaves_it(tmp_path, digits, schema, share):
     sites = write_sites(tmp_path, digits, share=share)
     post = Hand(sites)
     _, report = federate(make_server(tmp_path, rounds=1, epochs=1), schema, sites, post)
-    allowed = {"code", "name"}
+    allowed = {"code", "name", "fedekd", "protocol"}
     allowed |= {"n"} if "n" in share else set()
     allowed |= {"metric", "local", "value"} if "metric" in share else set()
     allowed |= {"metric", "delta", "low", "high"} if "delta" in share else set()

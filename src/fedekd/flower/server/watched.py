@@ -125,7 +125,7 @@ class WatchedTransport:
         if reply is None:
             return
         site["bytes_up"] += reply.size
-        site["answered"] = now
+        site["answered"], site["version"] = now, reply.version or site["version"]
         if "privacy" in reply.numbers:
             site["epsilon"] = reply.numbers["privacy"]["epsilon"]
         if reply.code == StatusCode.DONE and visit:

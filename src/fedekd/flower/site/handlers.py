@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fedekd.errors import FedekdError
-from fedekd.flower.protocol import wire
+from fedekd.flower.protocol import versions, wire
 from fedekd.flower.protocol.codes import Failed, StatusCode, failing, limited
 from fedekd.flower.protocol.messages import EndRequest, JoinRequest, VisitRequest
 from fedekd.flower.protocol.offers import Offer
@@ -55,7 +55,8 @@ def _answered(site: SiteSettings, kind: str, request: Payload | None) -> Payload
             return guarded(site, {"join": join, "visit": visit, "end": end}[kind](site, request))
     except Failed as failure:
         log.error("%s: %s", "refused" if failure.code == StatusCode.REFUSED else failure.code.meaning, failure)
-        return Payload({"code": int(failure.code), "name": site.name})
+        more = versions.own() if failure.code == StatusCode.VERSION else {}
+        return Payload({"code": int(failure.code), "name": site.name, **more})
     except Exception:
         log.exception("fault in a %s", kind)
         return Payload({"code": int(StatusCode.FAULT), "name": site.name})
@@ -63,12 +64,16 @@ def _answered(site: SiteSettings, kind: str, request: Payload | None) -> Payload
 
 def join(site: SiteSettings, request: Payload) -> Payload:
     """Agree on terms and schema. Why it does not come to that stays here: the server hears "refused" and no more."""
+    if problem := versions.server_problem(request.words):
+        raise Failed(StatusCode.VERSION, problem)
     pins = Pins(site.state)
     try:
         if pins.closed():
             return Payload({"code": int(StatusCode.REFUSED), "name": site.name})
         return _joined(site, request, pins)
     except Failed as failure:
+        if failure.code == StatusCode.VERSION:
+            raise
         why = f"{failure.code.meaning}: {failure}" if failure.code != StatusCode.REFUSED else str(failure)
     except Exception:
         log.exception("fault in a join")
@@ -104,7 +109,7 @@ def _joined(site: SiteSettings, request: Payload, pins: Pins) -> Payload:
         write_text(kept, json.dumps({**agreement, "rows": work.rows, "layouts": layout, "offer": offer.fingerprint}))
     log.info("federation %s: joined for %d rounds of %s", folder.name, terms.rounds, terms.method)
     log.info("its terms: %s", terms.text())
-    return Payload({"code": int(StatusCode.DONE), "name": site.name})
+    return Payload({"code": int(StatusCode.DONE), "name": site.name, **versions.own()})
 
 
 def visit(site: SiteSettings, request: Payload) -> Payload:
