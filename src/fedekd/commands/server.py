@@ -27,6 +27,10 @@ def add(commands: Any) -> None:
     init.add_argument("--user", default="fedekd", metavar="NAME", help="user of the systemd unit (default: fedekd)")
     run = command(actions, "run", run_server, "run the federation to its end and print the report")
     run.add_argument("file", metavar="SERVER.toml", help="as `fedekd server init` made it")
+    renew = command(actions, "renew", renew_certificate, "make the server's certificate anew before it ends")
+    renew.add_argument("file", metavar="SERVER.toml", help="as `fedekd server init` made it")
+    renew.add_argument("--ca-key", metavar="FILE", help="the authority's key (default: ca.key beside its certificate)")
+    renew.add_argument("--authority", action="store_true", help="the authority's certificate as well; sites get a copy")
     add_status(actions, show_status, "server", "how far the federation is: rounds, sites, lateness, bytes, errors")
     finish = command(actions, "finish", finish_server, "give sites that were away at the end their model and verdict")
     finish.add_argument("file", metavar="SERVER.toml", help="as `fedekd server init` made it")
@@ -46,6 +50,13 @@ def init_server(given: argparse.Namespace) -> None:
         given.folder, given.address, certificates=(own[0], own[1], own[2]) if all(own) else None, user=given.user,
         settings={name: value for name, value in settings.items() if value is not None},
     ):  # fmt: skip
+        print(line)
+
+
+def renew_certificate(given: argparse.Namespace) -> None:
+    from fedekd.flower.setup import renewal
+
+    for line in renewal.renew_certificate(given.file, given.ca_key, authority=given.authority):
         print(line)
 
 
