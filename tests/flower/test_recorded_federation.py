@@ -46,6 +46,9 @@ def test_a_recorded_federation_goes_on_where_it_stood(recorded):
         assert {**ours, **dict.fromkeys(NUMBERS)} == {**theirs, **dict.fromkeys(NUMBERS)}
         assert [ours[name] for name in NUMBERS] == pytest.approx([theirs[name] for name in NUMBERS], abs=1e-4)
     assert report.pop("privacy")["birch"] == pytest.approx(known.pop("privacy")["birch"])
+    (words, *_) = (reply.words for name, kind, reply in post.sent if (name, kind) == ("birch", "visit"))
+    without = {name: word for name, word in words.items() if name != "privacy"}
+    known["bytes_up"] += len(json.dumps(words)) - len(json.dumps(without))  # its budget, told before the end as well
     assert {**report, "seconds": 0} == {**known, "seconds": 0}
     after = json.loads(next(sites[1].state.glob("*/spent.json")).read_text())["spent"]
     assert len(spent) == 2

@@ -52,8 +52,8 @@ def _check(folder: Path) -> None:
     if state is not None:
         log = next((path for path in (state / "log", state.parent / "log") if path.exists()), state / "log")
         raise FedekdError(
-            f"{folder} belongs to a federation of real sites: follow it with `tail -f {log}`; when it is complete, "
-            f"`fedekd report {folder}` shows what came of it"
+            f"{folder} belongs to a federation of real sites: `fedekd server status` or `fedekd site status` tells how "
+            f"far it is, `tail -f {log}` follows it, and `fedekd report {folder}` shows what came of it"
         )
 
 

@@ -50,18 +50,27 @@ def write_handout(folder: str | Path, site: str, out: Path | None = None) -> Pat
 
 def write_federation(state: Path, out: Path | None = None) -> Path:
     """The same for a federation of real sites, from the state that its server keeps."""
+    path = out or state / "report.html"
+    write_whole(path, federation_text(state).encode())
+    return path
+
+
+def federation_text(state: Path) -> str:
+    """The page of a federation: what came of it, or how far it is."""
     from fedekd.report.html.federation import federation_page
+    from fedekd.report.html.progress import progress_page
     from fedekd.report.html.render import render
     from fedekd.runs.federation_report import read_report
+    from fedekd.runs.federation_status import read_status
 
     report = read_report(state)
-    if report is None:
-        raise FedekdError(f"the federation in {state} is not complete; how far it is stands in {state / 'log'}")
-    if report.error:
+    if report and report.error:
         raise FedekdError(f"the federation in {state} stopped: {report.error}")
-    path = out or state / "report.html"
-    write_whole(path, render(federation_page(report)).encode())
-    return path
+    if report:
+        return render(federation_page(report))
+    if status := read_status(state):
+        return render(progress_page(status))
+    raise FedekdError(f"the federation in {state} has not begun; its log is {state / 'log'}")
 
 
 def make_page(folder: str | Path, keys: Collection[str] | None = None, thumbnails: bool = False) -> Page:

@@ -15,6 +15,7 @@ from fedekd.data import load_dataset
 from fedekd.data.own import Whole
 from fedekd.errors import FedekdError
 from fedekd.exchange import exchanges
+from fedekd.flower.protocol import versions
 from fedekd.flower.protocol.codes import Failed, StatusCode
 from fedekd.flower.protocol.schema import Schema
 from fedekd.flower.protocol.terms import Terms
@@ -81,7 +82,7 @@ def guarded(site: SiteSettings, payload: Payload) -> Payload:
 
 
 def _allowed(site: SiteSettings) -> set[str]:
-    allowed = {"code", "name"} | ({"privacy"} if site.dp else set())
+    allowed = {"code", "name", *versions.own()} | ({"privacy"} if site.dp else set())
     shared = {
         "n": {"n"},
         "metric": {"metric", "local", "value"},

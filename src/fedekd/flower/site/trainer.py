@@ -173,6 +173,8 @@ class SiteTrainer:
                 return words | finish(self.site, self.folder, self.terms.method, self.client, self.alone)
         if visit.sends and self.terms.weighting == "samples" and "n" in self.site.share:
             words["n"] = len(self.client.rows["train"])
+        if privacy := getattr(self.client, "privacy", None):
+            words["privacy"] = json.dumps(privacy)
         return words
 
     def state(self) -> dict[str, Any]:
