@@ -39,13 +39,34 @@ def write_handout(folder: str | Path, site: str, out: Path | None = None) -> Pat
     """One page about one site of a run, by default as ``site-NAME.html`` beside its results."""
     from fedekd.report.html.handout import render_handout
 
-    records = load(folder).records
-    if len({(r["dataset"], r["alpha"]) for r in records}) > 1:
-        raise FedekdError(f"{folder} holds several datasets or splits; --site needs the results of one run")
-    text = render_handout(_run_data(folder, records)[0], site)
+    text = render_handout(_run_data(folder, _one_run(folder, "--site"))[0], site)
     path = Path(out) if out else Path(folder) / f"site-{re.sub(r'[^A-Za-z0-9.-]+', '_', site).strip('_')}.html"
     write_whole(path, text.encode())
     return path
+
+
+def write_difference(folder: str | Path, other: str | Path, out: Path | None = None) -> Path:
+    """Two runs side by side, by default as ``difference.html`` in the first one's folder."""
+    from fedekd.report.html.difference import TwoRuns, difference_page
+    from fedekd.report.html.render import render
+
+    folders = (Path(folder), Path(other))
+    records = [_one_run(where, "a comparison") for where in folders]
+    if len(found := {some[0]["metric"] for some in records}) > 1:
+        raise FedekdError(f"one run is in {' and the other in '.join(sorted(found))}: nothing of them can be compared")
+    one, two = (_run_data(where, some)[0] for where, some in zip(folders, records, strict=True))
+    short = folders[0].name != folders[1].name and all(where.name for where in folders)
+    names = (folders[0].name, folders[1].name) if short else (str(folder), str(other))
+    path = out or folders[0] / "difference.html"
+    write_whole(path, render(difference_page(TwoRuns(names, (one, two), folders))).encode())
+    return path
+
+
+def _one_run(folder: str | Path, what: str) -> list[Record]:
+    records = load(folder).records
+    if len({(r["dataset"], r["alpha"]) for r in records}) > 1:
+        raise FedekdError(f"{folder} holds several datasets or splits; {what} needs the results of one run")
+    return records
 
 
 def write_federation(state: Path, out: Path | None = None) -> Path:

@@ -92,7 +92,7 @@ NOTHING = Artifacts()
 def announce(runs: Collection[RunSpec], store: Store, observer: Observer) -> dict[str, Record]:
     """Tell what is to do and what is there already; the latter's records by key."""
     known = store.among({r.key for r in runs})
-    observer.observe(RunsPlanned([(r.label, r.seed, r.cost) for r in runs if r.key not in known]))
+    observer.observe(RunsPlanned([(r.label, r.seed, r.cost) for r in runs if r.key not in known], len(known)))
     for key, record in known.items():
         store.discard(key)  # a process killed at its very end may have left a checkpoint
         observer.observe(RunFinished(record, cached=True))

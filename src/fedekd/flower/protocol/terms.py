@@ -12,10 +12,9 @@ from fedekd.engines.job import Training
 from fedekd.errors import FedekdError
 from fedekd.flower.settings import COMPRESSIONS, ServerSettings
 from fedekd.methods.base import Method
-from fedekd.settings import CHOICES, NEWER
+from fedekd.settings import CHOICES, MOST, NEWER
 from fedekd.validation import parse_json
 
-MOST = 100_000  # rounds, epochs or samples per batch: more is a mistake, or an attack
 LONGEST, LETTERS = 100_000, 300  # letters of the terms, and of a name in them
 
 

@@ -10,7 +10,6 @@ from fedekd.report.html.chart import Chart, variant
 from fedekd.report.html.headline import headline, kicker
 from fedekd.report.html.run_data import RunData
 from fedekd.report.html.section import Block, Page, Section, Variants
-from fedekd.report.html.words import minus
 from fedekd.runs.aggregate import SHARED, SummaryRow
 from fedekd.runs.records import DoubtedSample, PublicPart
 from fedekd.runs.subgroups import HEADS
@@ -87,9 +86,9 @@ def _summary(data: RunData) -> Block:
         clear = {1: "harmed", -1: "helped", 0: ""}[direction(row, unit)]
 
         def signed(key: Deltas, effect: str = "", row: SummaryRow = row, alone: bool = alone) -> tuple[str, str]:
-            return ("", "") if alone else (minus(unit.delta(row[key]["mean"])), effect)
+            return ("", "") if alone else (unit.delta(row[key]["mean"]), effect)
 
-        between = " to ".join(minus(unit.delta(x)) for x in interval) if interval and not alone else ""
+        between = " to ".join(unit.delta(x) for x in interval) if interval and not alone else ""
         sent = row["bytes_up"] + row["bytes_down"]
         rows.append(
             {
@@ -125,7 +124,7 @@ def _subgroups(data: RunData) -> Block | None:
     marks = {STATES[HELPED]: "helped", STATES[HARMED]: "harmed"}
 
     def cells(told: list[str]) -> list[dict[str, str]]:
-        return [{"main": minus(text), "small": "", "paper": "", "mark": marks.get(text, "")} for text in told]
+        return [{"main": text, "small": "", "paper": "", "mark": marks.get(text, "")} for text in told]
 
     points = " in points" if data.unit.percent else ""
     column, group = data.subgroups[0].column, data.first["partition"].get("group")
@@ -134,7 +133,7 @@ def _subgroups(data: RunData) -> Block | None:
         "heads": ["method", HEADS[0]],
         "columns": [("", head) for head in HEADS[1:]],
         "notes": [
-            *(f"{method.label}: {minus(method.told)}." for method in data.subgroups),
+            *(f"{method.label}: {method.told}." for method in data.subgroups),
             f"Δ of {data.unit.name}{points}: with the method minus Local after the last round, mean over clients by "
             "their test rows. "
             f"{independence(group)}; clear: at 5 % over all methods and values here (Holm's method).",
