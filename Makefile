@@ -16,6 +16,7 @@ test: lint
 
 fuzz: $(STAMP)
 	FEDEKD_FUZZ=10000 $(BIN)/python -m pytest tests/flower/test_fuzz_messages.py
+	FEDEKD_FUZZ=2000 $(BIN)/python -m pytest tests/data/test_fuzz_files.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks examples tools docs/*.py

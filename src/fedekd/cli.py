@@ -102,7 +102,8 @@ def _answer(argv: Sequence[str] | None) -> int:
 
 
 def _complain(text: str) -> int:
-    print("fedekd:", " ".join(text.split()), file=sys.stderr)
+    line = " ".join(text.split())
+    print("fedekd:", "".join(c if c.isprintable() else "?" for c in line), file=sys.stderr)
     return 2
 
 

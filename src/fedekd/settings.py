@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -11,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from fedekd.errors import FedekdError, unknown
+from fedekd.files import check_name
 from fedekd.units import METRICS
 
 DEFAULT_PRESET = {"rounds": 10, "epochs": 2, "batch_size": 32, "lr": 1e-3}
 MOST_SEEDS = 10_000
 MOST = 100_000  # rounds or epochs: more is a mistake, or in a federation of real sites an attack
+MOST_TOML = 2**20  # bytes
 NEWER: dict[str, Any] = {
     "participation": 1.0,
     "weight_decay": 0.0,
@@ -38,6 +41,9 @@ CHOICES = {
     "metric": tuple(METRICS),
     "models": ("first", "all", "none"),
     "alone": ("plain", "menu"),
+    "decimal": (".", ","),
+    "missing": ("mean", "drop", "flag"),
+    "dates": ("text", "age", "drop"),
 }
 
 
@@ -87,6 +93,15 @@ class Settings:
         "column (CSV) or array (npz) of rows that belong together, such as a patient; not an input"
     )
     subgroups: str | None = _help("column (CSV) or array (npz), such as sex: show Δ for each of its values")
+    drop: tuple[str, ...] | None = _help("columns of a table that are no inputs, such as patient_id")
+    decimal: str | None = _help("what stands between units and tenths in a table: . (usual) or ,")
+    missing: str | None = _help(
+        "a missing value becomes the mean of training rows, with flag also a column that says where; drop: its row goes"
+    )
+    dates: str | None = _help("what columns of dates become: text (usual), age (years until 2025) or drop")
+    na_values: tuple[str, ...] | None = _help(
+        "texts that mean a missing value (usual: NA, NaN, null, ..); the empty one always does"
+    )
     public: str | None = _help("rows that the server and all clients hold: a share such as 0.1, or a file")
     private: str | None = _help("your own private model, package.module:function")
     proxy: str | None = _help("your own proxy model, package.module:function")
@@ -112,6 +127,9 @@ def make_settings(given: Mapping[str, Any]) -> Settings:
         given["seeds"] = parse_seeds(given["seeds"])
     if "methods" in given:
         given["methods"] = parse_names(given["methods"])
+    for name in ("drop", "na_values"):
+        if name in given:
+            given[name] = parse_texts(name, given[name])
     if isinstance(given.get("public"), (int, float)) and not isinstance(given["public"], bool):
         given["public"] = str(given["public"])
     for f in fields(Settings):
@@ -140,11 +158,19 @@ def model_name(make: Any) -> str:
 
 def read_toml(path: str | Path) -> dict[str, Any]:
     """The settings in a TOML file: the same names as on the command line, methods' own under [parameters.NAME]."""
+    where = Path(path)
     try:
-        content = tomllib.loads(Path(path).read_text())
+        if where.exists() and not where.is_file():
+            raise FedekdError(f"cannot read {path}: it is not a file; give a TOML file")
+        if where.stat().st_size > MOST_TOML:
+            raise FedekdError(f"{path} has more than {MOST_TOML // 2**20} MiB, far too much for settings; shorten it")
+        content = tomllib.loads(where.read_text(encoding="utf-8"))
+        json.dumps(content, default=str)  # which fails where it is nested deeper than others can follow
     except OSError as error:
         raise FedekdError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise FedekdError(f"{path} is not valid TOML: it is nested too deep") from None
+    except ValueError as error:  # of which TOML's and Unicode's are kinds
         raise FedekdError(f"{path} is not valid TOML: {error}") from None
     return {key.replace("-", "_"): value for key, value in content.items()}
 
@@ -171,6 +197,17 @@ def parse_names(given: str | Iterable[str]) -> tuple[str, ...]:
     except TypeError:
         raise FedekdError(f"methods must be names such as fedekd,fedavg, got {given!r}") from None
     return tuple(dict.fromkeys(n.strip() if isinstance(n, str) else n for n in names if n))
+
+
+def parse_texts(name: str, given: str | Iterable[str]) -> tuple[str, ...]:
+    """Texts with commas between them; a list where they hold commas themselves."""
+    try:
+        found: list[str] | None = given.split(",") if isinstance(given, str) else list(given)
+    except TypeError:
+        found = None
+    if found is None or not all(isinstance(one, str) for one in found):
+        raise FedekdError(f"{name} must be texts such as a,b, got {given!r}")
+    return tuple(dict.fromkeys(one.strip() for one in found if one.strip()))
 
 
 def _check(settings: Settings) -> None:
@@ -204,6 +241,8 @@ def _check(settings: Settings) -> None:
             raise unknown(name, str(value), choices)
     if not settings.out:
         raise FedekdError("out must name a folder")
+    for place in (settings.out, settings.dataset):
+        check_name(Path(place))
     if not settings.methods:
         raise FedekdError("no methods given; try --methods fedekd,fedavg or paper")
     if not isinstance(settings.parameters, Mapping):

@@ -15,7 +15,20 @@ if TYPE_CHECKING:
 
 Act = Callable[[argparse.Namespace], None]
 KINDS: dict[str, type] = {"int": int, "float": float}
-PLACEHOLDERS = {"seeds": "LIST", "methods": "LIST", "data": "DIR", "out": "DIR", "target": "COLUMN", "public": "X|FILE"}
+PLACEHOLDERS = {
+    "seeds": "LIST",
+    "methods": "LIST",
+    "data": "DIR",
+    "out": "DIR",
+    "target": "COLUMN",
+    "public": "X|FILE",
+    "clients_from": "COLUMN",
+    "group": "COLUMN",
+    "subgroups": "COLUMN",
+    "drop": "COLUMNS",
+    "na_values": "TEXTS",
+    "decimal": "MARK",
+}
 
 
 class Parser(argparse.ArgumentParser):

@@ -101,7 +101,7 @@ def write_schema(given: argparse.Namespace) -> None:
     from fedekd.flower.settings import read_site
 
     site = read_site(given.file)
-    dataset = load_dataset(site.data, target=site.target, task=site.task)
+    dataset = load_dataset(site.data, target=site.target, task=site.task, reading=site.reading)
     schema = Schema.of(dataset, Scaling.of(dataset) if given.with_scaling else Scaling.public(dataset))
     schema.write(given.out)
     if schema.labels:

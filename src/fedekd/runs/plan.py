@@ -17,7 +17,7 @@ import numpy as np
 from fedekd import methods, models
 from fedekd.data import PublicRows, data_folder, federate, find_public, load_dataset
 from fedekd.data.clusters import by_clusters, clusters_for
-from fedekd.dataset import Dataset
+from fedekd.dataset import Dataset, Reading
 from fedekd.engines.job import Job, Training
 from fedekd.engines.rehearsal import traffic
 from fedekd.errors import unknown
@@ -32,7 +32,9 @@ ALONE = "@alone"
 SMOOTH = ("local-smooth-tenth", "local-smooth-quarter", "local-smooth")  # of what a client could do alone
 SUFFICES = {"": ("",), "rows": ("", "rows"), "labels": ("", "rows", "labels")}
 """By what there is of public rows: which needs of a method it meets."""
-SOURCE = ("dataset", "data", "target", "task", "clients_from", "group", "subgroups", "public")  # what decides the data
+READING = tuple(field.name for field in fields(Reading))
+SOURCE = ("dataset", "data", "target", "task", "clients_from", "group", "subgroups", *READING, "public")
+"""What decides the data."""
 FEDERATION = (
     "clients",
     "alpha",
@@ -205,6 +207,7 @@ def load(settings: Settings, dataset: Dataset | None = None) -> LoadedData:
             clients_from=clients_from,
             group=settings.group,
             subgroups=settings.subgroups,
+            reading=Reading.of(settings),
         )
     public = find_public(settings.public, dataset, target=target, clients_from=clients_from)
     return LoadedData(dataset, fingerprint(dataset), public)
@@ -367,4 +370,6 @@ def fingerprint(dataset: Dataset) -> str:
     digest = hashlib.sha256()
     for array in (dataset.x, dataset.y, *(names.codes for names in (dataset.groups, dataset.subgroups) if names)):
         digest.update(np.ascontiguousarray(array).data)
+    if dataset.gaps and dataset.fill != "median":
+        digest.update(dataset.fill.encode())
     return digest.hexdigest()[:16]

@@ -38,6 +38,8 @@ def run(
     of_cells = [(cell, run) for cell in cells for run in cell.runs()]
     runs = [run for _, run in of_cells]
     store = Store(settings.out)
+    for line in runs[0].job.federation.dataset.notes:
+        observer.observe(Note(line))
     if lacking := left_out(settings, runs[0].job.federation):
         observer.observe(Note(lacking))
     if settings.precision == "bf16" and not has_bf16(runs[0].job.training.device):

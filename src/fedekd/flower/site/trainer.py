@@ -48,7 +48,7 @@ class SiteTrainer:
                     "[dp] needs a schema that gives the scaling of inputs: this site's own means and deviations would "
                     "carry rows past the noise; have the schema made from public rows, with --with-scaling"
                 )
-            dataset = schema.load(site.data, site.target)
+            dataset = schema.load(site.data, site.target, site.reading)
             self.rows = hashlib.sha256(dataset.x.tobytes() + dataset.y.tobytes()).hexdigest()
             federation = of_site(dataset, schema, site.name, terms.seed, number, self._public(schema))
         with failing(StatusCode.MODEL):
