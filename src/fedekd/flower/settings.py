@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedekd.errors import FedekdError, unknown
-from fedekd.settings import CHOICES, read_toml
+from fedekd.settings import CHOICES, check_combine, read_toml
 
 T = TypeVar("T")
 COMPRESSIONS = ("none", "fp16", "int8")
 STARTING = 120.0  # seconds from the start of `fedekd server run` until sites are asked, and to spare
-COMBINATIONS = ("mean", "median", "trimmed", "krum")
 SHARED = ("n", "metric", "delta", "verdict")
 MENU, PLAIN = "menu", "plain"
 VISITS_DONE = "visits_done"  # file in the server's state: how many visits are complete
@@ -87,7 +86,7 @@ class ServerSettings:
     combine: str = entry(
         "how the sites' models become one: mean; or, of three and more, median, trimmed or krum",
         "mean",
-        choices=COMBINATIONS,
+        choices=CHOICES["combine"],
     )
     weighting: str = entry(
         "of the mean: uniform, or by the samples of each site", "uniform", choices=CHOICES["weighting"]
@@ -204,8 +203,7 @@ def read_server(path: str | Path) -> ServerSettings:
             f"{file}: give_up must be at least {least:g} s, got {server.give_up:g}: a healthy round may wait one "
             f"deadline ({server.deadline:g} s) for a site to join and one for an answer"
         )
-    if server.combine != "mean" and server.weighting != "uniform":
-        raise FedekdError(f'{file}: combine = {server.combine!r} knows no weights; set weighting = "uniform"')
+    check_combine(server.combine, server.weighting, f"{file}: ")
     if server.combine != "mean" and server.min_sites < 3:
         raise FedekdError(
             f"{file}: combine = {server.combine!r} cannot tell which of two sites is wrong; set min_sites to 3 or "
