@@ -27,7 +27,12 @@ SHARED = ("n", "metric", "delta", "verdict")
 MENU, PLAIN = "menu", "plain"
 VISITS_DONE = "visits_done"  # file in the server's state: how many visits are complete
 ENDED = "ended"  # file in state/FEDERATION: the server has said that the federation is complete
-GUARANTEES = ("the sent models, end to end", "the sent models, for a fixed private model only")
+GUARANTEES = (
+    "the sent models, end to end",
+    "the sent models, for a fixed private model only",
+    "the sent models, end to end, for all rows of a patient together",
+    "the sent models, for a fixed private model only, for all rows of a patient together",
+)
 
 
 def entry(
@@ -142,6 +147,12 @@ class SiteSettings:
     state: Path = entry("folder for the private model and what else the site keeps between rounds")
     data: str = entry("the site's rows: a .csv, .npz or folder, a dataset's name, or package.module:loader")
     target: str | None = entry("target column of a .csv", None, example="outcome")
+    group: str | None = entry(
+        "column of a .csv, or array of a .npz, that tells the patient of each row: no input; nobody's rows are both "
+        "trained and tested on, and [dp] protects all rows of one patient together",
+        None,
+        example="patient",
+    )
     public: Path | None = entry(
         "the public rows that the server names, where a method needs them: a .npz, .csv or folder",
         None,

@@ -58,7 +58,7 @@ def kept_kinds(site: SiteSettings, schema: Schema) -> None:
     texts = Whole(schema.columns, schema.labels).texts(site.target)
     if not texts or Path(site.data).suffix.lower() != ".csv":
         return
-    own = load_dataset(site.data, target=site.target, task=schema.task, part_of=Whole())
+    own = load_dataset(site.data, target=site.target, task=schema.task, part_of=Whole(), group=site.group)
     if numbers := sorted(texts & set(own.columns)):
         raise FedekdError(
             f"the schema reads column {numbers[0]!r} as categories, and here it holds numbers, which would tell which "
