@@ -50,6 +50,7 @@ FLOORS: tuple[tuple[Block, ...], ...] = (  # from the ground up
                 "dataset",
                 "federation",
                 "methods",
+                "robust",
                 "exchange",
                 "engines",
             ),

@@ -26,6 +26,7 @@ NEWER: dict[str, Any] = {
     "augment": "none",
     "choose_rounds": False,
     "metric": None,
+    "combine": "mean",
 }
 """Training settings that older records and run keys lack, and what those were run with."""
 SHORTCUTS = ("beta", "lambda_kd", "energy")  # parameters that every gated method takes
@@ -34,6 +35,7 @@ CHOICES = {
     "precision": ("fp32", "tf32", "bf16"),
     "engine": ("auto", "serial", "stacked"),
     "weighting": ("uniform", "samples"),
+    "combine": ("mean", "median", "trimmed", "krum"),
     "optimizer": ("adam", "sgd", "momentum"),
     "lr_schedule": ("constant", "cosine"),
     "augment": ("none", "flip-crop"),
@@ -76,6 +78,7 @@ class Settings:
     augment: str = _help("none, or flip-crop: random flips and crops of training images", "none")
     choose_rounds: bool = _help("keep each client's model of the round with its lowest validation loss", False)
     weighting: str = _help("average uniformly or by training samples", "uniform")
+    combine: str = _help("how uploads become one: mean; or, against bad clients, median, trimmed or krum", "mean")
     participation: float = _help("share of clients in each round, drawn anew each time", 1.0)
     partition: str = _help("how rows are split: auto, dirichlet, iid or sites", "auto")
     metric: str | None = _help(
@@ -239,6 +242,7 @@ def _check(settings: Settings) -> None:
         value = getattr(settings, name)
         if value is not None and value not in choices:
             raise unknown(name, str(value), choices)
+    check_combine(settings.combine, settings.weighting)
     if not settings.out:
         raise FedekdError("out must name a folder")
     for place in (settings.out, settings.dataset):
@@ -250,6 +254,12 @@ def _check(settings: Settings) -> None:
     for method, parameters in settings.parameters.items():
         if not isinstance(parameters, Mapping):
             raise FedekdError(f"[parameters.{method}] must be a table of values, got {parameters!r}")
+
+
+def check_combine(combine: str, weighting: str, where: str = "") -> None:
+    """A robust combination treats all alike. ``where``: the file that says so."""
+    if combine != "mean" and weighting != "uniform":
+        raise FedekdError(f"{where}combine = {combine!r} knows no weights; set weighting to uniform")
 
 
 def _check_public(public: str) -> None:

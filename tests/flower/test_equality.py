@@ -16,6 +16,7 @@ import toys
 from village import TINY, Hand, federate, make_server, parts, schema_of, simulate, state_of, write_sites
 
 from fedekd import methods
+from fedekd.errors import FedekdError
 from fedekd.exchange import exchanges
 from fedekd.flower.protocol import wire
 from fedekd.flower.protocol.visits import visits
@@ -117,6 +118,22 @@ def test_half_of_the_sites_in_each_round(tmp_path, digits, name):
     sending = [visit for visit in visits(engine.method, 5) if visit.sends]
     assert [len(names) for names in report["counted"]] == [2] * len(sending) + [4], "all tell how they did"
     assert len({tuple(names) for names in report["counted"]}) > 2
+
+
+@pytest.mark.parametrize("combine", ["median", "trimmed", "krum"])
+@pytest.mark.parametrize("name", ["fedekd", "fedavgm", "scaffold"])
+def test_robust_combination(tmp_path, digits, name, combine):
+    """One mechanism: to the bit."""
+    given = {"method": name, "combine": combine, "min_sites": 3, "sites": 4, "epochs": 1}
+    report, *_ = same_as_simulated(tmp_path, digits, atol=0, **given)
+    assert report["combine"] == combine
+
+
+def test_a_method_that_takes_no_mean_is_refused_before_the_sites_train(tmp_path, digits):
+    server, sites = place(tmp_path, digits, "fedproto", combine="median", min_sites=3)
+    with pytest.raises(FedekdError, match=r"how it combines 'prototypes'.*takes no mean"):
+        federate(server, schema_of(digits), sites)
+    assert not server.state.exists()
 
 
 def test_the_baseline_is_local_training(tmp_path, digits):

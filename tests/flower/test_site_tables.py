@@ -29,7 +29,7 @@ def test_a_table_with_a_decimal_comma_fits_the_schema_of_one_without(tmp_path) -
     found = schema.load(site.data, site.target, site.reading)
     np.testing.assert_array_equal(found.x, plain.x)
     np.testing.assert_array_equal(found.y, plain.y)
-    with pytest.raises(FedekdError, match="'name' has 41 different|column 'crp' holds text|does not fit"):
+    with pytest.raises(FedekdError, match=r"'name' has 41 different|column 'crp' holds text|does not fit"):
         schema.load(site.data, site.target)
 
 

@@ -20,6 +20,7 @@ def add(commands: Any) -> None:
     init.add_argument("--server", required=True, metavar="HOST:PORT", help="the server's address")
     init.add_argument("--data", required=True, metavar="PATH", help="its rows: a .csv, .npz, folder or dataset name")
     init.add_argument("--target", metavar="COLUMN", help="column of a .csv to predict")
+    init.add_argument("--group", metavar="COLUMN", help="column or array that tells the patient of each row")
     init.add_argument("--task", metavar="NAME", help="classification or regression, if the data does not tell")
     init.add_argument("--private", metavar="NAME", help="your own private model, package.module:function")
     init.add_argument("--ca", metavar="FILE", help="the server's ca.crt, if you have it already")
@@ -62,7 +63,7 @@ def add(commands: Any) -> None:
 def init_site(given: argparse.Namespace) -> None:
     from fedekd.flower.setup import init
 
-    settings = {name: getattr(given, name) for name in ("target", "task", "private", "port")}
+    settings = {name: getattr(given, name) for name in ("target", "group", "task", "private", "port")}
     for line in init.init_site(
         given.folder, given.name, given.server, given.data, ca=given.ca, user=given.user,
         settings={name: value for name, value in settings.items() if value is not None},
@@ -101,7 +102,7 @@ def write_schema(given: argparse.Namespace) -> None:
     from fedekd.flower.settings import read_site
 
     site = read_site(given.file)
-    dataset = load_dataset(site.data, target=site.target, task=site.task, reading=site.reading)
+    dataset = load_dataset(site.data, target=site.target, task=site.task, reading=site.reading, group=site.group)
     schema = Schema.of(dataset, Scaling.of(dataset) if given.with_scaling else Scaling.public(dataset))
     schema.write(given.out)
     if schema.labels:

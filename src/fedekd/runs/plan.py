@@ -20,11 +20,13 @@ from fedekd.data.clusters import by_clusters, clusters_for
 from fedekd.dataset import Dataset, Reading
 from fedekd.engines.job import Job, Training
 from fedekd.engines.rehearsal import traffic
-from fedekd.errors import unknown
+from fedekd.engines.schedule import round_half_up
+from fedekd.errors import FedekdError, unknown
 from fedekd.exchange import exchanges
 from fedekd.federation import Federation
 from fedekd.methods.base import Method
 from fedekd.methods.twins import check_taught
+from fedekd.robust import LEAST
 from fedekd.settings import NEWER, SHORTCUTS, Settings, model_name
 from fedekd.units import METRICS
 
@@ -303,6 +305,12 @@ def _choose(name: str, method: Method, settings: Settings) -> Chosen:
 
 def make_job(settings: Settings, federation: Federation, method: Method, seed: int) -> Job:
     shared = {f.name: getattr(settings, f.name) for f in fields(Training)}
+    taking_part = round_half_up(settings.participation * len(federation.clients))
+    if settings.combine != "mean" and taking_part < LEAST:
+        raise FedekdError(
+            f"combine = {settings.combine!r} cannot tell which of {taking_part} clients is wrong; have at least "
+            f"{LEAST} of them in each round, or set combine to mean"
+        )
     shared["metric"] = _metric(settings.metric, federation.dataset.task)
     private, proxy = (models.factory(role, getattr(settings, role)) for role in ("private", "proxy"))
     return Job(federation, method, seed, Training(**shared), private, proxy)

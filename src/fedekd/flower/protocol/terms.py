@@ -39,6 +39,7 @@ class Terms:
     weight_decay: float = 0.0
     lr_schedule: str = "constant"
     augment: str = "none"
+    combine: str = "mean"
     public: str | None = None
     """Fingerprint of the rows that everybody holds."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -83,7 +84,7 @@ class Terms:
                 value = getattr(terms, name)
                 if type(value) not in (int, float) or not low <= value <= high:
                     raise ValueError(f"{name} is {value!r:.40}")
-            for name in ("optimizer", "weighting", "lr_schedule", "augment", "compression"):
+            for name in ("optimizer", "weighting", "lr_schedule", "augment", "combine", "compression"):
                 if getattr(terms, name) not in {**CHOICES, "compression": COMPRESSIONS}[name]:
                     raise ValueError(f"{name} is {getattr(terms, name)!r:.40}")
             texts = [terms.method, *(name for name in (terms.proxy, terms.private, terms.public) if name is not None)]

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedekd import parts
 from fedekd.engines.job import Job, Rows
+from fedekd.engines.rehearsal import rehearse
 from fedekd.engines.schedule import participants
 from fedekd.engines.server import ServerClient, server_facts
 from fedekd.errors import FedekdError
@@ -33,7 +34,6 @@ from fedekd.flower.protocol.terms import Terms
 from fedekd.flower.protocol.visits import Visit, called, inwards, outwards, visits
 from fedekd.flower.protocol.wire import Payload
 from fedekd.flower.saved_state import SavedState, write_text
-from fedekd.flower.server.combine import combination
 from fedekd.flower.server.conversation import (
     PARTING,
     EndNotices,
@@ -63,11 +63,12 @@ class Rounds:
         method.check(schema.task)
         check_public(method.public, public, self.terms.method, "server.toml")
         self.visits = visits(method, server.rounds)
-        self.mean = combination(server.combine)
         self.away: set[int] = set()
         federation = of_server(schema, server.seed, public.dataset if public else None)
         factories = (self.terms.factory(role) for role in ("private", "proxy"))
         self.job = Job(federation, method, server.seed, self.terms.training(), *factories)
+        if server.combine != "mean":
+            rehearse(self.job)  # a method that takes no mean is found before the sites train
         self.rows = Rows.of(self.job)
         own = ServerClient(self.job, self.rows)
         self.exchanges = exchanges(method, server.rounds)
@@ -352,7 +353,7 @@ class Rounds:
         weights = averaging_weights(self.terms.weighting, sizes)
         messages = [sent[name] for sent in counted.values()]
         self.combiner.about["clients"] = len(numbers)
-        answer = self.combiner.combine(step, messages, weights, [numbers[site] for site in counted], round, self.mean)
+        answer = self.combiner.combine(step, messages, weights, [numbers[site] for site in counted], round)
         progress.has[name] = []
         if step.each:
             self.apart[name] = {site: answer_of(answer, place, True) for place, site in enumerate(counted)}

@@ -203,7 +203,9 @@ def _data(site: SiteSettings) -> str:
     from fedekd.data.own import Whole
     from fedekd.data.partition import SMALLEST_SITE
 
-    data = load_dataset(site.data, target=site.target, task=site.task, part_of=Whole(), reading=site.reading)
+    data = load_dataset(
+        site.data, target=site.target, task=site.task, part_of=Whole(), reading=site.reading, group=site.group
+    )
     if len(data.y) < SMALLEST_SITE:
         raise FedekdError(f"{site.data} has {len(data.y)} rows; give at least {SMALLEST_SITE}")
     return f"{len(data.y)} rows of shape {tuple(data.x.shape[1:])}, {_kind(data.task, data.outputs)}"

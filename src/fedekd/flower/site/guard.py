@@ -60,7 +60,9 @@ def kept_kinds(site: SiteSettings, schema: Schema) -> None:
     texts = Whole(schema.columns, schema.labels).texts(site.target)
     if not texts or not (file_kind(site.data) in TABLES or Path(site.data).is_dir()):
         return
-    own = load_dataset(site.data, target=site.target, task=schema.task, part_of=Whole(), reading=site.reading)
+    own = load_dataset(
+        site.data, target=site.target, task=schema.task, part_of=Whole(), reading=site.reading, group=site.group
+    )
     if numbers := sorted(texts & set(own.columns)):
         raise FedekdError(
             f"the schema reads column {numbers[0]!r} as categories, and here it holds numbers, which would tell which "

@@ -117,7 +117,8 @@ def _judged(method: str, client: Client, value: float, local: float, menu: Alone
     right = packing.unpack(packing.pack(client.errors().cpu().numpy()), len(rows["test"]), metric)
     joined = Option(method, client.job.training.rounds, value, rows=right)
     best = best_alone([chosen for chosen, _ in results.values()], len(rows["val"]), client.task.higher_is_better)
-    compared = comparison([joined], [best], metric)
+    groups = client.job.federation.dataset.groups
+    compared = comparison([joined], [best], metric, groups.codes[rows["test"].cpu().numpy()] if groups else None)
     assert compared is not None
     (verdict,) = judge([compared])
     parts = {}

@@ -48,8 +48,9 @@ class SiteTrainer:
                     "[dp] needs a schema that gives the scaling of inputs: this site's own means and deviations would "
                     "carry rows past the noise; have the schema made from public rows, with --with-scaling"
                 )
-            dataset = schema.load(site.data, site.target, site.reading)
-            self.rows = hashlib.sha256(dataset.x.tobytes() + dataset.y.tobytes()).hexdigest()
+            dataset = schema.load(site.data, site.target, site.reading, site.group)
+            groups = dataset.groups.codes.tobytes() if dataset.groups else b""
+            self.rows = hashlib.sha256(dataset.x.tobytes() + dataset.y.tobytes() + groups).hexdigest()
             federation = of_site(dataset, schema, site.name, terms.seed, number, self._public(schema))
         with failing(StatusCode.MODEL):
             method = terms.make_method()

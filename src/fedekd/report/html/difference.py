@@ -140,8 +140,8 @@ def _clients(two: TwoRuns, pairs: Sequence[tuple[str, int, Record, Record]]) -> 
     units: list[tuple[list[str], tuple[float, float], Comparison | None]] = []
     for label, seed, a, b in pairs:
         for k, (one, other) in enumerate(zip(a["clients"], b["clients"], strict=True)):
-            rows = [[rows_of(record, k, folder)] for record, folder in zip((b, a), two.folders[::-1], strict=True)]
-            both = compared(rows[0], rows[1], a["metric"], groups_of(a, k))
+            ends = [[rows_of(record, k, folder)] for record, folder in zip((b, a), two.folders[::-1], strict=True)]
+            both = compared(ends[0], ends[1], a["metric"], groups_of(a, k))
             units.append(([label, str(one["id"]), str(seed)], (one["value"], other["value"]), both))
     judged = iter(verdicts.judge([both for *_, both in units if both is not None]))
     rows = [(heads, _client(values, next(judged) if both is not None else None, unit)) for heads, values, both in units]
