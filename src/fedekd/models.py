@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -71,6 +72,20 @@ def proxy(shape: Shape, outputs: int) -> nn.Module:
     return CNN(shape, outputs, (32, 64), 128) if len(shape) == 3 else MLP(shape[0], outputs, (32,))
 
 
+@dataclass(frozen=True)
+class Dealt:
+    """Several factories, dealt over the clients in turn: the k-th client has the k-th, and so on from the start."""
+
+    factories: tuple[Factory, ...]
+
+    def own(self, client: int) -> Factory:
+        return self.factories[client % len(self.factories)]
+
+    def __call__(self, shape: Shape, outputs: int, client: int) -> nn.Module:
+        own = self.own(client)
+        return own(shape, outputs, client=client) if takes_client(own) else own(shape, outputs)
+
+
 BUILT_IN: dict[str, Factory] = {"private": private, "proxy": proxy}
 
 
@@ -89,6 +104,14 @@ def factory(role: str, given: str | Factory | None) -> Factory:
 def takes_client(make: Factory) -> bool:
     """Whether a factory may give each client another architecture."""
     return "client" in inspect.signature(make).parameters
+
+
+def like_client(make: Factory, client: int) -> int:
+    """A client that has the same model from this factory and the same start, the first where that is known."""
+    if isinstance(make, Dealt):
+        own = make.own(client)
+        return client if takes_client(own) else make.factories.index(own)
+    return client if takes_client(make) else 0
 
 
 def build(role: str, make: Factory, shape: Shape, outputs: int, seed: int, client: int) -> nn.Module:

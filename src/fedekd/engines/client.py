@@ -16,6 +16,7 @@ from fedekd.engines import return_checks
 from fedekd.engines.batch import label_counts, make_batch
 from fedekd.engines.client_models import EVALUATION_BATCH, ClientModels
 from fedekd.engines.job import Job, Measured, Rows, TrustLog, precision
+from fedekd.engines.layers import TrainingPass, dropout_key, drops, step_key, training_pass
 from fedekd.engines.optimizer import FusedOptimizer
 from fedekd.engines.schedule import schedule
 from fedekd.errors import FedekdError
@@ -106,7 +107,8 @@ class Client(ClientModels):
         return_checks.to_train(self.method, step, trained)
         every = [w for tree in trained.values() for w in tree.values()]
         sums = {role: {n: torch.zeros_like(w) for n, w in tree.items()} for role, tree in trained.items()}
-        with self._training(step, trained), self._seeded("dropout", root, round, *((again,) if again else ())):
+        key, done = self._dropout_key(root, round, again), 0
+        with self._training(step, trained), self._seeded(root, round, again):
             optimizer = FusedOptimizer(training, every)
             for epoch, (order, uniform) in enumerate(zip(plan.order, plan.uniform, strict=True) if plan.steps else ()):
                 positions = torch.from_numpy(order).to(self.device).split(training.batch_size)
@@ -115,9 +117,11 @@ class Client(ClientModels):
                     x = self._inputs(rows[here], moves[epoch][here] if moves else None)
                     lessons = taught[epoch if moves else 0]
                     out = {role: (o[here], f[here]) for role, (o, f) in lessons.items()}
-                    out = self._named(step, self._through(step.roles, x, out))
-                    batch = self._batch(rows[here], here, out, weights, draws, training.lr, x)
-                    loss, extra = return_checks.loss_of(self.method, step, batch)
+                    with training_pass(TrainingPass(None if key is None else step_key(key, done))):
+                        out = self._named(step, self._through(step.roles, x, out))
+                        batch = self._batch(rows[here], here, out, weights, draws, training.lr, x)
+                        loss, extra = return_checks.loss_of(self.method, step, batch)
+                    done += 1
                     optimizer.zero_grad()
                     loss.backward()
                     if step.gradients:
@@ -132,6 +136,12 @@ class Client(ClientModels):
             self.gradients = {**self.gradients, **means}
         if not all(bool(torch.isfinite(w).all()) for w in every):
             raise FedekdError(f"{self.method.name}: client {self.name} diverged in round {round + 1}; lower --lr")
+
+    def _dropout_key(self, role: str, round: int, again: int) -> Tensor | None:
+        if not any(drops(module) for module in self.models.values()):
+            return None
+        key = dropout_key(self.job.seed, role, self.number, round, again)
+        return torch.tensor(key, dtype=torch.int32, device=self.device)
 
     def _round(self, round: int) -> int | None:
         """The round whose learning rate is in force: none where the client makes itself ready to answer."""
@@ -166,10 +176,10 @@ class Client(ClientModels):
                 w.requires_grad_()
 
     @contextmanager
-    def _seeded(self, *key: str | int) -> Iterator[None]:
-        """torch's own generators, which dropout draws from."""
+    def _seeded(self, role: str, round: int, again: int) -> Iterator[None]:
+        """torch's own generators, which random layers draw from, other than ``layers.OwnDropout``."""
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            seed = rng.integer(self.job.seed, key[0], key[1], self.number, *key[2:])
+            seed = rng.integer(self.job.seed, "dropout", role, self.number, round, *((again,) if again else ()))
             torch.default_generator.manual_seed(seed)
             if self.device.type == "cuda":
                 torch.cuda.manual_seed(seed)

@@ -12,6 +12,7 @@ from fedekd import models, parts
 from fedekd.engines import return_checks
 from fedekd.engines.augment import flip_crop
 from fedekd.engines.job import SERVER, Job, Rows, pick_device
+from fedekd.engines.layers import own_streams
 from fedekd.exchange import Message
 from fedekd.models import trainable
 
@@ -35,7 +36,7 @@ class ClientModels:
         if role in self.method.heads:
             return models.zero_head(self.models[self.method.heads[role]], dataset.outputs).to(self.device)
         make, shape = self.job.factory(root), dataset.x.shape[1:]
-        module = models.build(root, make, shape, dataset.outputs, self.job.seed, self.number % SERVER)
+        module = own_streams(models.build(root, make, shape, dataset.outputs, self.job.seed, self.number % SERVER))
         if self.data.x.dim() == 4:
             return module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         return module.to(self.device)

@@ -306,12 +306,23 @@ class _RehearsalClient(Client):
 
     def _map(self, function: Callable[[Batch], Any], batch: Batch) -> None:
         """A stack of one: whether the function may be mapped over clients, as it is where models can be stacked."""
-        if not self.method.stacks or not self.models or any(buffered(module) for module in self.models.values()):
+        if not self.method.stacks or not self.models:
             return
         skipped = ("task", "lr", "forward", "teaching", "split")
         seen = {n: v for n, v in vars(batch).items() if v is not None and n not in skipped}
         stack = map_tree(lambda t: t.detach()[None] if isinstance(t, Tensor) else t, seen)
-        vmap(lambda seen: function(self._seen({"x": None, **seen}, batch.lr)), randomness="different")(stack)
+        with self._still_buffers():
+            vmap(lambda seen: function(self._seen({"x": None, **seen}, batch.lr)), randomness="different")(stack)
+
+    @contextmanager
+    def _still_buffers(self) -> Iterator[None]:
+        """Modules with buffers not in training mode: a batch norm of one client alone cannot move its own in a map."""
+        learning = [module for module in self.models.values() if module.training and buffered(module)]
+        for module in learning:
+            module.eval()
+        yield
+        for module in learning:
+            module.train()
 
 
 class _RehearsalServer(ServerClient, _RehearsalClient):
