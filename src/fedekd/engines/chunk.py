@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from fedekd.engines import return_checks
 from fedekd.engines.augment import DRAWS, flip_crop
-from fedekd.engines.cuda_graphs import capturing
+from fedekd.engines.cuda_graphs import WORTH_CAPTURING, capturing
 from fedekd.engines.groups import Find, MethodGroup, mapped
 from fedekd.engines.job import make_optimizer
 from fedekd.engines.layers import TrainingPass, dropout_key, step_key
@@ -29,8 +29,6 @@ from fedekd.trees import pick
 if TYPE_CHECKING:
     from fedekd.engines.forward import Both
     from fedekd.engines.stack import Stack
-
-WORTH_CAPTURING = 4  # steps of one size under which a CUDA graph does not pay
 
 
 @dataclass

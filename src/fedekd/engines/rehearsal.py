@@ -153,14 +153,15 @@ class _Rehearsal:
         sent = {name for name, step in exchanges(self.method, self.job.training.rounds).items() if step.send is None}
         for role in [role for role in self.method.roles if role not in self.method.heads]:
             every = [self.clients[0].models[role]]
-            if models.takes_client(self.job.factory(self.method.root(role))):
-                every += [built(self.real, self.method.root(role), k) for k in range(1, len(federation.clients))]
+            root = self.method.root(role)
+            firsts = dict.fromkeys(models.like_client(self.job.factory(root), k) for k in range(len(federation.names)))
+            every += [built(self.real, root, k) for k in firsts if k != 0]
             for module in every:
                 check_model(role, module, dataset.x.shape[1:], dataset.outputs)
             if role in sent:
-                same_shapes([module.state_dict() for module in every], role, federation.names[: len(every)])
+                same_shapes([module.state_dict() for module in every], role, [federation.names[k] for k in firsts])
             lone = _lone(self.real)
-            if lone and not takes_one(every[0], dataset.x.shape[1:]):
+            if lone and not all(takes_one(module, dataset.x.shape[1:]) for module in every):
                 raise FedekdError(
                     f"the {role} model cannot train on a batch of one row (batch norm?), and client {lone} has one "
                     f"with --batch-size {self.real.training.batch_size}; choose another"
