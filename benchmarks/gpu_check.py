@@ -103,7 +103,7 @@ def main() -> None:
             if task == "regression" and "-" in name:
                 continue
             try:
-                results = {}
+                results, losses = {}, {}
                 kinds = ("fp32", "bf16") if quick else ("fp32", "tf32", "bf16")
                 for device, precision in (("cpu", "fp32"), *(("cuda", kind) for kind in kinds)):
                     training = Training(
@@ -116,12 +116,18 @@ def main() -> None:
                         engine.round()
                     if serial and not all(client.graphs == (device == "cuda") for client in engine.clients):
                         raise AssertionError("a step was not captured as a CUDA graph")
-                    results[f"{device} {precision}"] = np.array(engine.evaluate()[0])
+                    found = engine.measure()[0]
+                    results[f"{device} {precision}"] = np.array([one.value for one in found])
+                    losses[f"{device} {precision}"] = np.array([one.val_loss for one in found])
                 reference = results.pop("cpu fp32")
-                gaps = {key: float(np.abs(v - reference).max()) for key, v in results.items()}
+                gaps = {key: round(float(np.abs(v - reference).max()), 4) for key, v in results.items()}
+                lost = losses.pop("cpu fp32")
+                apart = {key: round(float((np.abs(v - lost) / lost).max()), 4) for key, v in losses.items()}
                 print(
                     f"{task:14s} {name:16s} {optimizer:8s} cpu mean {reference.mean():.4f}  largest gap",
                     gaps,
+                    "of the validation loss, relative",
+                    apart,
                     flush=True,
                 )
             except Exception:

@@ -17,6 +17,13 @@ Shape = Sequence[int]
 Norm = Callable[[int], nn.Module]
 
 
+class Thinned(nn.Module):
+    """Every second row and column: a convolution of 1x1 with stride 2 sees no others."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :, ::2, ::2]
+
+
 class Block(nn.Module):
     """Two convolutions beside a shortcut, which is a convolution where the shape changes."""
 
@@ -26,7 +33,8 @@ class Block(nn.Module):
         self.second, self.second_norm = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), norm(outputs)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm(outputs))
+            thinned = nn.Identity() if stride == 1 else Thinned()
+            self.shortcut = nn.Sequential(thinned, nn.Conv2d(inputs, outputs, 1, bias=False), norm(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         y = torch.relu(self.first_norm(self.first(x)))
