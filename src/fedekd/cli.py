@@ -16,6 +16,7 @@ from fedekd.commands import (
     federation,
     figures,
     methods,
+    models,
     predict,
     report,
     run,
@@ -29,7 +30,23 @@ from fedekd.commands import (
 from fedekd.commands.parser import Parser
 from fedekd.errors import FedekdError
 
-COMMANDS = (run, tune, study, watch, table, report, figures, export, predict, methods, data, site, server, federation)
+COMMANDS = (
+    run,
+    tune,
+    study,
+    watch,
+    table,
+    report,
+    figures,
+    export,
+    predict,
+    methods,
+    models,
+    data,
+    site,
+    server,
+    federation,
+)
 ABOUT = "Federated learning that tells each site whether joining was worth it."
 EXAMPLES = """examples:
   fedekd run                                    FedeKD against Local and FedAvg on digits

@@ -106,8 +106,11 @@ class Settings:
         "texts that mean a missing value (usual: NA, NaN, null, ..); the empty one always does"
     )
     public: str | None = _help("rows that the server and all clients hold: a share such as 0.1, or a file")
-    private: str | None = _help("your own private model, package.module:function")
-    proxy: str | None = _help("your own proxy model, package.module:function")
+    private: str | None = _help(
+        "the private model: a name of `fedekd models`, or your own package.module:function; of several with commas "
+        "between them, clients get one each in turn"
+    )
+    proxy: str | None = _help("the proxy model: a name of `fedekd models`, or your own package.module:function")
     parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by method
     thumbnails: bool = _help("let the page show training samples that a gate distrusts: pictures, rows, labels", False)
     models: str = _help("keep the trained models of: first (seed), all or none", "first")
@@ -133,11 +136,16 @@ def make_settings(given: Mapping[str, Any]) -> Settings:
     for name in ("drop", "na_values"):
         if name in given:
             given[name] = parse_texts(name, given[name])
+    for role in ("private", "proxy"):
+        several = given.get(role)
+        if isinstance(several, (list, tuple)):
+            named = all(isinstance(one, str) for one in several)
+            given[role] = ",".join(several) if named else tuple(several)
     if isinstance(given.get("public"), (int, float)) and not isinstance(given["public"], bool):
         given["public"] = str(given["public"])
     for f in fields(Settings):
         wrong = f.name in given and str(f.type).startswith("str") and not isinstance(given[f.name], str)
-        if wrong and not (f.name in ("private", "proxy") and callable(given[f.name])):
+        if wrong and not (f.name in ("private", "proxy") and _factories(given[f.name])):
             raise FedekdError(f"{f.name} must be text, got {given[f.name]!r}")
     settings = Settings(**given)
     from fedekd.data.registry import preset  # here: `fedekd --help` reads the settings' names and must not wait for it
@@ -149,6 +157,10 @@ def make_settings(given: Mapping[str, Any]) -> Settings:
         settings = replace(settings, parameters={**settings.parameters, **merged})
     _check(settings)
     return settings
+
+
+def _factories(given: Any) -> bool:
+    return all(callable(one) or isinstance(one, str) for one in given) if isinstance(given, tuple) else callable(given)
 
 
 def model_name(make: Any) -> str:

@@ -308,7 +308,7 @@ def test_chunks_of_unequal_clients_augment_alike(digits):
     uneven = federate(digits, clients=5, alpha=0.5, seed=2)
     one = job(uneven, "fedekd", augment="flip-crop", optimizer="sgd", lr=0.02, rounds=2)
     stacked = Stacked([one], chunk=2)
-    stacked.shrink_stages = 2
+    stacked.stacks[0].shrink_stages = 2
     for a, b in zip(weights_of(stacked, one), serially(one), strict=True):
         assert all(torch.allclose(a[role][n], w, atol=2e-4) for role in b for n, w in b[role].items())
 

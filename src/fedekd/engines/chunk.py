@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fedekd import parts
 from fedekd.engines import augment, return_checks
-from fedekd.engines.cuda_graphs import capturing
+from fedekd.engines.cuda_graphs import WORTH_CAPTURING, capturing
 from fedekd.engines.groups import Find, MethodGroup, mapped
 from fedekd.engines.job import make_optimizer
+from fedekd.engines.layers import TrainingPass, dropout_key, step_key
 from fedekd.engines.schedule import Schedule, schedule
 from fedekd.methods.base import Batch, Method, Train
 from fedekd.trees import pick
@@ -28,8 +28,6 @@ from fedekd.trees import pick
 if TYPE_CHECKING:
     from fedekd.engines.forward import Both
     from fedekd.engines.stack import Stack
-
-WORTH_CAPTURING = 4  # steps of one size under which a CUDA graph does not pay
 
 
 @dataclass
@@ -78,8 +76,14 @@ class Chunk:
         self.at = torch.tensor(indices, device=device)
         self.scale = engine.scale_of(self.at)
         self.varying = pick(group.varying, torch.tensor(group.places(indices))) if group.varying else {}
-        names = {role: set(parts.names(step.part, engine.forward.plain[role])) for role in step.roles}
-        trees = {role: {n: w for n, w in engine.weights[role].items() if n in names[role]} for role in step.roles}
+        trees = {role: engine.trainable_part(role, step.part) for role in step.roles}
+        rest = {role: {n: engine.weights[role][n] for n in engine.forward.rest[role]} for role in step.roles}
+        self.buffers, self.final_buffers = (
+            {role: {n: torch.empty_like(t[self.at]) for n, t in tree.items()} for role, tree in rest.items()}
+            for _ in range(2)
+        )
+        self.drops = any(engine.forward.drops[role] for role in step.roles)
+        self.keys = torch.zeros(len(indices), dtype=torch.int32, device=device)  # of each member's dropout this round
         self.weights, self.final, self.moment, self.square, self.total, self.totals = (
             {role: {n: torch.empty_like(w[self.at]) for n, w in tree.items()} for role, tree in trees.items()}
             if wanted
@@ -155,8 +159,9 @@ class Chunk:
         below = [self.method.heads[role] for role in step.roles if role in self.method.heads]
         frozen = dict.fromkeys([*step.frozen, *(role for role in below if role not in step.roles)])
         fixed = {
-            role: {n: w[self.at] for n, w in engine.weights[role].items() if n not in self.weights.get(role, {})}
-            for role in {*step.roles, *self.method.reads_weights}
+            role: {n: w[self.at] for n, w in engine.weights[role].items() if self._stays(role, n)}
+            for role in self.method.roles
+            if role in {*step.roles, *self.method.reads_weights} or engine.forward.rest[role]
         }
         steps = torch.from_numpy(self.steps).to(engine.device)
         inputs = {
@@ -168,6 +173,9 @@ class Chunk:
         if self.teachers is not None:
             inputs["teachers"] = torch.stack([self.teachers[i] for i in self.indices])
         return inputs
+
+    def _stays(self, role: str, name: str) -> bool:
+        return name not in self.weights.get(role, {}) and name not in self.buffers.get(role, {})
 
     def _taught(self, role: str, rows: Sequence[np.ndarray], plans: Sequence[Schedule]) -> Both:
         """What a frozen role gives for all rows; where rows are altered, for those of one epoch after another."""
@@ -230,8 +238,18 @@ class Chunk:
                 for zeros in (self.moment, self.square, self.total):
                     if zeros:
                         zeros[role][n].zero_()
+        for role, tree in self.buffers.items():
+            for n, t in tree.items():
+                t.copy_(engine.weights[role][n][self.at])
+        if self.drops:
+            self.keys.copy_(torch.tensor([self._dropout_key(i) for i in self.indices], dtype=torch.int32))
         self._take(np.flatnonzero(self.steps == 0))
         self.clock.zero_()
+
+    def _dropout_key(self, i: int) -> int:
+        member, root = self.engine.members[i], self.method.root(self.step.roles[0])
+        seed = self.engine.jobs[member.job].seed
+        return dropout_key(seed, root, member.client, self.engine.round_number, self.again)
 
     def _set_rate(self, lr: float) -> None:
         if isinstance(self.lr, Tensor):
@@ -246,7 +264,7 @@ class Chunk:
         """All steps of the round; the engine gets the new weights at the end."""
         engine = self.engine
         self.load()
-        engine.forward.teaching(self.step.roles)
+        engine.forward.learning = frozenset(self.step.roles)
         for segment in self.segments:
             for state in segment.optimizer.state.values():
                 if "step" in state:
@@ -264,9 +282,10 @@ class Chunk:
                     self._advance(segment)
                     segment.warm = True
                 self._take(np.flatnonzero(self.steps == t + 1))
-        for role, tree in self.final.items():
-            for n, w in tree.items():
-                engine.weights[role][n][self.at] = w
+        for final in (self.final, self.final_buffers):
+            for role, tree in final.items():
+                for n, w in tree.items():
+                    engine.weights[role][n][self.at] = w
         engine.steps[self.at] = self.inputs["steps"]
         if self.step.gradients:
             self._leave_gradients()
@@ -305,7 +324,8 @@ class Chunk:
         """Keep the weights of models that have finished their steps."""
         if len(done):
             rows = slice(int(done[0]), int(done[-1]) + 1)  # sorted by steps, so they lie together
-            for kept, now in ((self.final, self.weights), (self.totals, self.total)):
+            pairs = ((self.final, self.weights), (self.final_buffers, self.buffers), (self.totals, self.total))
+            for kept, now in pairs:
                 for role, tree in now.items():
                     for n, w in tree.items():
                         kept[role][n][rows] = w[rows]
@@ -321,12 +341,16 @@ class Chunk:
         altered = moves if self.augmented else None, partners if self.step.mixed else None
         x, y = augment.inputs(engine.x, scale, rows, *altered), scale.targets(engine.y[rows])
         fixed = pick(known["fixed"], mine)
-        weights = {role: {**fixed[role], **segment.leaves.get(role, {})} for role in fixed}
+        buffers = pick(self.buffers, mine)
+        weights = {role: {**fixed[role], **buffers.get(role, {}), **segment.leaves.get(role, {})} for role in fixed}
         taught = {
             role: (_taken(whole[0][:active], lessons), _taken(whole[1][:active], lessons))
             for role, whole in known["taught"].items()
         }
-        out = engine.forward.through(self.step.roles, weights, x, taught, self.features)
+        key = step_key(self.keys[:active], self.clock) if self.drops else None
+        training = TrainingPass(key, real)
+        out = engine.forward.through(self.step.roles, weights, x, taught, self.features, training)
+        self._move(active)
         named = (*self.step.roles, *self.step.frozen)
         seen = {
             **{name: pick(known[name], mine) for name in ("received", "memory", "gradients", "counts", "steps")},
@@ -334,7 +358,8 @@ class Chunk:
             "y": y,
             "outputs": {role: out[role][0] for role in named},
             "features": {role: out[role][1] for role in named} if self.features else {},
-            "weights": {role: weights[role] for role in self.method.reads_weights},
+            "weights": {role: engine.forward.only_trainable(role, weights[role]) for role in self.method.reads_weights},
+            "rest": {role: {n: tree[n] for n in engine.forward.rest[role]} for role, tree in weights.items()},
             "uniform": uniform,
             "rows": positions.long(),
             "mask": real,
@@ -342,12 +367,22 @@ class Chunk:
         if "teachers" in known:
             each = known["teachers"][:active]
             seen["teachers"] = torch.stack([_taken(each[:, k], positions) for k in range(each.shape[1])], dim=1)
+        if key is not None:
+            seen["dropout"] = key
         losses, extra = mapped(
-            engine, self.group, self.indices[:active], self._one, seen, self.lr, pick(self.varying, mine)
+            engine, self.group, self.indices[:active], self._one, seen, self.lr, pick(self.varying, mine), training
         )
         if "trust" in extra:
             engine.trust_log.add(extra["trust"], self.at[:active], real)
         return losses.sum()
+
+    @torch.no_grad()
+    def _move(self, active: int) -> None:
+        """The batch norms' running statistics go on."""
+        for role, tree in self.engine.forward.statistics.items():
+            for n, t in tree.items():
+                self.buffers[role][n][:active] = t
+        self.engine.forward.statistics.clear()
 
     def _one(self, method: Method, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """One model's loss; mapped over the stack."""

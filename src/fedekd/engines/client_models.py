@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedekd import models, parts
 from fedekd.engines import augment, return_checks
 from fedekd.engines.job import SERVER, Job, Rows, pick_device
+from fedekd.engines.layers import own_streams
 from fedekd.exchange import Message
 from fedekd.models import trainable
 
@@ -34,8 +35,8 @@ class ClientModels:
         if role in self.method.heads:
             return models.zero_head(self.models[self.method.heads[role]], dataset.outputs).to(self.device)
         make, shape = self.job.factory(root), dataset.x.shape[1:]
-        module = models.build(root, make, shape, dataset.outputs, self.job.seed, self.number % SERVER)
-        if self.data.x.dim() == 4:
+        module = own_streams(models.build(root, make, shape, dataset.outputs, self.job.seed, self.number % SERVER))
+        if self.data.x.dim() == 4 and not (self.device.type == "cpu" and _crashes(module)):
             return module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         return module.to(self.device)
 
@@ -111,6 +112,13 @@ class ClientModels:
         altered = [[None] * len(batches) if t is None else t.split(EVALUATION_BATCH) for t in (moves, partners)]
         pieces = [self._forward(module, self._inputs(*some)) for some in zip(batches, *altered, strict=True)]
         return torch.cat([o for o, _ in pieces]), torch.cat([f for _, f in pieces])
+
+
+def _crashes(module: nn.Module) -> bool:
+    """torch's CPU kernel for the gradient of a strided 1x1 convolution, channels last and on several threads, writes
+    past its memory where the batch is odd (seen in torch 2.13)."""
+    convolutions = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d)]
+    return any(set(layer.kernel_size) == {1} and set(layer.stride) != {1} for layer in convolutions)
 
 
 def _laid_out(tensor: Tensor, like: Tensor) -> Tensor:

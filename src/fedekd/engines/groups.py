@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from fedekd import models
 from fedekd.engines.batch import make_batch
 from fedekd.engines.job import SERVER
+from fedekd.engines.layers import TrainingPass, training_pass
 from fedekd.errors import FedekdError
 from fedekd.methods.base import Batch, ClientInit, Method
 from fedekd.trees import pick, stack_trees, with_values
@@ -128,7 +129,7 @@ def make_groups(engine: Stack) -> list[MethodGroup]:
         at, own = torch.tensor(indices, device=engine.device), {}
         for name, step in engine.exchanges.items():
             if step.target in engine.method.reads_weights:
-                own[name] = pick(engine.part(step.target, step.part), at)
+                own[name] = pick(engine.trainable_part(step.target, step.part), at)
         received, memory = (
             MemberState(len(indices), own),
             MemberState(len(indices), _begin(engine, methods[0], indices)),
@@ -147,7 +148,7 @@ def _begin(engine: Stack, method: Method, indices: list[int]) -> dict[str, Any]:
         member = engine.members[i]
         if member.client == SERVER:  # it has no rows of its own to begin with
             return {}
-        weights = {role: pick(tree, i) for role, tree in engine.weights.items()}
+        weights = {role: engine.forward.only_trainable(role, pick(tree, i)) for role, tree in engine.weights.items()}
         rows = torch.from_numpy(member.train).to(engine.device)
         targets = engine.scale_of(torch.tensor([i], device=engine.device)).targets(engine.y[rows][None])[0]
         job = engine.jobs[member.job]
@@ -178,14 +179,28 @@ def mapped(
     seen: dict[str, Any],
     lr: float | Tensor | None = None,
     varying: dict[str, Tensor] | None = None,
+    passed: TrainingPass | None = None,
 ) -> Any:
-    """``call(method, batch)`` for each of these members, as one program."""
+    """``call(method, batch)`` for each of these members, as one program.
+
+    Beside what a batch has, ``seen`` may hold what models that are applied in it take: the "rest" of their tensors, by
+    role, and the "dropout" keys.
+    """
     if varying is None:
         varying = pick(group.varying, torch.tensor(group.places(indices))) if group.varying else {}
 
+    calls = passed.calls if passed else 0
+
     def one(varying: dict[str, Tensor], seen: dict[str, Any]) -> Any:
         method, rate = with_values(group.method, varying), engine.training.lr if lr is None else lr
-        return call(method, make_batch(method, engine.task, rate, seen, engine.forward.applied))
+        rest, key = seen.get("rest", {}), seen.get("dropout")
+        own = {name: value for name, value in seen.items() if name not in ("rest", "dropout")}
+
+        def applied(role: str, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
+            return engine.forward.applied(role, {**rest.get(role, {}), **weights}, x)
+
+        with training_pass(TrainingPass(key, seen.get("mask"), calls)):
+            return call(method, make_batch(method, engine.task, rate, own, applied))
 
     return vmap(one, randomness="different")(varying, seen)
 

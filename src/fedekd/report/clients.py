@@ -28,9 +28,11 @@ def print_clients(console: Console, records: Sequence[Record], unit: Unit) -> No
         Column("n test", [str(c["n_test"]) for c in clients], style="dim"),
         Column("local", [unit.value(c["local"]) for c in clients]),
     ]
+    if any("model" in c for c in clients):
+        keys.insert(1, Column("model", [c.get("model", "") for c in clients], "left", style="dim"))
     floors = [c.get("floor") for c in clients]
     if any(floor is not None for floor in floors):
-        keys.insert(3, Column("floor", ["" if f is None else unit.value(f) for f in floors], style="dim"))
+        keys.insert(-1, Column("floor", ["" if f is None else unit.value(f) for f in floors], style="dim"))
     print_columns(console, keys, [_method(record, unit) for record in records if needs_federation(record)])
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedekd.architectures import NAMED
 from fedekd.methods import FAMILIES, Exchange
 from fedekd.report.tables import Column, print_columns
 from fedekd.runs.observers import planned
@@ -49,6 +50,16 @@ def print_methods(console: Console, methods: Mapping[str, Method], groups: Mappi
     console.print(grid)
     console.print()
     console.print(Text("fedekd run --methods NAME,GROUP --set NAME.PARAMETER=VALUE", "dim"))
+
+
+def print_models(console: Console) -> None:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for name, model in NAMED.items():
+        grid.add_row(Text(name, "bold"), Text(model.about), Text(model.rows, "dim"))
+    console.print(grid)
+    console.print()
+    console.print(Text("fedekd run --private resnet,cnn,mlp     clients get one each in turn", "dim"))
+    console.print(Text("fedekd run --private nets:private       your own, from nets.py", "dim"))
 
 
 def _add_method(grid: Table, name: str, methods: Mapping[str, Method]) -> None:

@@ -24,7 +24,7 @@ from fedekd.errors import FedekdError
 from fedekd.runs import answers, details, saved_models
 from fedekd.runs.history import History
 from fedekd.runs.observers import ClientTrained, Note, Observer, RoundMeasured, RunFinished, RunsPlanned, RunStarted
-from fedekd.runs.plan import PlannedRun, RunSpec, width
+from fedekd.runs.plan import PlannedRun, RunSpec, model_titles, width
 from fedekd.runs.records import RECORD_VERSION
 from fedekd.runs.store import Record, Store
 from fedekd.settings import Settings
@@ -298,9 +298,12 @@ def make_record(
     federation, task = run.job.federation, run.job.task
     metric = run.job.training.metric or task.metric
     values = [client["value"] for client in own]
+    titles = model_titles(run.job)
+    named = [{"model": title} for title in titles] or [{} for _ in own]
     clients = [
         {
             "id": name,
+            **model,
             "n_train": len(split.train),
             "n_val": len(split.val),
             "n_test": len(split.test),
@@ -309,7 +312,9 @@ def make_record(
             "delta": client["value"] - alone,
             **client,
         }
-        for name, split, alone, client in zip(federation.names, federation.clients, local, own, strict=True)
+        for name, split, alone, client, model in zip(
+            federation.names, federation.clients, local, own, named, strict=True
+        )
     ]
     record = {
         "version": RECORD_VERSION,

@@ -50,6 +50,8 @@ class ClientRow(TypedDict):
     """
 
     id: str
+    model: NotRequired[str]
+    """Its private model, where that is not the default: one of `fedekd models`, or the user's factory or class."""
     n_train: int
     n_val: int
     n_test: int

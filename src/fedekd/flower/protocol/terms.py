@@ -8,6 +8,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
 from fedekd import __version__, methods, models
+from fedekd.architectures import NAMED
 from fedekd.engines.job import Training
 from fedekd.errors import FedekdError
 from fedekd.flower.settings import COMPRESSIONS, ServerSettings
@@ -111,4 +112,4 @@ class Terms:
     def foreign(self) -> list[str]:
         """What a site would have to import by a name that the server chose."""
         method = [self.method] if ":" in self.method else []
-        return [*method, *(name for name in (self.proxy, self.private) if name is not None)]
+        return [*method, *(name for name in (self.proxy, self.private) if name is not None and name not in NAMED)]

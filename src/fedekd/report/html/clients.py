@@ -50,6 +50,7 @@ def _row(client: ClientTransfer, data: RunData) -> Row:
     low, high = (f * verdict.low, f * verdict.high) if verdict and math.isfinite(verdict.low) else (gain, gain)
     return {
         "client": client.client,
+        "model": data.model(client.client, client.seeds[0]),
         "n_train": data.training_rows(client.client, client.seeds[0]),
         "n": client.n_test,
         "alone": alone,
@@ -70,9 +71,11 @@ def gains(data: RunData) -> Chart:
     rows = {key: _ends(group) for key, group in every.items()}
     banded = any(row["low"] < row["high"] for group in every.values() for row in group)
     floors = any(row["floor"] is not None for group in every.values() for row in group)
+    named = any(row["model"] for group in every.values() for row in group)
     gain = f"gain{', points' if scale.unit.percent else f' of {scale.unit.name}'}"
     columns = [
         ChartColumn("client", "client"),
+        *([ChartColumn("model", "model")] if named else []),
         ChartColumn("n_train", "training rows", ","),
         ChartColumn("n", "test rows", ","),
         *([ChartColumn("floor", "floor", scale.value)] if floors else []),

@@ -121,7 +121,8 @@ def _held(data: RunData, site: str, row: Any) -> str:
     rows = f"{row['n_train']:,} training, {row['n_val']:,} validation and {row['n_test']:,} test rows"
     floor = data.floor(site, data.seeds)
     least = "" if floor is None else f" One answer for every test row would give {data.unit.value(floor)}."
-    return f"{site} has {rows}.{least}"
+    model = f" Its model: {row['model']}." if row.get("model") else ""
+    return f"{site} has {rows}.{model}{least}"
 
 
 def _facts(data: RunData) -> str:
