@@ -26,7 +26,15 @@ from fedekd.runs.transfer import MethodTransfer, analyse
 HOME = Path(__file__).resolve().parents[1]
 OURS = "second-opinion"
 TAUGHT = "second-opinion-taught"
-SHOWN = (OURS, "knnper", "ditto", "fedrod", "fedavg", "fedproto", "fedekd")
+COLOURS = {
+    OURS: "#1f5fbf",
+    "knnper": "#0f8b8d",
+    "ditto": "#7b4fa3",
+    "fedrod": "#5a9e3d",
+    "fedavg": "#222222",
+    "fedproto": "#a98467",
+    "fedekd": "#c05a9e",
+}
 
 
 def records(study: str) -> list[Record]:
@@ -220,24 +228,34 @@ def figure(every: list[Setting]) -> str:
             "gain": 100 * method.summary["gain"]["mean"],
             "method": label,
             "data": f"{TITLES[one.dataset]} α={one.alpha:g}",
+            "place": -len(one.by) + place / 100,
+            "ours": label == OURS,
         }
-        for one in every
+        for place, one in enumerate(every)
         for label, method in one.taken_apart.items()
-        if label in SHOWN and "gain" in method.summary
+        if label in COLOURS and "gain" in method.summary
     ]
     spec = {
         "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
         "data": {"values": dots},
-        "facet": {"field": "data", "type": "nominal", "title": None},
+        "facet": {"field": "data", "type": "nominal", "title": None, "sort": {"field": "place"}},
         "columns": 2,
-        "resolve": {"scale": {"y": "independent"}},
+        "padding": 12,
         "spec": {
             "width": 300,
             "height": 220,
             "layer": [
                 {
                     "mark": {"type": "line", "point": True, "clip": True},
-                    "encoding": {"color": {"field": "method", "type": "nominal", "sort": list(SHOWN), "title": None}},
+                    "encoding": {
+                        "color": {
+                            "field": "method",
+                            "type": "nominal",
+                            "scale": {"domain": list(COLOURS), "range": list(COLOURS.values())},
+                            "legend": {"title": None, "orient": "top", "labelLimit": 0, "columnPadding": 24},
+                        },
+                        "strokeWidth": {"condition": {"test": "datum.ours", "value": 3.5}, "value": 1.5},
+                    },
                 },
                 {"mark": {"type": "rule", "color": "#888"}, "encoding": {"y": {"datum": 0}, "x": None}},
             ],
@@ -246,7 +264,7 @@ def figure(every: list[Setting]) -> str:
                     "field": "rows",
                     "type": "quantitative",
                     "scale": {"type": "log", "nice": False, "padding": 20},
-                    "axis": {"values": sorted({round(d["rows"]) for d in dots}), "format": "d"},
+                    "axis": {"values": [100, 300, 1000, 3000], "format": ",d"},
                     "title": "training rows a client",
                 },
                 "y": {
