@@ -38,13 +38,13 @@ def run(
     of_cells = [(cell, run) for cell in cells for run in cell.runs()]
     runs = [run for _, run in of_cells]
     store = Store(settings.out)
-    for line in runs[0].job.federation.dataset.notes:
-        observer.observe(Note(line))
     if lacking := left_out(settings, runs[0].job.federation):
         observer.observe(Note(lacking))
     if settings.precision == "bf16" and not has_bf16(runs[0].job.training.device):
         observer.observe(Note("this CPU has no bf16 instructions: bf16 is emulated here, and slower than fp32"))
     records = announce(runs, store, observer)
+    for line in runs[0].job.federation.dataset.notes:
+        observer.observe(Note(line))
     todo = [(cell, run) for cell, run in of_cells if run.key not in records]
     artifacts = Artifacts.of(settings)
     if len(todo) == 1 or (workers is None and not _worth_processes([run for _, run in todo], crew)):
