@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -195,6 +196,23 @@ def trained(attacks, method, attack="none", bad=0, combine="mean", **given):
 )
 def test_no_honest_client_is_refused(attacks, method, rows):
     assert trained(attacks, method, **rows).refused == (0, 0)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedekd"])
+def test_an_honest_client_with_a_single_class_among_five_alike_is_believed(attacks, method):
+    engine = attacks.federation_of(attacks.Case(method, "none", 0, "mean", True, 0), alpha=100.0)
+    federation = engine.job.federation
+    first, y = federation.clients[0], federation.dataset.y
+    lone = replace(first, **{part: rows[y[rows] == 0] for part, rows in vars(first).items()})
+    job = replace(engine.job, federation=replace(federation, clients=(lone, *federation.clients[1:])))
+    engine = attacks.AttackedFederation(job)
+    engine.checks = UploadChecks()
+    for _ in range(10):
+        engine.round()
+    assert engine.refused == (0, 0)
+    ((own, *others),) = (list(by_site.values()) for by_site in engine.checks.agreement.values())
+    assert sum(own) / 10 < 0.15
+    assert all(sum(values) / 10 > 0.4 for values in others), "the others agree, so that it could be told apart"
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedekd"])
