@@ -52,6 +52,7 @@ FLOORS: tuple[tuple[Block, ...], ...] = (  # from the ground up
                 "federation",
                 "methods",
                 "robust",
+                "upload_checks",
                 "exchange",
                 "engines",
             ),

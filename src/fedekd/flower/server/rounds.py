@@ -48,6 +48,7 @@ from fedekd.flower.server.progress import FederationProgress
 from fedekd.flower.server.results import signed_result
 from fedekd.flower.settings import VISITS_DONE, ServerSettings
 from fedekd.methods.base import Exchange
+from fedekd.upload_checks import UploadChecks
 
 Uploaded = dict[str, dict[str, Tensor]]  # what one site sent, by exchange
 log = logging.getLogger("fedekd.server")
@@ -91,6 +92,7 @@ class Rounds:
             raise FedekdError(f"an upload has {largest / 1e6:.1f} MB, more than `largest` allows: set it higher")
         start = {name: own.weights(s.target, s.part) for name, s in self.exchanges.items() if s.target}
         self.combiner = Aggregator(start, **server_facts(self.job, self.rows))
+        self.checks = UploadChecks()
         self.saved = SavedState(server.state / "federation")
         self.began = time.monotonic()
         self.progress = FederationProgress(secrets.token_hex(8), json.dumps([self.terms.text(), schema.text()]))
@@ -185,6 +187,7 @@ class Rounds:
         self.held, self.answers, self.apart = state["held"], state["answers"], state["apart"]
         self.began = time.monotonic() - self.progress.seconds
         self.combiner.restore(state["combiner"])
+        self.checks.restore(state.get("checks", {}))  # a version without them kept nothing
         self._tell_progress()
         log.info("going on after %d of %d visits", self.progress.done + 1, len(self.visits))
 
@@ -195,7 +198,7 @@ class Rounds:
     def _save(self) -> None:
         self.progress.seconds = time.monotonic() - self.began
         state = {"progress": self.progress.state(), "held": self.held, "combiner": self.combiner.state()}
-        state |= {"answers": self.answers, "apart": self.apart}
+        state |= {"answers": self.answers, "apart": self.apart, "checks": self.checks.state()}
         self.saved.save(self.progress.done, state)
 
     def gather(self) -> None:
@@ -252,6 +255,7 @@ class Rounds:
             progress.numbers = {name: dict(reply.numbers) for name, reply in replies.items()}
         for step in visit.sends:
             self._combine(step, visit.round or 0, counted, replies)
+        self.checks.remember(counted)
         progress.done, progress.answered = visit.number, sorted(replies)
         progress.current = sorted({*progress.current} - {*wanted} | {*replies})
         progress.counted.append(sorted(counted))
@@ -328,7 +332,8 @@ class Rounds:
         for step in visit.sends:
             if step.send is None:
                 messages = {name: sent[step.name] for name, sent in good.items()}
-                for name, reason in uploads.outsized(messages, self._expected(step)).items():
+                updates = step.target == step.name and not step.each
+                for name, reason in self.checks.refused(step.name, messages, self._expected(step), updates).items():
                     failed(name, reason)
                     del good[name]
         return good
