@@ -254,8 +254,8 @@ class Stacked(Stack):
             errors, *_ = self._rows_of(split)
         return self._by_job([self.task.value(errors[i]) for i in range(len(self.members))])
 
-    def measure(self) -> list[list[Measured]]:
-        """The same on test and validation rows, with what it is made of."""
+    def measure(self, training_rows: int = 0) -> list[list[Measured]]:
+        """The same on test and validation rows, with what it is made of; of training rows it tells nothing."""
         with precision(self.training.precision, self.device), self.personalised():
             (errors, _, test), (val_errors, losses, val) = self._rows_of("test"), self._rows_of("val")
 
