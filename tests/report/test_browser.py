@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import axe
 import pytest
 from test_federation_page import REPORT
 from test_page import NASTY, PAPER, save
 
-from fedekd.report.page import write_federation, write_handout, write_page
+from fedekd.report.page import write_difference, write_federation, write_handout, write_page
 from made_records import make_record
 
 sync_api = pytest.importorskip(
@@ -316,6 +317,20 @@ def test_it_prints_in_light_and_within_the_paper(visit, run):
     assert pdf.startswith(b"%PDF")
     page.emulate_media(media="print")
     assert page.locator(".top").is_hidden()
+
+
+@axe.needs_axe
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light")])
+def test_nobody_is_left_out(visit, run, tmp_path, width, scheme):
+    """WCAG 2.2 AA, as far as axe-core can tell."""
+    (tmp_path / "report.json").write_text(json.dumps(REPORT))
+    other = save(tmp_path / "other", [make_record(m, rows=60) for m in ("local", "fedekd")])
+    study, federation = write_page(PAPER, tmp_path / "study.html"), write_federation(tmp_path, tmp_path / "fed.html")
+    for path in (run, study, federation, write_difference(tmp_path, other)):
+        page = visit(path, width, scheme)
+        page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+        page.evaluate(axe.source() + "; null")
+        assert page.evaluate(f"{axe.RUN}.then({axe.FOUND})") == [], path.name
 
 
 def test_a_sites_handout_is_one_sheet(browser, tmp_path):

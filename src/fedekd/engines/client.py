@@ -348,12 +348,19 @@ class Client(ClientModels):
         """What it gets wrong, sample by sample of one split."""
         return self.task.errors(*self._answers(split))
 
-    def measure(self) -> Measured:
+    def measure(self, training_rows: int = 0) -> Measured:
+        """``training_rows``: how many of them, at most, to tell the loss of; the same in every round."""
         with self.personalised():
-            return Measured.of(self.task, self._answers("test"), self._answers("val"))
+            found = Measured.of(self.task, self._answers("test"), self._answers("val"))
+            if not training_rows:
+                return found
+            order = rng.stream(self.job.seed, "training loss", self.number).permutation(len(self.rows["train"]))
+            some = torch.from_numpy(order[:training_rows]).to(self.device)
+            loss = self.task.loss(*self._answers("train", self.rows["train"][some]))
+            return replace(found, train_loss=float(loss.double().mean()))
 
-    def _answers(self, split: str) -> tuple[Tensor, Tensor]:
-        rows = self.rows[split]
+    def _answers(self, split: str, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        rows = self.rows[split] if rows is None else rows
         with self.personalised(), precision(self.job.training.precision, self.device):
             return self.predictions(rows, split), self.data.y[rows]
 

@@ -116,6 +116,7 @@ class Measured:
     errors: np.ndarray  # of each test row: see Task.errors
     val_losses: np.ndarray  # of each validation row
     answers: Callable[[str], np.ndarray]  # on "test" or "val": see Task.answers
+    train_loss: float = math.nan  # the task's mean loss on some training rows, where it was asked for
 
     @property
     def val_error(self) -> float:

@@ -44,6 +44,11 @@ class Artifacts:
     seeds: frozenset[int] = frozenset()
     thumbnails: bool = False
 
+    @property
+    def training_rows(self) -> int:
+        """Of each client, to tell the training loss of after every round: few enough to cost next to nothing."""
+        return 200 if self.details else 0
+
     @classmethod
     def of(cls, settings: Settings) -> Artifacts:
         seeds = {"first": settings.seeds[:1], "all": settings.seeds, "none": ()}[settings.models]
@@ -202,7 +207,7 @@ def train_together(
         if worker.round_number == rounds:
             break
         with worker.personalised() if choosing else nullcontext():  # so that what is kept is what was measured
-            better = history.add(worker.round_number, worker.measure(), training)
+            better = history.add(worker.round_number, worker.measure(artifacts.training_rows), training)
             if choosing:
                 history.keep(worker, better)
         if artifacts.details:
@@ -212,7 +217,7 @@ def train_together(
             so_far = replace(history, seconds=history.seconds + saved_at - began)
             store.save(key, {"format": CHECKPOINT_FORMAT, "engine": worker.state(), "story": vars(so_far)})
     with worker.personalised():  # once, for the record, the details and the models
-        measured = worker.measure()
+        measured = worker.measure(artifacts.training_rows)
         history.add(rounds, measured, training)
         _tell(observer, runs, worker, history)
         seconds = history.seconds + time.perf_counter() - began
@@ -227,6 +232,8 @@ def train_together(
                 found = details.describe(
                     r.key, clients, history.curves[j], worker.trust[j], history.exchange[j], artifacts.thumbnails
                 )
+                if len(history.training[j]) == rounds:
+                    found["train_loss"] = history.training[j]
                 _leave(store, observer, record, found, clients if r.seed in artifacts.seeds else ())
             if training.metric:
                 answers.write(store.folder, r.key, history.test_rows(j, r.job, measured[j]))

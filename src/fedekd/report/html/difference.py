@@ -76,15 +76,16 @@ def difference_page(two: TwoRuns) -> Page:
 
 
 def _changed(two: TwoRuns) -> dict[str, tuple[str, str]]:
-    one, other = (_facts(data) for data in two.data)
+    both = [label for label in two.data[0].labels if label in two.data[1].labels]
+    one, other = (_facts(data, both) for data in two.data)
     names = dict.fromkeys((*one, *other))
     return {n: (one.get(n, ""), other.get(n, "")) for n in names if one.get(n) != other.get(n)}
 
 
-def _facts(data: RunData) -> dict[str, str]:
+def _facts(data: RunData, labels: Sequence[str]) -> dict[str, str]:
+    """``labels``: the methods whose parameters to tell."""
     first, partition = data.first, data.first["partition"]
     facts: dict[str, Any] = {
-        "command": data.made_by.get("command"),
         "dataset": first["dataset"],
         "methods": ", ".join(data.labels),
         "seeds": ", ".join(map(str, data.seeds)),
@@ -92,7 +93,7 @@ def _facts(data: RunData) -> dict[str, str]:
         "split seed": partition["seed"] if partition.get("fixed") else None,
         "alpha": first["alpha"],
     }
-    for label in data.labels:
+    for label in labels:
         own = data.of(label)[0]["params"]
         facts |= {name if name in first["params"] else f"{label}: {name}": value for name, value in own.items()}
     facts |= {f"version of {name}": version for name, version in first["versions"].items()}
@@ -101,7 +102,7 @@ def _facts(data: RunData) -> dict[str, str]:
 
 
 def _settings(two: TwoRuns, changed: Mapping[str, tuple[str, str]]) -> Block:
-    rows = [([name], [_cell(text or "–") for text in values]) for name, values in changed.items()]
+    rows = [([name], [_words(text or "–") for text in values]) for name, values in changed.items()]
     return _block("Settings", ["setting"], [("", name) for name in two.names], rows, [])
 
 
@@ -119,10 +120,10 @@ def _methods(two: TwoRuns, pairs: Sequence[tuple[str, int, Record, Record]]) -> 
             gap, found = unit.delta(fmean(gaps)), metrics.paired_interval(gaps)
             between = " to ".join(unit.delta(x) for x in found) if found else ""
         states = [told(data.transfer[label]) if label in data.transfer else "–" for data in two.data]
-        rows.append(([label], [*map(_cell, means), _cell(gap, between), *map(_cell, states)]))
+        rows.append(([label], [*map(_cell, means), _cell(gap, between), *map(_words, states)]))
     percent = ", %" if unit.percent else ""
-    columns = [(f"mean {unit.name}{percent}", name) for name in two.names]
-    columns += [("", f"{two.names[1]} minus {two.names[0]}"), *(("clients", name) for name in two.names)]
+    figures = (*two.names, f"{two.names[1]} minus {two.names[0]}")
+    columns = [(f"mean {unit.name}{percent}", name) for name in figures] + [("clients", name) for name in two.names]
     notes = [
         "The difference is over the seeds that both have with the same clients and test rows, with its 95 % interval "
         "paired by seed where there are several.",
@@ -140,14 +141,14 @@ def _clients(two: TwoRuns, pairs: Sequence[tuple[str, int, Record, Record]]) -> 
     units: list[tuple[list[str], tuple[float, float], Comparison | None]] = []
     for label, seed, a, b in pairs:
         for k, (one, other) in enumerate(zip(a["clients"], b["clients"], strict=True)):
-            ends = [[rows_of(record, k, folder)] for record, folder in zip((b, a), two.folders[::-1], strict=True)]
-            both = compared(ends[0], ends[1], a["metric"], groups_of(a, k))
+            own, base = rows_of(b, k, two.folders[1]), rows_of(a, k, two.folders[0])
+            both = compared([own], [base], a["metric"], groups_of(a, k))
             units.append(([label, str(one["id"]), str(seed)], (one["value"], other["value"]), both))
     judged = iter(verdicts.judge([both for *_, both in units if both is not None]))
     rows = [(heads, _client(values, next(judged) if both is not None else None, unit)) for heads, values, both in units]
     percent = ", %" if unit.percent else ""
-    columns = [(f"{unit.name}{percent}", name) for name in two.names]
-    columns += [("", f"{two.names[1]} minus {two.names[0]}"), ("", "verdict")]
+    figures = (*two.names, f"{two.names[1]} minus {two.names[0]}")
+    columns = [*((f"{unit.name}{percent}", name) for name in figures), ("", "verdict")]
     group = two.data[0].first["partition"].get("group")
     clear = "Clear: at 5 % over all lines of this table (Holm's method)."
     notes = [f"After the last round. {independence(group)}. {clear}"]
@@ -164,6 +165,10 @@ def _client(values: tuple[float, float], verdict: Verdict | None, unit: Unit) ->
 
 def _cell(main: str, small: str = "") -> dict[str, str]:
     return {"main": main, "small": small, "paper": "", "mark": ""}
+
+
+def _words(text: str) -> dict[str, str]:
+    return {**_cell(text), "mark": "words"}
 
 
 def _block(

@@ -96,6 +96,7 @@
   const headed = (table) => {
     const columns = [...(table.tHead?.querySelectorAll("th[scope=col]") ?? [])]; // in order, also below headings of groups
     const heads = columns.map((cell) => cell.dataset.full ?? cell.textContent.trim());
+    columns.forEach((cell, i) => table.tBodies[0]?.rows[0]?.cells[i]?.matches(".words") && cell.classList.add("words"));
     table.setAttribute("role", "table");
     for (const part of [table.tHead, ...table.tBodies]) part?.setAttribute("role", "rowgroup");
     for (const row of table.rows) {

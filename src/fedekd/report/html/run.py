@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fedekd.report.html import clients, confusion, cost, holdings, learning, methods, reliability, trust
+from fedekd.report.html import calibration, clients, confusion, cost, holdings, learning, methods, reliability, trust
 from fedekd.report.html.chart import Chart, variant
 from fedekd.report.html.headline import headline, kicker
 from fedekd.report.html.run_data import RunData
@@ -40,11 +40,12 @@ def run_page(data: RunData, notes: Sequence[str] = (), thumbnails: bool = False)
         Section("sites", "Did joining help?", [part for part in (*compared, _subgroups(data)) if part]),
         Section("all", "All methods", [*(part for part in side_by_side if part), _summary(data)]),
     ]
-    losses = [chart] if (chart := learning.validation_losses(data)).rows else []
+    losses = [chart for chart in (learning.validation_losses(data), learning.two_losses(data)) if chart.rows]
     if data.details:
         sections += [
             Section("learning", "Learning", [learning.method_curves(data), learning.clients_learning(data), *losses]),
             Section("answers", "What is mistaken for what", confusion.confusion_charts(data)),
+            Section("calibration-curve", "Calibration", [chart] if (chart := calibration.calibration(data)) else []),
             Section("data", "The data", [holdings.holdings(data)]),
             *_gate(data, thumbnails),
             Section("cost", "Cost", [cost.traffic(data), cost.time(data), cost.per_round(data)]),
