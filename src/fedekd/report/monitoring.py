@@ -38,7 +38,8 @@ def _of_server(status: Mapping[str, Any]) -> Iterator[str]:
         now = "complete" if federation["complete"] else f"{federation['stage']}, for {_ago(federation['began'])}"
         yield f"{done}; {now}; told {_ago(federation['updated'])} ago"
         for name, cells in site_rows(federation):
-            yield f"  {name}: " + ", ".join(f"{head} {cell}" for head, cell in zip(HEADS, cells, strict=True) if cell)
+            told = [f"{head} {cell}".strip() for head, cell in zip(HEADS, cells, strict=True) if cell]
+            yield f"  {name}: {', '.join(told)}"
     if status["away"]:
         yield f"may join and never has: {', '.join(status['away'])}"
 
