@@ -231,7 +231,9 @@ class TrustLog:
 def trust_of_round(round: int, rows: Tensor) -> list[dict[str, Any]]:
     """What a job's record says of its round, given the log's rows of its clients; nothing where no gate was at work."""
     whole = _distribution(rows.sum(0))
-    return [{"round": round + 1, **whole, "clients": [_distribution(row) for row in rows]}] if whole else []
+    there = rows[:, :BINS].sum(1).tolist()  # at once: of many clients few were there
+    clients = [_distribution(row) if count else None for row, count in zip(rows, there, strict=True)]
+    return [{"round": round + 1, **whole, "clients": clients}] if whole else []
 
 
 def _distribution(row: Tensor) -> dict[str, Any] | None:
