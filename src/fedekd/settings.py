@@ -15,6 +15,7 @@ from fedekd.units import METRICS
 
 DEFAULT_PRESET = {"rounds": 10, "epochs": 2, "batch_size": 32, "lr": 1e-3}
 MOST_SEEDS = 10_000
+MANY = 1_000  # clients from which on all of them are measured only in the end
 NEWER: dict[str, Any] = {
     "participation": 1.0,
     "weight_decay": 0.0,
@@ -22,6 +23,7 @@ NEWER: dict[str, Any] = {
     "augment": "none",
     "choose_rounds": False,
     "metric": None,
+    "measure_every": 1,
 }
 """Training settings that older records and run keys lack, and what those were run with."""
 SHORTCUTS = ("beta", "lambda_kd", "energy")  # parameters that every gated method takes
@@ -69,6 +71,10 @@ class Settings:
     augment: str = _help("none, or flip-crop: random flips and crops of training images", "none")
     choose_rounds: bool = _help("keep each client's model of the round with its lowest validation loss", False)
     weighting: str = _help("average uniformly or by training samples", "uniform")
+    measure_every: int | None = _help(
+        "measure all clients after every so many rounds, and after the last "
+        f"(default: 1; from {MANY:,} clients on only after the last)"
+    )
     participation: float = _help("share of clients in each round, drawn anew each time", 1.0)
     partition: str = _help("how rows are split: auto, dirichlet, iid or sites", "auto")
     metric: str | None = _help(
@@ -196,6 +202,9 @@ def _check(settings: Settings) -> None:
         value = getattr(settings, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < low:
             raise FedekdError(f"{name} must be a whole number >= {low}, got {value!r}")
+    every = settings.measure_every
+    if every is not None and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
+        raise FedekdError(f"measure_every must be a whole number >= 1, got {every!r}")
     split = settings.split_seed
     if split is not None and (not isinstance(split, int) or isinstance(split, bool) or split < 0):
         raise FedekdError(f"split_seed must be a whole number >= 0, got {split!r}")

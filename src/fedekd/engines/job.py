@@ -47,6 +47,8 @@ class Training:
     """Whether each client ends with the model of the round with its lowest validation loss, not of the last."""
     metric: str | None = None
     """What Δ is taken in, where that is not the task's own metric."""
+    measure_every: int = 1
+    """After how many rounds all clients are measured; they are after the last in any case."""
 
     def augments(self, split: str) -> bool:
         """Whether the batches of this split are flipped and cropped at random."""

@@ -25,7 +25,7 @@ from fedekd.exchange import exchanges
 from fedekd.federation import Federation
 from fedekd.methods.base import Method
 from fedekd.methods.twins import check_taught
-from fedekd.settings import NEWER, SHORTCUTS, Settings, model_name
+from fedekd.settings import MANY, NEWER, SHORTCUTS, Settings, model_name
 from fedekd.units import METRICS
 
 ALONE = "@alone"
@@ -300,6 +300,9 @@ def _choose(name: str, method: Method, settings: Settings) -> Chosen:
 
 def make_job(settings: Settings, federation: Federation, method: Method, seed: int) -> Job:
     shared = {f.name: getattr(settings, f.name) for f in fields(Training)}
+    if settings.measure_every is None:
+        last_alone = len(federation.clients) >= MANY and not settings.choose_rounds
+        shared["measure_every"] = shared["rounds"] if last_alone else 1
     shared["metric"] = _metric(settings.metric, federation.dataset.task)
     private, proxy = (models.factory(role, getattr(settings, role)) for role in ("private", "proxy"))
     return Job(federation, method, seed, Training(**shared), private, proxy)
