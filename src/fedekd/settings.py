@@ -19,6 +19,7 @@ DEFAULT_PRESET = {"rounds": 10, "epochs": 2, "batch_size": 32, "lr": 1e-3}
 MOST_SEEDS = 10_000
 MOST = 100_000  # rounds or epochs: more is a mistake, or in a federation of real sites an attack
 MOST_TOML = 2**20  # bytes
+MANY = 1_000  # clients from which on all of them are measured only in the end
 NEWER: dict[str, Any] = {
     "participation": 1.0,
     "weight_decay": 0.0,
@@ -27,6 +28,7 @@ NEWER: dict[str, Any] = {
     "choose_rounds": False,
     "metric": None,
     "combine": "mean",
+    "measure_every": 1,
 }
 """Training settings that older records and run keys lack, and what those were run with."""
 SHORTCUTS = ("beta", "lambda_kd", "energy")  # parameters that every gated method takes
@@ -79,6 +81,10 @@ class Settings:
     choose_rounds: bool = _help("keep each client's model of the round with its lowest validation loss", False)
     weighting: str = _help("average uniformly or by training samples", "uniform")
     combine: str = _help("how uploads become one: mean; or, against bad clients, median, trimmed or krum", "mean")
+    measure_every: int | None = _help(
+        "measure all clients after every so many rounds, and after the last "
+        f"(default: 1; from {MANY:,} clients on only after the last)"
+    )
     participation: float = _help("share of clients in each round, drawn anew each time", 1.0)
     partition: str = _help("how rows are split: auto, dirichlet, iid or sites", "auto")
     metric: str | None = _help(
@@ -239,6 +245,9 @@ def _check(settings: Settings) -> None:
             raise FedekdError(f"{name} must be a whole number >= {low}, got {value!r}")
         if name in ("rounds", "epochs") and value > MOST:
             raise FedekdError(f"{name} must be at most {MOST:,}, got {value:,}")
+    every = settings.measure_every
+    if every is not None and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
+        raise FedekdError(f"measure_every must be a whole number >= 1, got {every!r}")
     split = settings.split_seed
     if split is not None and (not isinstance(split, int) or isinstance(split, bool) or split < 0):
         raise FedekdError(f"split_seed must be a whole number >= 0, got {split!r}")

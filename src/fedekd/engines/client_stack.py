@@ -9,16 +9,24 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from fedekd import parts
 from fedekd.engines import return_checks
 from fedekd.engines.forward import padded
 from fedekd.engines.groups import MethodGroup, split
+from fedekd.engines.member_rows import MemberRows, home_of
 from fedekd.engines.stack import Stack
 from fedekd.exchange import answer_of
 from fedekd.methods.base import Exchange
 from fedekd.tasks import make_task
 from fedekd.trees import moved, pick
+
+KEPT = {"pool", "row", "shared"}
+
+
+def _plain(leaf: Any) -> Any:
+    return leaf.state() if isinstance(leaf, MemberRows) else leaf
 
 
 class ClientStack(Stack):
@@ -128,11 +136,8 @@ class ClientStack(Stack):
         return {"models": models, **known, "steps": int(self.steps[i]), "round": self.round_number}
 
     def state(self) -> dict[str, Any]:
-        return {
-            "weights": self.weights,
-            "steps": self.steps,
-            "groups": [[group.indices, group.state()] for group in self.groups],
-        }
+        groups = [[group.indices, group.state()] for group in self.groups]
+        return pytree.tree_map(_plain, {"weights": self.weights, "steps": self.steps, "groups": groups})
 
     def restore(self, state: Mapping[str, Any]) -> None:
         saved_groups = [indices for indices, _ in state["groups"]]
@@ -141,5 +146,15 @@ class ClientStack(Stack):
         if [group.indices for group in self.groups] != saved_groups:
             raise ValueError("the checkpoint's clients are grouped in another way")
         for group, (_, saved) in zip(self.groups, state["groups"], strict=True):
-            group.restore(moved(saved, self.device))
-        self.weights, self.steps = moved(state["weights"], self.device), moved(state["steps"], self.device)
+            group.restore(self._restored(saved))
+        self.weights, self.steps = self._restored(state["weights"]), moved(state["steps"], self.device)
+
+    def _restored(self, saved: Any) -> Any:
+        if isinstance(saved, dict) and saved.keys() == KEPT:
+            home = home_of(saved["pool"].numel() * saved["pool"].element_size(), self.device)
+            rows = MemberRows(saved["pool"][:0], [], home, self.device)
+            rows.restore(saved)
+            return rows
+        if isinstance(saved, dict):
+            return {name: self._restored(value) for name, value in saved.items()}
+        return moved(saved, self.device)

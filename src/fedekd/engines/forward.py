@@ -17,6 +17,7 @@ from fedekd.engines.client_models import EVALUATION_BATCH
 from fedekd.engines.groups import MethodGroup, mapped
 from fedekd.engines.job import SERVER
 from fedekd.engines.layers import TrainingPass, drops, training_pass
+from fedekd.engines.member_rows import MemberRows, home_of
 from fedekd.engines.stackable import NotStackable, built_for, make_template
 from fedekd.methods.base import Method
 from fedekd.trees import pick
@@ -79,23 +80,29 @@ class Forward:
                 return fused_conv.lower(module, self.engine.training.precision)
         return module
 
-    def initial(self) -> dict[str, dict[str, Tensor]]:
+    def initial(self) -> dict[str, dict[str, Any]]:
         """What all members begin with, weights and buffers, [members, ...]."""
-        engine, found = self.engine, {}
+        engine, found = self.engine, dict[str, dict[str, Any]]()
         for role in self.method.roles:
-            starts: dict[tuple[int, int], int] = {}
+            places: dict[tuple[int, int], int] = {}
             trees: list[dict[str, Tensor]] = []
             which = []
             for member in engine.members:
                 job, root = engine.jobs[member.job], self.method.root(role)
                 head = role in self.method.heads
                 start = (0, 0) if head else (job.seed, models.like_client(job.factory(root), member.client % SERVER))
-                if start not in starts:
-                    starts[start] = len(trees)
+                if start not in places:
+                    places[start] = len(trees)
                     trees.append(_state(self.plain[role] if head else built_for(job, root, start[1])))
-                which.append(starts[start])
+                which.append(places[start])
             at = torch.tensor(which)
-            found[role] = {n: torch.stack([tree[n] for tree in trees])[at].to(engine.device) for n in trees[0]}
+            starts = {n: torch.stack([tree[n] for tree in trees]) for n in trees[0]}
+            if engine.in_turns:
+                each = sum(t[0].numel() * t.element_size() for t in starts.values())
+                home = home_of(len(at) * each * len(self.method.roles), engine.device)
+                found[role] = {n: MemberRows(t, at, home, engine.device) for n, t in starts.items()}
+            else:
+                found[role] = {n: t[at].to(engine.device) for n, t in starts.items()}
         return found
 
     def try_mapping(self) -> None:

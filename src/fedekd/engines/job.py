@@ -50,6 +50,8 @@ class Training:
     """What Δ is taken in, where that is not the task's own metric."""
     combine: str = "mean"
     """How uploads become one: see ``robust``."""
+    measure_every: int = 1
+    """After how many rounds all clients are measured; they are after the last in any case."""
 
     def augments(self, split: str) -> bool:
         """Whether the batches of this split are flipped and cropped at random."""
@@ -236,7 +238,9 @@ class TrustLog:
 def trust_of_round(round: int, rows: Tensor) -> list[dict[str, Any]]:
     """What a job's record says of its round, given the log's rows of its clients; nothing where no gate was at work."""
     whole = _distribution(rows.sum(0))
-    return [{"round": round + 1, **whole, "clients": [_distribution(row) for row in rows]}] if whole else []
+    there = rows[:, :BINS].sum(1).tolist()  # at once: of many clients few were there
+    clients = [_distribution(row) if count else None for row, count in zip(rows, there, strict=True)]
+    return [{"round": round + 1, **whole, "clients": clients}] if whole else []
 
 
 def _distribution(row: Tensor) -> dict[str, Any] | None:

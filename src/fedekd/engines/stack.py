@@ -23,6 +23,7 @@ from fedekd.engines.cuda_graphs import graph_pool
 from fedekd.engines.forward import Forward, padded
 from fedekd.engines.groups import Find, MethodGroup, make_groups, mapped, split
 from fedekd.engines.job import Advance, Job, Scale, Training, TrustLog, pick_device
+from fedekd.engines.member_rows import MANY
 from fedekd.errors import FedekdError
 from fedekd.exchange import exchanges
 from fedekd.methods.base import Copy, Exchange, Method, Remember, Step, Train
@@ -80,6 +81,8 @@ class Stack:
         counts = [label_counts(self.task.name, y, dataset.outputs) for y in targets]
         self.counts = torch.stack(counts).to(self.device)
         self.exchanges = exchanges(self.method, self.training.rounds)
+        self.in_turns = self.training.participation < 1 and len(self.members) >= MANY
+        """Whether members get rows of their own as they come: see ``member_rows``."""
         self.forward = Forward(self, fused)
         self.weights = self.forward.initial()
         self.groups = make_groups(self)
@@ -95,13 +98,13 @@ class Stack:
         training = self.training.of(step) if step else self.training
         return training.at(None if self.personal else self.round_number)
 
-    def part(self, role: str | None, part: Any) -> dict[str, Tensor]:
+    def part(self, role: str | None, part: Any) -> dict[str, Any]:
         """The stacked weights and buffers of a role, or of a part of it."""
         assert role is not None
         tree = self.weights[role]
         return {n: tree[n] for n in parts.names(part, self.forward.plain[role]) if n in tree}  # tied: one name
 
-    def trainable_part(self, role: str | None, part: Any) -> dict[str, Tensor]:
+    def trainable_part(self, role: str | None, part: Any) -> dict[str, Any]:
         assert role is not None
         return self.forward.only_trainable(role, self.part(role, part))
 
@@ -165,9 +168,10 @@ class Stack:
                     continue
                 left = left[self.limit :]
 
+        here = list(here)
         with self._seeded(step.roles[0], again):
             self.by_group(here, work)
-        self._check_finite(step.roles)
+        self._check_finite(step.roles, here)
 
     @contextmanager
     def _seeded(self, role: str, again: int) -> Iterator[None]:
@@ -179,11 +183,14 @@ class Stack:
                 torch.cuda.manual_seed(seed)
             yield
 
-    def _check_finite(self, roles: Iterable[str]) -> None:
-        """For all models at once: asking one by one makes the host wait for the device as often."""
-        bad = [i for role in roles for w in self.weights[role].values() for i in _not_finite(w)]
+    def _check_finite(self, roles: Iterable[str], here: Sequence[int]) -> None:
+        """For many models at once: asking one by one makes the host wait for the device as often."""
+        at = torch.tensor(here, device=self.device)
+        whole = len(here) == len(self.members) and not self.in_turns
+        trees = [self.weights[role] for role in roles]
+        bad = [i for tree in trees for w in tree.values() for i in _not_finite(w if whole else w[at])]
         if bad:
-            member = self.members[bad[0]]
+            member = self.members[bad[0] if whole else here[bad[0]]]
             raise FedekdError(
                 f"{self.jobs[member.job].method.name}: client {member.name} diverged in round "
                 f"{self.round_number + 1} (seed {self.jobs[member.job].seed}); lower --lr"

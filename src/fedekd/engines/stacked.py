@@ -147,12 +147,15 @@ class Stacked:
 
     def _catch_up(self, here: Sequence[int]) -> None:
         """Whoever was absent begins with the newest answers."""
+        present = set(here)
         for name, behind in self.missed.items():
-            for i in sorted(set(behind) & set(here)):
-                job = self.members[i].job
-                self.doors[job].down(self.latest[name][job], 1)
-                self._hand_out(self.exchanges[name], [i], self.latest[name][job])
-            self.missed[name] = [i for i in behind if i not in set(here)]
+            back: dict[int, list[int]] = {}
+            for i in sorted(present.intersection(behind)):
+                back.setdefault(self.members[i].job, []).append(i)
+            for job, own in back.items():
+                self.doors[job].down(self.latest[name][job], len(own))
+                self._hand_out(self.exchanges[name], own, self.latest[name][job])
+            self.missed[name] = [i for i in behind if i not in present]
 
     def _exchange(self, index: int, step: Exchange, here: Sequence[int]) -> None:
         if self.alone:

@@ -27,7 +27,7 @@ from fedekd.federation import Federation
 from fedekd.methods.base import Method
 from fedekd.methods.twins import check_taught
 from fedekd.robust import LEAST
-from fedekd.settings import NEWER, SHORTCUTS, Settings, model_name
+from fedekd.settings import MANY, NEWER, SHORTCUTS, Settings, model_name
 from fedekd.units import METRICS
 
 ALONE = "@alone"
@@ -311,6 +311,9 @@ def make_job(settings: Settings, federation: Federation, method: Method, seed: i
             f"combine = {settings.combine!r} cannot tell which of {taking_part} clients is wrong; have at least "
             f"{LEAST} of them in each round, or set combine to mean"
         )
+    if settings.measure_every is None:
+        last_alone = len(federation.clients) >= MANY and not settings.choose_rounds
+        shared["measure_every"] = shared["rounds"] if last_alone else 1
     shared["metric"] = _metric(settings.metric, federation.dataset.task)
     private, proxy = (models.factory(role, getattr(settings, role)) for role in ("private", "proxy"))
     return Job(federation, method, seed, Training(**shared), private, proxy)

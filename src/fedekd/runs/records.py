@@ -25,11 +25,13 @@ class ChosenRound(TypedDict):
 
 
 class ClientCurve(TypedDict):
-    """By round, to six digits."""
+    """By round, to six digits. Left out of runs with very many clients."""
 
     value: list[float]
     val: list[float]
     val_loss: list[float]
+    round: NotRequired[list[int]]
+    """After which it was measured, where that was not after each."""
 
 
 class TestRows(TypedDict):
@@ -222,6 +224,8 @@ class Details(TypedDict):
     key: NotRequired[str]
     task: NotRequired[str]
     curve: list[list[float]]
+    rounds: NotRequired[list[int]]
+    """Of the curve, where clients were not measured after each."""
     errors: NotRequired[list[list[float | bool]]]
     confusion: NotRequired[list[list[list[int]]]]
     """By client, true class and answer: how many test rows."""

@@ -10,7 +10,6 @@ import copy
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, cast
 
 from fedekd.engines.client import Client
@@ -27,21 +26,20 @@ log = logging.getLogger("fedekd.site")
 
 class ChosenRound:
     def __init__(self) -> None:
-        self.history, self.rounds = History.fresh(1), list[int]()
-        """``rounds``: which of the federation's rounds were measured; a site may have been absent from some."""
+        self.history = History.fresh(1)
+        """Of the rounds that were measured: a site may have been absent from some."""
         self.best: Any = None
         """The client's state in its best round so far, as it answered."""
         self.stopped = False
 
     def measure(self, client: Client, rounds: int) -> None:
         """After so many rounds. What fails here costs the site its choice, not its visit."""
-        if self.stopped or not client.models or rounds <= max(self.rounds, default=0):
+        if self.stopped or not client.models or rounds in self.history.measured or not rounds:
             return
         client.round = rounds
         try:
             with client.personalised():
-                (better,) = self.history.add(len(self.rounds) + 1, [[client.measure()]], client.job.training)
-                self.rounds.append(rounds)
+                (better,) = self.history.add(rounds, [[client.measure()]], client.job.training)
                 if better:
                     self.best = copied(client.state())
         except Failed:
@@ -56,24 +54,23 @@ class ChosenRound:
 
     def option(self, label: str, client: Client) -> Option | None:
         """The round that it ends with; None where nothing was measured."""
-        if self.stopped or not self.rounds:
+        if self.stopped or not self.history.measured:
             return None
         sizes = {f"n_{split}": len(client.rows[split]) for split in ("val", "test")}
         row = {**self.history.clients(0, client.job)[0], **sizes}
         record = {
             "label": label,
             "metric": client.task.metric,
-            "params": {"rounds": len(self.rounds)},
+            "params": {"rounds": self.history.measured[-1]},
             "clients": [row],
         }
-        found = transfer.option(cast("Record", record), 0)
-        return replace(found, round=self.rounds[found.round - 1])
+        return transfer.option(cast("Record", record), 0)
 
     @contextmanager
     def taken(self, client: Client, option: Option | None) -> Iterator[None]:
         """The client as it answered in that round; afterwards it is what it was."""
         with client.personalised():
-            if option is None or option.round == self.rounds[-1]:
+            if option is None or option.round == self.history.measured[-1]:
                 yield
                 return
             before = copied(client.state())
@@ -84,13 +81,12 @@ class ChosenRound:
                 client.restore(moved(before, client.device))
 
     def state(self) -> dict[str, Any]:
-        kept = {"history": copy.deepcopy(vars(self.history)), "rounds": self.rounds, "best": self.best}
-        return {**kept, "stopped": self.stopped}
+        return {"history": copy.deepcopy(vars(self.history)), "best": self.best, "stopped": self.stopped}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
         """A version that measured no rounds has saved none: its federation ends with the last round's model."""
         if state is None:
             self.stopped = True
             return
-        self.history, self.rounds = History(**copy.deepcopy(state["history"])), list(state["rounds"])
+        self.history = History(**copy.deepcopy(state["history"]))
         self.best, self.stopped = state["best"], state["stopped"]
