@@ -17,7 +17,9 @@ from fedekd.units import METRICS
 
 DEFAULT_PRESET = {"rounds": 10, "epochs": 2, "batch_size": 32, "lr": 1e-3}
 MOST_SEEDS = 10_000
+MOST = 100_000  # rounds or epochs: more is a mistake, or in a federation of real sites an attack
 MOST_TOML = 2**20  # bytes
+MANY = 1_000  # clients from which on all of them are measured only in the end
 NEWER: dict[str, Any] = {
     "participation": 1.0,
     "weight_decay": 0.0,
@@ -25,6 +27,8 @@ NEWER: dict[str, Any] = {
     "augment": "none",
     "choose_rounds": False,
     "metric": None,
+    "combine": "mean",
+    "measure_every": 1,
 }
 """Training settings that older records and run keys lack, and what those were run with."""
 SHORTCUTS = ("beta", "lambda_kd", "energy")  # parameters that every gated method takes
@@ -33,6 +37,7 @@ CHOICES = {
     "precision": ("fp32", "tf32", "bf16"),
     "engine": ("auto", "serial", "stacked"),
     "weighting": ("uniform", "samples"),
+    "combine": ("mean", "median", "trimmed", "krum"),
     "optimizer": ("adam", "sgd", "momentum"),
     "lr_schedule": ("constant", "cosine"),
     "augment": ("none", "flip-crop"),
@@ -75,6 +80,11 @@ class Settings:
     augment: str = _help("none, or flip-crop: random flips and crops of training images", "none")
     choose_rounds: bool = _help("keep each client's model of the round with its lowest validation loss", False)
     weighting: str = _help("average uniformly or by training samples", "uniform")
+    combine: str = _help("how uploads become one: mean; or, against bad clients, median, trimmed or krum", "mean")
+    measure_every: int | None = _help(
+        "measure all clients after every so many rounds, and after the last "
+        f"(default: 1; from {MANY:,} clients on only after the last)"
+    )
     participation: float = _help("share of clients in each round, drawn anew each time", 1.0)
     partition: str = _help("how rows are split: auto, dirichlet, iid or sites", "auto")
     metric: str | None = _help(
@@ -102,8 +112,11 @@ class Settings:
         "texts that mean a missing value (usual: NA, NaN, null, ..); the empty one always does"
     )
     public: str | None = _help("rows that the server and all clients hold: a share such as 0.1, or a file")
-    private: str | None = _help("your own private model, package.module:function")
-    proxy: str | None = _help("your own proxy model, package.module:function")
+    private: str | None = _help(
+        "the private model: a name of `fedekd models`, or your own package.module:function; of several with commas "
+        "between them, clients get one each in turn"
+    )
+    proxy: str | None = _help("the proxy model: a name of `fedekd models`, or your own package.module:function")
     parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by method
     thumbnails: bool = _help("let the page show training samples that a gate distrusts: pictures, rows, labels", False)
     models: str = _help("keep the trained models of: first (seed), all or none", "first")
@@ -129,11 +142,16 @@ def make_settings(given: Mapping[str, Any]) -> Settings:
     for name in ("drop", "na_values"):
         if name in given:
             given[name] = parse_texts(name, given[name])
+    for role in ("private", "proxy"):
+        several = given.get(role)
+        if isinstance(several, (list, tuple)):
+            named = all(isinstance(one, str) for one in several)
+            given[role] = ",".join(several) if named else tuple(several)
     if isinstance(given.get("public"), (int, float)) and not isinstance(given["public"], bool):
         given["public"] = str(given["public"])
     for f in fields(Settings):
         wrong = f.name in given and str(f.type).startswith("str") and not isinstance(given[f.name], str)
-        if wrong and not (f.name in ("private", "proxy") and callable(given[f.name])):
+        if wrong and not (f.name in ("private", "proxy") and _factories(given[f.name])):
             raise FedekdError(f"{f.name} must be text, got {given[f.name]!r}")
     settings = Settings(**given)
     from fedekd.data.registry import preset  # here: `fedekd --help` reads the settings' names and must not wait for it
@@ -145,6 +163,10 @@ def make_settings(given: Mapping[str, Any]) -> Settings:
         settings = replace(settings, parameters={**settings.parameters, **merged})
     _check(settings)
     return settings
+
+
+def _factories(given: Any) -> bool:
+    return all(callable(one) or isinstance(one, str) for one in given) if isinstance(given, tuple) else callable(given)
 
 
 def model_name(make: Any) -> str:
@@ -221,6 +243,11 @@ def _check(settings: Settings) -> None:
         value = getattr(settings, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < low:
             raise FedekdError(f"{name} must be a whole number >= {low}, got {value!r}")
+        if name in ("rounds", "epochs") and value > MOST:
+            raise FedekdError(f"{name} must be at most {MOST:,}, got {value:,}")
+    every = settings.measure_every
+    if every is not None and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
+        raise FedekdError(f"measure_every must be a whole number >= 1, got {every!r}")
     split = settings.split_seed
     if split is not None and (not isinstance(split, int) or isinstance(split, bool) or split < 0):
         raise FedekdError(f"split_seed must be a whole number >= 0, got {split!r}")
@@ -236,6 +263,7 @@ def _check(settings: Settings) -> None:
         value = getattr(settings, name)
         if value is not None and value not in choices:
             raise unknown(name, str(value), choices)
+    check_combine(settings.combine, settings.weighting)
     if not settings.out:
         raise FedekdError("out must name a folder")
     for place in (settings.out, settings.dataset):
@@ -247,6 +275,12 @@ def _check(settings: Settings) -> None:
     for method, parameters in settings.parameters.items():
         if not isinstance(parameters, Mapping):
             raise FedekdError(f"[parameters.{method}] must be a table of values, got {parameters!r}")
+
+
+def check_combine(combine: str, weighting: str, where: str = "") -> None:
+    """A robust combination treats all alike. ``where``: the file that says so."""
+    if combine != "mean" and weighting != "uniform":
+        raise FedekdError(f"{where}combine = {combine!r} knows no weights; set weighting to uniform")
 
 
 def _check_public(public: str) -> None:

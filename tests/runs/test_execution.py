@@ -414,6 +414,7 @@ NEWER_VALUES = {
     "augment": ("none", "flip-crop"),
     "choose_rounds": (False, True),
     "metric": (None, "auroc", "nll"),
+    "combine": ("mean", "median", "krum"),
 }
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedekd import methods, models
+from fedekd import architectures, methods, models
 from fedekd.engines.batch import held_to_answer, make_batch
 from fedekd.errors import FedekdError
 from fedekd.files import is_damage, unreadable
@@ -120,7 +120,7 @@ def load_model(metadata: ModelMetadata, code: OwnCode | None = None) -> Inferenc
 
     def find(kind: str) -> models.Factory:
         named = metadata.model if kind == "private" else (metadata.answers and metadata.answers.proxy) or BUILT_IN[kind]
-        given = getattr(code, kind)
+        given = getattr(code, kind) or architectures.name_of(named)
         if given is None and named != BUILT_IN[kind]:
             raise FedekdError(f"{metadata.path} holds a model of your own; say where its code is: --{kind} {named}")
         return _looked_for(lambda: models.factory(kind, given))

@@ -14,18 +14,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedekd import methods, models
+from fedekd import architectures, methods, models
 from fedekd.data import PublicRows, data_folder, federate, find_public, load_dataset
 from fedekd.data.clusters import by_clusters, clusters_for
 from fedekd.dataset import Dataset, Reading
 from fedekd.engines.job import Job, Training
 from fedekd.engines.rehearsal import traffic
-from fedekd.errors import unknown
+from fedekd.engines.schedule import round_half_up
+from fedekd.errors import FedekdError, unknown
 from fedekd.exchange import exchanges
 from fedekd.federation import Federation
 from fedekd.methods.base import Method
 from fedekd.methods.twins import check_taught
-from fedekd.settings import NEWER, SHORTCUTS, Settings, model_name
+from fedekd.robust import LEAST
+from fedekd.settings import MANY, NEWER, SHORTCUTS, Settings, model_name
 from fedekd.units import METRICS
 
 ALONE = "@alone"
@@ -303,6 +305,15 @@ def _choose(name: str, method: Method, settings: Settings) -> Chosen:
 
 def make_job(settings: Settings, federation: Federation, method: Method, seed: int) -> Job:
     shared = {f.name: getattr(settings, f.name) for f in fields(Training)}
+    taking_part = round_half_up(settings.participation * len(federation.clients))
+    if settings.combine != "mean" and taking_part < LEAST:
+        raise FedekdError(
+            f"combine = {settings.combine!r} cannot tell which of {taking_part} clients is wrong; have at least "
+            f"{LEAST} of them in each round, or set combine to mean"
+        )
+    if settings.measure_every is None:
+        last_alone = len(federation.clients) >= MANY and not settings.choose_rounds
+        shared["measure_every"] = shared["rounds"] if last_alone else 1
     shared["metric"] = _metric(settings.metric, federation.dataset.task)
     private, proxy = (models.factory(role, getattr(settings, role)) for role in ("private", "proxy"))
     return Job(federation, method, seed, Training(**shared), private, proxy)
@@ -351,13 +362,34 @@ def algorithm(method: Method) -> str:
 
 def architecture(job: Job, role: str) -> str:
     """A built-in model by its name; one of the user's by its layers too, which change while the name stays."""
-    make, dataset = job.factory(role), job.federation.dataset
+    make = job.factory(role)
+    every = make.factories if isinstance(make, models.Dealt) else (make,)
+    return "\n".join(_architecture(job, role, own) for own in every)
+
+
+def _architecture(job: Job, role: str, make: models.Factory) -> str:
+    dataset = job.federation.dataset
     name = model_name(make).replace(":", ".")
     if make is models.BUILT_IN[role]:
         return name
     clients = len(job.federation.clients) if models.takes_client(make) else 1
     shape = tuple(dataset.x.shape[1:])
     return "\n".join([name, *(_layers(role, make, shape, dataset.outputs, client) for client in range(clients))])
+
+
+def model_titles(job: Job) -> list[str]:
+    """What each client's private model is called in records; nothing where all have the default one."""
+    if job.private is models.private or not job.method.roles:
+        return []
+    return [_title(job, client) for client in range(len(job.federation.clients))]
+
+
+def _title(job: Job, client: int) -> str:
+    make, dataset = models.own_factory(job.private, client), job.federation.dataset
+    if models.takes_client(make):
+        return type(models.build("private", make, dataset.x.shape[1:], dataset.outputs, job.seed, client)).__name__
+    name = model_name(make)
+    return architectures.name_of(name) or name
 
 
 @cache

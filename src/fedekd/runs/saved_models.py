@@ -84,6 +84,8 @@ def _leaves(client: Client, path: str, tree: Any) -> Iterator[tuple[str, Tensor]
 
 def describe(record: Mapping[str, Any], position: int, client: Client, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """What a model's file says of it: where it comes from, what it takes and gives, how good it is."""
+    from fedekd.models import own_factory
+
     job, own = client.job, record["clients"][position]
     federation, dataset = job.federation, job.federation.dataset
     return {
@@ -92,7 +94,7 @@ def describe(record: Mapping[str, Any], position: int, client: Client, tensors: 
         "dataset": dataset.name,
         "method": record["label"],
         "seed": job.seed,
-        "model": model_name(job.private),
+        "model": model_name(own_factory(job.private, client.number)),
         "number": client.number,  # which a factory that takes `client` is given
         "task": dataset.task,
         "shape": list(dataset.x.shape[1:]),
@@ -126,6 +128,7 @@ def _filling(federation: Federation) -> dict[str, Any]:
 def _answers(client: Client, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """How an answer is made of a file's tensors, where it is not the private model's alone."""
     from fedekd.engines.batch import answers_plainly, held_to_answer
+    from fedekd.models import own_factory
 
     method, job = client.method, client.job
     if answers_plainly(method):
@@ -137,7 +140,9 @@ def _answers(client: Client, tensors: dict[str, Tensor]) -> dict[str, Any]:
         "parameters": asdict(method),
         "roles": roles,
         "knows": sorted(name for name in tensors if not name.startswith("models/")),
-        "proxy": model_name(job.proxy) if any(method.root(role) != "private" for role in roles) else None,
+        "proxy": model_name(own_factory(job.proxy, client.number))
+        if any(method.root(role) != "private" for role in roles)
+        else None,
         "counts": client.counts.tolist(),
         "lr": job.training.lr,
         "steps": client.steps,

@@ -28,6 +28,7 @@ def of_site(
 ) -> Federation:
     """60 % train, 20 % validation, 20 % test of a site's own rows, drawn from (seed, number), and the public ones.
 
+    Rows of one group (a patient) stay together.
     Scaling that is the site's own follows from the training rows, so it is the same in every visit.
     """
     rows = len(dataset.y)
@@ -35,7 +36,8 @@ def of_site(
         raise FedekdError(
             f"site {name!r} has {rows} rows, too few to train, validate and test on; give at least {SMALLEST_SITE}"
         )
-    split = Split(*cut(np.arange(rows), rng.stream(seed, "split", number)))
+    groups = dataset.groups.codes if dataset.groups else None
+    split = Split(*cut(np.arange(rows), rng.stream(seed, "split", number), groups))
     scaling = schema.scaling.at_site(dataset, split.train)
     gain, shift = scaling.arrays()
     by = "own" if schema.scaling.own else "given"
@@ -83,6 +85,7 @@ def joined(sites: Sequence[Federation]) -> Federation:
         first.dataset,
         x=np.concatenate([site.dataset.x[:rows] for site, rows in zip(sites, own, strict=True)]),
         y=np.concatenate([site.dataset.y[:rows] for site, rows in zip(sites, own, strict=True)]),
+        groups=None,
     )
     names = tuple(name for site in sites for name in site.names)
     whole = replace(first, dataset=dataset, clients=tuple(splits), names=names)
