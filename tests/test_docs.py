@@ -122,7 +122,7 @@ def test_the_first_page_says_what_the_records_say() -> None:
     for count in (sum(sums["fedekd"]), sums["fedavg"][0], sums["fedekd"][0]):
         assert all(re.search(rf"\b{count}\b", text) for text in (readme, faq))
     joining = (HOME / "docs" / "joining.md").read_text(encoding="utf-8")
-    few = re.search(r"(\d+) of (\d+) client-runs were clearly\s+helped and (\d+) clearly harmed", joining)
+    few = re.search(r"(\d+) of (\d+) client-runs\s+were\s+clearly\s+helped and (\d+) clearly harmed", joining)
     assert few
     clearly = r"clearly helped\s+(\d+) of (\d+)\s+client-runs.*?clearly\s+harmed\s+(\d+)"
     for text in (first, readme, (HOME / "docs" / "choosing.md").read_text(encoding="utf-8")):
