@@ -317,6 +317,10 @@ def test_it_prints_in_light_and_within_the_paper(visit, run):
     assert pdf.startswith(b"%PDF")
     page.emulate_media(media="print")
     assert page.locator(".top").is_hidden()
+    page.set_viewport_size({"width": 688, "height": 1000})  # A4 without its margins
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.wait_for_function("document.querySelectorAll('figure table').length > 3")
+    assert not wide(page)
 
 
 @axe.needs_axe

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -124,6 +125,8 @@ def all_methods(data: StudyData, task: str) -> Chart:
     scale, rows = data.scales[task], heat_rows(data, task)
     columns = _columns(scale, ChartColumn("method", "method"), ChartColumn("cell", "dataset and α"))
     cells = list(dict.fromkeys(row["cell"] for row in rows))
+    first = {row["dataset"]: row["cell"] for row in reversed(rows)}
+    alphas = {row["cell"]: row["alpha"] for row in rows if row["cell"] not in first.values()}
     spec: Spec = {
         **lines_of("method", 34),
         "encoding": {
@@ -132,7 +135,14 @@ def all_methods(data: StudyData, task: str) -> Chart:
                 "type": "nominal",
                 "scale": {"domain": cells},
                 "title": None,
-                "axis": {"orient": "top", "labelAngle": -40, "labelLimit": 230, "ticks": False, "domain": False},
+                "axis": {
+                    "orient": "top",
+                    "labelAngle": -40,
+                    "labelLimit": 230,
+                    "labelExpr": f"{json.dumps(alphas)}[datum.label] || datum.label",  # a dataset is named once
+                    "ticks": False,
+                    "domain": False,
+                },
             },
             "y": names(
                 "method", labelFontWeight={"condition": {"test": "datum.label === method", "value": 700}, "value": 400}
@@ -141,7 +151,7 @@ def all_methods(data: StudyData, task: str) -> Chart:
         },
         "layer": _cell(),
     }
-    spec["usermeta"]["least"] = 150 + 58 * len(cells)
+    spec["usermeta"]["least"] = 230 + 62 * len(cells)
     spec["padding"] = {"left": 5, "top": 5, "bottom": 5, "right": 60}  # for the slanted labels
     about = f"Every method's mean Δ ({_unit(scale)}) in every cell of the study. {WORDS}"
     return Chart(f"grid-{task}", f"All methods, {task}", about, spec, columns, {"": rows}, marks=("method",))
