@@ -1,9 +1,11 @@
 """Whether the stacked engine on the GPU agrees with the serial engine on the CPU, for every method.
 
-python benchmarks/gpu_check.py [NAME ...] [--plain] [--quick] [--options]
+python benchmarks/gpu_check.py [NAME ...] [--plain] [--quick] [--options] [--mixed] [--serial]
 
 --plain: without the fused kernels; --quick: fp32 and bf16 on the classification alone; --options: with weight decay, a
-learning rate that falls and augmented images, by sgd and momentum too.
+learning rate that falls and augmented images, by sgd and momentum too; --mixed: with a CNN, a ResNet with batch norm
+and a perceptron with dropout in turn, or the ResNet alone where a method averages private models; --serial: the serial
+engine on the GPU, whose steps are CUDA graphs, in place of the stacked one.
 """
 
 from __future__ import annotations
@@ -15,13 +17,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from fedekd import methods
+from fedekd.architectures.resnet import ResNet
 from fedekd.data import Dataset, Federation, Split
 from fedekd.engines.job import Job, Training
 from fedekd.engines.serial import Serial
 from fedekd.engines.stacked import Stacked
-from fedekd.models import CNN
+from fedekd.exchange import exchanges
+from fedekd.models import CNN, MLP, Dealt
 
 
 def private(shape, outputs):
@@ -30,6 +35,28 @@ def private(shape, outputs):
 
 def proxy(shape, outputs):
     return CNN(shape, outputs, (16, 32), 16)
+
+
+class SmallResNet(ResNet):
+    """Of the size of the other models here, and with dropout."""
+
+    def __init__(self, shape, outputs):
+        super().__init__(shape, outputs, (8, 16), 1, nn.BatchNorm2d)
+        self.head = nn.Sequential(nn.Dropout(0.2), nn.Linear(16, outputs))
+
+
+def perceptron(shape, outputs):
+    return nn.Sequential(nn.Flatten(), MLP(28 * 28, outputs, (32, 16), dropout=0.2))
+
+
+def models_for(method, mixed: bool):
+    """The private factory."""
+    if not mixed:
+        return private
+    sent = [name for name, step in exchanges(method, 3).items() if step.send is None]
+    averaged = any(method.root(name) == "private" for name in sent)
+    alike = {"fedproto", "fedgh"} & {method.name}  # these compare features, which must be of one width
+    return SmallResNet if averaged or alike else Dealt((private, SmallResNet, perceptron))
 
 
 def federation(task: str) -> Federation:
@@ -76,22 +103,31 @@ def main() -> None:
             if task == "regression" and "-" in name:
                 continue
             try:
-                results = {}
+                results, losses = {}, {}
                 kinds = ("fp32", "bf16") if quick else ("fp32", "tf32", "bf16")
                 for device, precision in (("cpu", "fp32"), *(("cuda", kind) for kind in kinds)):
                     training = Training(
                         3 if more else 2, 2, 32, rates[optimizer], optimizer, device=device, precision=precision, **more
                     )
-                    job = Job(data, method, 0, training, private, proxy)
-                    engine = Serial(job) if device == "cpu" else Stacked([job], fused="--plain" not in sys.argv)
+                    job = Job(data, method, 0, training, models_for(method, "--mixed" in sys.argv), proxy)
+                    serial = device == "cpu" or "--serial" in sys.argv
+                    engine = Serial(job) if serial else Stacked([job], fused="--plain" not in sys.argv)
                     for _ in range(training.rounds):
                         engine.round()
-                    results[f"{device} {precision}"] = np.array(engine.evaluate()[0])
+                    if serial and not all(client.graphs == (device == "cuda") for client in engine.clients):
+                        raise AssertionError("a step was not captured as a CUDA graph")
+                    found = engine.measure()[0]
+                    results[f"{device} {precision}"] = np.array([one.value for one in found])
+                    losses[f"{device} {precision}"] = np.array([one.val_loss for one in found])
                 reference = results.pop("cpu fp32")
-                gaps = {key: float(np.abs(v - reference).max()) for key, v in results.items()}
+                gaps = {key: round(float(np.abs(v - reference).max()), 4) for key, v in results.items()}
+                lost = losses.pop("cpu fp32")
+                apart = {key: round(float((np.abs(v - lost) / lost).max()), 4) for key, v in losses.items()}
                 print(
                     f"{task:14s} {name:16s} {optimizer:8s} cpu mean {reference.mean():.4f}  largest gap",
                     gaps,
+                    "of the validation loss, relative",
+                    apart,
                     flush=True,
                 )
             except Exception:

@@ -48,7 +48,7 @@ def measure(
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     engine = Stacked([Job(federation(clients, rows_each, *of), methods.get("fedekd"), 0, training)], chunk=chunk)
-    for w in engine.weights["private"].values():
+    for w in engine.stacks[0].weights["private"].values():
         w.mul_(1 + nudge * torch.randn_like(w))
     held = torch.cuda.memory_allocated() - before
     times = []
@@ -62,12 +62,12 @@ def measure(
         "clients": clients,
         "samples_each": rows_each,
         "seconds_by_round": times,
-        "parameters_gib": sum(w.numel() * 4 for tree in engine.weights.values() for w in tree.values()) / GIB,
+        "parameters_gib": sum(w.numel() * 4 for tree in engine.stacks[0].weights.values() for w in tree.values()) / GIB,
         "held_gib": held / GIB,
         "peak_gib": torch.cuda.max_memory_allocated() / GIB,
-        "models_at_once": engine.limit,
+        "models_at_once": engine.stacks[0].limit,
     }
-    return row, {n: w.cpu() for n, w in engine.weights["private"].items()}
+    return row, {n: w.cpu() for n, w in engine.stacks[0].weights["private"].items()}
 
 
 def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:

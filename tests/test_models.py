@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedekd import models
+from fedekd import architectures, models
 from fedekd.errors import FedekdError
+from fedekd.settings import model_name
 
 
 def count(module: nn.Module) -> int:
@@ -117,7 +118,7 @@ def test_building_leaves_the_callers_random_state_alone():
     def broken(shape, outputs):
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(FedekdError, match="ZeroDivisionError"):
         built(make=broken)
     assert torch.equal(before[0], torch.get_rng_state())
 
@@ -274,3 +275,35 @@ def test_a_call_with_other_weights_leaves_the_module_as_it_was():
     for name, w in module.named_parameters(remove_duplicate=False):
         assert w is before[name][0]
         assert torch.equal(w, before[name][1])
+
+
+@pytest.mark.parametrize("name", architectures.NAMED)
+def test_named_models_take_images_and_tables(name):
+    make = models.factory("private", name)
+    assert architectures.name_of(model_name(make)) == name
+    if "tables" in architectures.NAMED[name].rows:
+        assert make((7,), 2)(torch.zeros(3, 7)).shape == (3, 2)
+    else:
+        with pytest.raises(FedekdError, match="is for images"):
+            make((7,), 2)
+    for shape in ((1, 8, 8), (1, 28, 28), (3, 33, 32)) if "18" not in name else ((3, 32, 32),):
+        module = make(shape, 5)
+        assert module(torch.zeros(2, *shape)).shape == (2, 5)
+        assert models.last_linear(module).out_features == 5
+
+
+def test_the_defaults_have_names():
+    for shape, private, proxy in (((1, 28, 28), "cnn", "cnn-small"), ((9,), "mlp", "mlp-small")):
+        for default, name in ((models.private, private), (models.proxy, proxy)):
+            ours, named = default(shape, 10), models.factory("private", name)(shape, 10)
+            assert repr(ours) == repr(named)
+
+
+def test_a_list_is_dealt_over_clients():
+    make = models.factory("private", "mlp, linear,mlp")
+    assert [models.like_client(make, k) for k in range(5)] == [0, 1, 0, 0, 1]
+    sizes = [sum(w.numel() for w in models.build("private", make, (4,), 2, 0, k).parameters()) for k in range(4)]
+    assert sizes[0] == sizes[2] == sizes[3] > sizes[1] == 10
+    assert models.factory("private", [models.private, "linear"]).factories[0] is models.private
+    with pytest.raises(FedekdError, match=r"the private model 'resnett' is not known.*resnet"):
+        models.factory("private", "mlp,resnett")

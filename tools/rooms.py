@@ -43,6 +43,7 @@ FLOORS: tuple[tuple[Block, ...], ...] = (  # from the ground up
                 "pooling",
                 "tasks",
                 "models",
+                "architectures",
                 "parts",
                 "trees",
                 "prototypes",

@@ -1,64 +1,24 @@
-"""Private/proxy pairs: a CNN for images, an MLP for tables, or any ``nn.Module`` factory of the user's."""
+"""Private/proxy pairs: a CNN for images, an MLP for tables, one of fedekd.architectures, or a factory of the user's."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedekd import rng
+from fedekd import architectures, rng
+from fedekd.architectures.cnn import CNN
+from fedekd.architectures.mlp import MLP
 from fedekd.errors import FedekdError
 from fedekd.objects import import_object
 
 Factory = Callable[..., nn.Module]
 Shape = Sequence[int]
-
-
-class CNN(nn.Module):
-    """3x3 convolutions, each with ReLU and 2x2 max-pooling while the map allows it, then one hidden layer.
-
-    Pooling comes before ReLU: the same function and gradients, with a quarter of the values to rectify.
-    Maps larger than 8x8 at the end (inputs larger than 32x32 or so) are averaged to 4x4 before the hidden layer.
-    """
-
-    def __init__(self, shape: Shape, outputs: int, widths: Sequence[int], hidden: int) -> None:
-        super().__init__()
-        channels, height, width = shape
-        layers: list[nn.Module] = []
-        for out in widths:
-            layers.append(nn.Conv2d(channels, out, 3, padding=1))
-            channels = out
-            if min(height, width) >= 2:
-                layers.append(nn.MaxPool2d(2))
-                height, width = height // 2, width // 2
-            layers.append(nn.ReLU())
-        if max(height, width) > 8:
-            layers.append(nn.AdaptiveAvgPool2d(4))
-            height = width = 4
-        self.body = nn.Sequential(*layers)
-        self.hidden = nn.Linear(channels * height * width, hidden)
-        self.head = nn.Linear(hidden, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.relu(self.hidden(self.body(x).flatten(1))))
-
-
-class MLP(nn.Module):
-    def __init__(self, inputs: int, outputs: int, widths: Sequence[int]) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        for width in widths:
-            layers += [nn.Linear(inputs, width), nn.ReLU()]
-            inputs = width
-        self.body = nn.Sequential(*layers)
-        self.head = nn.Linear(inputs, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body(x))
 
 
 def private(shape: Shape, outputs: int) -> nn.Module:
@@ -71,24 +31,73 @@ def proxy(shape: Shape, outputs: int) -> nn.Module:
     return CNN(shape, outputs, (32, 64), 128) if len(shape) == 3 else MLP(shape[0], outputs, (32,))
 
 
+@dataclass(frozen=True)
+class Dealt:
+    """Several factories, dealt over the clients in turn: the k-th client has the k-th, and so on from the start."""
+
+    factories: tuple[Factory, ...]
+
+    def own(self, client: int) -> Factory:
+        return self.factories[client % len(self.factories)]
+
+    def __call__(self, shape: Shape, outputs: int, client: int) -> nn.Module:
+        own = self.own(client)
+        return own(shape, outputs, client=client) if takes_client(own) else own(shape, outputs)
+
+
 BUILT_IN: dict[str, Factory] = {"private": private, "proxy": proxy}
 
 
-def factory(role: str, given: str | Factory | None) -> Factory:
-    """The user's factory (a callable, or ``package.module:function``), or the built-in one of that role."""
+def factory(role: str, given: str | Factory | Sequence[str | Factory] | None) -> Factory:
+    """The built-in one of that role, one of ``fedekd.architectures`` by name, or the user's own: a callable, or
+    ``package.module:function``. Of several, in a list or with commas between them, each client gets one in turn."""
     if given is None:
         return BUILT_IN[role]
     if callable(given):
         return given
-    found: Factory = import_object(str(given), f"the {role} model", "package.module:function")
+    names = given.split(",") if isinstance(given, str) else given if isinstance(given, (list, tuple)) else [str(given)]
+    every = tuple(_one(role, name.strip() if isinstance(name, str) else name) for name in names)
+    if not every:
+        raise FedekdError(f"no {role} model is named; try cnn, or cnn,mlp for two in turn")
+    return every[0] if len(every) == 1 else Dealt(every)
+
+
+def _one(role: str, given: str | Factory) -> Factory:
+    if callable(given):
+        return given
+    if given in architectures.NAMED:
+        built_in: Factory = architectures.factory(given)
+        return built_in
+    if ":" not in given:
+        raise FedekdError(
+            f"the {role} model {given!r} is not known: use one of {', '.join(architectures.NAMED)}, or "
+            "package.module:function for one of your own"
+        )
+    found: Factory = import_object(given, f"the {role} model", "package.module:function")
     if not callable(found):
         raise FedekdError(f"the {role} model {given!r} is not a function or class")
     return found
 
 
+def own_factory(make: Factory, client: int) -> Factory:
+    """The factory that one client's model comes from."""
+    return make.own(client) if isinstance(make, Dealt) else make
+
+
 def takes_client(make: Factory) -> bool:
     """Whether a factory may give each client another architecture."""
-    return "client" in inspect.signature(make).parameters
+    try:
+        return "client" in inspect.signature(make).parameters
+    except (ValueError, TypeError):  # written in C, which does not tell
+        return False
+
+
+def like_client(make: Factory, client: int) -> int:
+    """A client that has the same model from this factory and the same start, the first where that is known."""
+    if isinstance(make, Dealt):
+        own = make.own(client)
+        return client if takes_client(own) else make.factories.index(own)
+    return client if takes_client(make) else 0
 
 
 def build(role: str, make: Factory, shape: Shape, outputs: int, seed: int, client: int) -> nn.Module:
@@ -102,6 +111,11 @@ def build(role: str, make: Factory, shape: Shape, outputs: int, seed: int, clien
             module = make(shape, outputs, client=client) if takes_client(make) else make(shape, outputs)
         except TypeError as error:
             raise FedekdError(f"the {role} model factory must take (shape, outputs): {error}") from None
+        except FedekdError:
+            raise
+        except Exception as error:  # the user's code may raise anything
+            what = f"the {role} model factory fails for shape {tuple(shape)} and {outputs} outputs"
+            raise FedekdError(f"{what}: {type(error).__name__}: {error}") from error
     if not isinstance(module, nn.Module):
         raise FedekdError(f"the {role} model factory returned {type(module).__name__}, not an nn.Module")
     return module

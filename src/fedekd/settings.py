@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -11,10 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from fedekd.errors import FedekdError, unknown
+from fedekd.files import check_name
 from fedekd.units import METRICS
 
 DEFAULT_PRESET = {"rounds": 10, "epochs": 2, "batch_size": 32, "lr": 1e-3}
 MOST_SEEDS = 10_000
+MOST = 100_000  # rounds or epochs: more is a mistake, or in a federation of real sites an attack
+MOST_TOML = 2**20  # bytes
+MANY = 1_000  # clients from which on all of them are measured only in the end
 NEWER: dict[str, Any] = {
     "participation": 1.0,
     "weight_decay": 0.0,
@@ -23,6 +28,7 @@ NEWER: dict[str, Any] = {
     "choose_rounds": False,
     "metric": None,
     "combine": "mean",
+    "measure_every": 1,
 }
 """Training settings that older records and run keys lack, and what those were run with."""
 SHORTCUTS = ("beta", "lambda_kd", "energy")  # parameters that every gated method takes
@@ -39,6 +45,9 @@ CHOICES = {
     "metric": tuple(METRICS),
     "models": ("first", "all", "none"),
     "alone": ("plain", "menu"),
+    "decimal": (".", ","),
+    "missing": ("mean", "drop", "flag"),
+    "dates": ("text", "age", "drop"),
 }
 
 
@@ -72,6 +81,10 @@ class Settings:
     choose_rounds: bool = _help("keep each client's model of the round with its lowest validation loss", False)
     weighting: str = _help("average uniformly or by training samples", "uniform")
     combine: str = _help("how uploads become one: mean; or, against bad clients, median, trimmed or krum", "mean")
+    measure_every: int | None = _help(
+        "measure all clients after every so many rounds, and after the last "
+        f"(default: 1; from {MANY:,} clients on only after the last)"
+    )
     participation: float = _help("share of clients in each round, drawn anew each time", 1.0)
     partition: str = _help("how rows are split: auto, dirichlet, iid or sites", "auto")
     metric: str | None = _help(
@@ -89,9 +102,21 @@ class Settings:
         "column (CSV) or array (npz) of rows that belong together, such as a patient; not an input"
     )
     subgroups: str | None = _help("column (CSV) or array (npz), such as sex: show Δ for each of its values")
+    drop: tuple[str, ...] | None = _help("columns of a table that are no inputs, such as patient_id")
+    decimal: str | None = _help("what stands between units and tenths in a table: . (usual) or ,")
+    missing: str | None = _help(
+        "a missing value becomes the mean of training rows, with flag also a column that says where; drop: its row goes"
+    )
+    dates: str | None = _help("what columns of dates become: text (usual), age (years until 2025) or drop")
+    na_values: tuple[str, ...] | None = _help(
+        "texts that mean a missing value (usual: NA, NaN, null, ..); the empty one always does"
+    )
     public: str | None = _help("rows that the server and all clients hold: a share such as 0.1, or a file")
-    private: str | None = _help("your own private model, package.module:function")
-    proxy: str | None = _help("your own proxy model, package.module:function")
+    private: str | None = _help(
+        "the private model: a name of `fedekd models`, or your own package.module:function; of several with commas "
+        "between them, clients get one each in turn"
+    )
+    proxy: str | None = _help("the proxy model: a name of `fedekd models`, or your own package.module:function")
     parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by method
     thumbnails: bool = _help("let the page show training samples that a gate distrusts: pictures, rows, labels", False)
     models: str = _help("keep the trained models of: first (seed), all or none", "first")
@@ -114,11 +139,19 @@ def make_settings(given: Mapping[str, Any]) -> Settings:
         given["seeds"] = parse_seeds(given["seeds"])
     if "methods" in given:
         given["methods"] = parse_names(given["methods"])
+    for name in ("drop", "na_values"):
+        if name in given:
+            given[name] = parse_texts(name, given[name])
+    for role in ("private", "proxy"):
+        several = given.get(role)
+        if isinstance(several, (list, tuple)):
+            named = all(isinstance(one, str) for one in several)
+            given[role] = ",".join(several) if named else tuple(several)
     if isinstance(given.get("public"), (int, float)) and not isinstance(given["public"], bool):
         given["public"] = str(given["public"])
     for f in fields(Settings):
         wrong = f.name in given and str(f.type).startswith("str") and not isinstance(given[f.name], str)
-        if wrong and not (f.name in ("private", "proxy") and callable(given[f.name])):
+        if wrong and not (f.name in ("private", "proxy") and _factories(given[f.name])):
             raise FedekdError(f"{f.name} must be text, got {given[f.name]!r}")
     settings = Settings(**given)
     from fedekd.data.registry import preset  # here: `fedekd --help` reads the settings' names and must not wait for it
@@ -132,6 +165,10 @@ def make_settings(given: Mapping[str, Any]) -> Settings:
     return settings
 
 
+def _factories(given: Any) -> bool:
+    return all(callable(one) or isinstance(one, str) for one in given) if isinstance(given, tuple) else callable(given)
+
+
 def model_name(make: Any) -> str:
     """A factory of models as the command line names it, package.module:function; a partial by what it completes."""
     while isinstance(make, functools.partial):
@@ -142,11 +179,19 @@ def model_name(make: Any) -> str:
 
 def read_toml(path: str | Path) -> dict[str, Any]:
     """The settings in a TOML file: the same names as on the command line, methods' own under [parameters.NAME]."""
+    where = Path(path)
     try:
-        content = tomllib.loads(Path(path).read_text())
+        if where.exists() and not where.is_file():
+            raise FedekdError(f"cannot read {path}: it is not a file; give a TOML file")
+        if where.stat().st_size > MOST_TOML:
+            raise FedekdError(f"{path} has more than {MOST_TOML // 2**20} MiB, far too much for settings; shorten it")
+        content = tomllib.loads(where.read_text(encoding="utf-8"))
+        json.dumps(content, default=str)  # which fails where it is nested deeper than others can follow
     except OSError as error:
         raise FedekdError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise FedekdError(f"{path} is not valid TOML: it is nested too deep") from None
+    except ValueError as error:  # of which TOML's and Unicode's are kinds
         raise FedekdError(f"{path} is not valid TOML: {error}") from None
     return {key.replace("-", "_"): value for key, value in content.items()}
 
@@ -175,6 +220,17 @@ def parse_names(given: str | Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(n.strip() if isinstance(n, str) else n for n in names if n))
 
 
+def parse_texts(name: str, given: str | Iterable[str]) -> tuple[str, ...]:
+    """Texts with commas between them; a list where they hold commas themselves."""
+    try:
+        found: list[str] | None = given.split(",") if isinstance(given, str) else list(given)
+    except TypeError:
+        found = None
+    if found is None or not all(isinstance(one, str) for one in found):
+        raise FedekdError(f"{name} must be texts such as a,b, got {given!r}")
+    return tuple(dict.fromkeys(one.strip() for one in found if one.strip()))
+
+
 def _check(settings: Settings) -> None:
     for name in ("alpha", "lr"):
         value = getattr(settings, name)
@@ -187,6 +243,11 @@ def _check(settings: Settings) -> None:
         value = getattr(settings, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < low:
             raise FedekdError(f"{name} must be a whole number >= {low}, got {value!r}")
+        if name in ("rounds", "epochs") and value > MOST:
+            raise FedekdError(f"{name} must be at most {MOST:,}, got {value:,}")
+    every = settings.measure_every
+    if every is not None and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
+        raise FedekdError(f"measure_every must be a whole number >= 1, got {every!r}")
     split = settings.split_seed
     if split is not None and (not isinstance(split, int) or isinstance(split, bool) or split < 0):
         raise FedekdError(f"split_seed must be a whole number >= 0, got {split!r}")
@@ -205,6 +266,8 @@ def _check(settings: Settings) -> None:
     check_combine(settings.combine, settings.weighting)
     if not settings.out:
         raise FedekdError("out must name a folder")
+    for place in (settings.out, settings.dataset):
+        check_name(Path(place))
     if not settings.methods:
         raise FedekdError("no methods given; try --methods fedekd,fedavg or paper")
     if not isinstance(settings.parameters, Mapping):

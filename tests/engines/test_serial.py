@@ -14,7 +14,9 @@ from torch import nn
 from byhand import around, interrupted, lines, same, started, tree, uninterrupted, weight
 from fedekd import methods
 from fedekd.data import Split
+from fedekd.engines.job import Job, Training
 from fedekd.engines.schedule import participants
+from fedekd.engines.serial import Serial
 from fedekd.exchange import size
 from fedekd.methods.base import Exchange, Method, Train
 from fedekd.models import trainable
@@ -378,3 +380,19 @@ def test_batch_norm_statistics_of_applied_weights_are_not_kept(images):
         trees.append(tree(engine))
     assert trees[0]["2.num_batches_tracked"] > 1
     assert same(*trees)
+
+
+def test_a_strided_convolution_of_one_pixel_trains_on_several_threads(images):
+    """torch's kernel for it crashes on odd batches where the channels come last."""
+
+    def private(shape, outputs):
+        layers = [nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 16, 1, stride=2), nn.Flatten(), nn.Linear(256, outputs)]
+        return nn.Sequential(*layers)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        training = Training(rounds=1, epochs=2, batch_size=9, lr=1e-3)
+        Serial(Job(images, methods.get("local"), 0, training, private)).round()
+    finally:
+        torch.set_num_threads(before)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
-import torch
 from torch import nn
 
 from fedekd import methods
@@ -14,65 +11,12 @@ from fedekd.data import Dataset, federate
 from fedekd.engines import forward
 from fedekd.engines.chunk import Chunk
 from fedekd.engines.job import Job, Training
-from fedekd.engines.serial import Serial
 from fedekd.engines.stackable import NotStackable, signature
 from fedekd.engines.stacked import CHUNK, SHRINK_STAGES, Stacked
 from fedekd.runs.observers import Observer
 from fedekd.runs.runner import run
 from fedekd.settings import make_settings
-from tiny import tiny_private, tiny_proxy
-
-TRAINING = Training(rounds=2, epochs=2, batch_size=16, lr=3e-3)
-
-
-def job(federation, method, seed=0, private=tiny_private, **training):
-    settings = Training(**{**vars(TRAINING), **training})
-    return Job(federation, method, seed, settings, private, tiny_proxy)
-
-
-def outputs_of(serial: Serial) -> torch.Tensor:
-
-    return torch.cat([c.outputs("private", c.rows["test"])[0].flatten() for c in serial.clients])
-
-
-ROUGH = {"fccl": 1e-2}
-"""Where a change of the weights by 1e-8 changes outputs by more than 1e-3: FCCL's loss does not see their scale."""
-
-
-def compare(jobs, shrink_stages=None, **options):
-    stacked = Stacked(jobs, **options)
-    stacked.shrink_stages = shrink_stages
-    for _ in range(TRAINING.rounds):
-        stacked.round()
-    values = stacked.evaluate()
-    for j, one in enumerate(jobs):
-        serial = Serial(one)
-        for _ in range(TRAINING.rounds):
-            serial.round()
-        assert values[j] == pytest.approx(serial.evaluate()[0], abs=1e-4)
-        here = [i for i, m in enumerate(stacked.members) if m.job == j]
-        out = stacked.forward.outputs("private", here, [stacked.members[i].test for i in here])[0]
-        ours = torch.cat([out[k, : len(stacked.members[i].test)].flatten() for k, i in enumerate(here)])
-        assert torch.allclose(ours, outputs_of(serial), atol=ROUGH.get(one.method.name, 1e-3))
-        assert stacked.doors[j].bytes_up == serial.door.bytes_up
-        assert stacked.doors[j].bytes_down == serial.door.bytes_down
-        assert len(stacked.trust[j]) == len(serial.trust[0])
-        for ours_, theirs in zip(stacked.trust[j], serial.trust[0], strict=True):
-            assert ours_["mean"] == pytest.approx(theirs["mean"], abs=1e-3)
-            assert sum(ours_["histogram"]) == sum(theirs["histogram"])
-
-
-TRAINED = [name for name, method in methods.known().items() if method.roles and method.stacks]
-
-
-def with_public(federation):
-    """The rows of one client for everybody, and the others for themselves."""
-    first, *rest = federation.clients
-    return replace(federation, clients=tuple(rest), names=federation.names[1:], public=first.train)
-
-
-def rows_for(name, federation):
-    return with_public(federation) if methods.get(name).public else federation
+from stacking import TRAINED, compare, job, rows_for
 
 
 @pytest.mark.parametrize("combine", ["median", "trimmed", "krum"])
@@ -130,14 +74,6 @@ def test_large_inputs_are_evaluated_in_smaller_batches(images, monkeypatch):
     assert max(widths) == 3
 
 
-def test_a_module_with_buffers_is_refused(images):
-    def private(shape, outputs):
-        return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, outputs))
-
-    with pytest.raises(NotStackable, match="buffers"):
-        Stacked([job(images, methods.get("fedavg"), private=private)])
-
-
 def test_a_module_that_cannot_be_mapped_is_refused_and_runs_serially(images, tmp_path):
     class Branching(nn.Module):
         def __init__(self, outputs):
@@ -166,14 +102,6 @@ def test_a_module_that_cannot_be_mapped_is_refused_and_runs_serially(images, tmp
     assert "serial engine, since torch.func cannot map Branching" in lines[0]
 
 
-def test_clients_with_their_own_architecture_are_refused(images):
-    def private(shape, outputs, client):
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 4 + client), nn.Linear(4 + client, outputs))
-
-    with pytest.raises(NotStackable, match="architecture"):
-        Stacked([job(images, methods.get("local"), private=private)])
-
-
 def test_ragged_clients_cost_little():
     """At alpha 0.1, ten seeds of the paper's FashionMNIST partition: what the engine steps through on a GPU, empty
     places of batches and models that wait for others included, is at most 1.25 times the samples."""
@@ -182,7 +110,7 @@ def test_ragged_clients_cost_little():
     federations = [federate(rows, clients=6, alpha=0.1, seed=seed) for seed in range(10)]
     training = Training(rounds=1, epochs=2, batch_size=64, lr=1e-3)
     jobs = [Job(f, methods.get("local"), s, training, flat, flat) for s, f in enumerate(federations)]
-    engine = Stacked(jobs)
+    (engine,) = Stacked(jobs).stacks
     engine.shrink_stages = SHRINK_STAGES
     (step,), (group,) = methods.get("local").steps(0), engine.groups
     waiting = sorted(group.indices, key=lambda i: -len(engine.members[i].train))

@@ -22,7 +22,7 @@ from fedekd.flower.protocol import wire
 from fedekd.flower.protocol.visits import visits
 from fedekd.runs.history import History
 from fedekd.runs.plan import SMOOTH
-from fedekd.runs.transfer import best_alone, comparison, last_round, option
+from fedekd.runs.transfer import best_alone, comparison, option
 from fedekd.verdicts import judge
 
 TRAINED = [name for name, method in methods.known().items() if method.roles]
@@ -161,16 +161,15 @@ def test_what_a_site_does_alone_is_what_a_simulation_says_of_it(request, tmp_pat
             assert one["round"] == other.round
             assert (one["value"], one["val_loss"]) == pytest.approx((other.value, other.val_loss), abs=1e-5)
             assert one["last"] == pytest.approx(records[one["label"]]["clients"][position]["value"], abs=1e-5)
-        best, last = (
-            best_alone(options, client["n_val"], client["metric"] == "accuracy"),
-            last_round(records[method], position),
-        )
-        (verdict,) = judge([comparison([last], [best], client["metric"])])
+        best = best_alone(options, client["n_val"], client["metric"] == "accuracy")
+        joined = option(records[method], position)
+        (verdict,) = judge([comparison([joined], [best], client["metric"])])
         value, local, twin = (records[label]["clients"][position]["value"] for label in (method, "local", menu[-1]))
         assert (own["alone"]["label"], own["alone"]["round"]) == (best.label, best.round)
-        assert own["joined"] == {"round": rounds, "chosen": "last"}
+        assert own["joined"]["round"] == joined.round
+        assert own["joined"]["value"] == pytest.approx(joined.value, abs=1e-5)
         parts = (own["delta"], own["recipe"], own["federation"], own["gain"])
-        assert parts == pytest.approx((value - local, twin - local, value - twin, value - best.value), abs=1e-5)
+        assert parts == pytest.approx((value - local, twin - local, value - twin, joined.value - best.value), abs=1e-5)
         assert own["delta"] == pytest.approx(own["recipe"] + own["federation"])
         told = own["verdict"]
         assert (told["state"], told["rows_needed"]) == (verdict.state, verdict.rows_needed)

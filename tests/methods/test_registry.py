@@ -523,7 +523,7 @@ def test_a_registered_method_from_one_file_runs_in_both_engines(images, name):
     for role in ("private", "proxy"):
         for parameter in serial.clients[0].models[role].state_dict():
             ours = torch.stack([client.models[role].state_dict()[parameter] for client in serial.clients])
-            torch.testing.assert_close(ours, stacked.weights[role][parameter], rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(ours, stacked.stacks[0].weights[role][parameter], rtol=1e-3, atol=1e-5)
     assert serial.door.names == {"proxy"}
     assert serial.door.bytes_up == stacked.doors[0].bytes_up == 2 * 3 * 4 * (64 * 10 + 10)
     seen = torch.stack([client.memory["seen"] for client in serial.clients])

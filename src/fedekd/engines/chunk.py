@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fedekd import parts
-from fedekd.engines import return_checks
-from fedekd.engines.augment import DRAWS, flip_crop
-from fedekd.engines.cuda_graphs import capturing
+from fedekd.engines import augment, return_checks
+from fedekd.engines.cuda_graphs import WORTH_CAPTURING, capturing
 from fedekd.engines.groups import Find, MethodGroup, mapped
 from fedekd.engines.job import make_optimizer
+from fedekd.engines.layers import TrainingPass, dropout_key, step_key
 from fedekd.engines.schedule import Schedule, schedule
 from fedekd.methods.base import Batch, Method, Train
 from fedekd.trees import pick
@@ -29,8 +28,6 @@ from fedekd.trees import pick
 if TYPE_CHECKING:
     from fedekd.engines.forward import Both
     from fedekd.engines.stack import Stack
-
-WORTH_CAPTURING = 4  # steps of one size under which a CUDA graph does not pay
 
 
 @dataclass
@@ -68,16 +65,25 @@ class Chunk:
         self.positions, self.rows = (torch.zeros(shape, dtype=torch.int32, device=device) for _ in range(2))
         self.real = torch.zeros(shape, dtype=torch.bool, device=device)
         self.uniform = torch.zeros((*shape, engine.method.uniforms), device=device)
-        self.augmented, self.longest = self.training.augments(step.split), max(1, int(lengths.max()))
-        self.moves = torch.zeros((*shape, DRAWS if self.augmented else 0), device=device)
+        self.longest = max(1, int(lengths.max()))
+        self.augmented = self.training.augments(step.split) or step.mixed
+        width = augment.MIXES if step.mixed else augment.MOVES if self.augmented else 0
+        self.moves = torch.zeros((*shape, width), device=device)
+        self.partners = torch.zeros_like(self.rows) if step.mixed else self.rows
         self.lessons = torch.zeros_like(self.positions) if self.augmented else self.positions
-        """Places in the frozen roles' outputs, which are other ones in every epoch where images are augmented."""
+        """Places in the frozen roles' outputs, which are other ones in every epoch where rows are altered."""
         self.clock = torch.zeros(1, dtype=torch.long, device=device)  # the step, on the device
         self.at = torch.tensor(indices, device=device)
         self.scale = engine.scale_of(self.at)
         self.varying = pick(group.varying, torch.tensor(group.places(indices))) if group.varying else {}
-        names = {role: set(parts.names(step.part, engine.forward.plain[role])) for role in step.roles}
-        trees = {role: {n: w for n, w in engine.weights[role].items() if n in names[role]} for role in step.roles}
+        trees = {role: engine.trainable_part(role, step.part) for role in step.roles}
+        rest = {role: {n: engine.weights[role][n] for n in engine.forward.rest[role]} for role in step.roles}
+        self.buffers, self.final_buffers = (
+            {role: {n: torch.empty_like(t[self.at]) for n, t in tree.items()} for role, tree in rest.items()}
+            for _ in range(2)
+        )
+        self.drops = any(engine.forward.drops[role] for role in step.roles)
+        self.keys = torch.zeros(len(indices), dtype=torch.int32, device=device)  # of each member's dropout this round
         self.weights, self.final, self.moment, self.square, self.total, self.totals = (
             {role: {n: torch.empty_like(w[self.at]) for n, w in tree.items()} for role, tree in trees.items()}
             if wanted
@@ -143,6 +149,7 @@ class Chunk:
             batch_size=self.training.batch_size,
             draws=self.method.uniforms,
             augment=self.augmented,
+            mixed=self.step.mixed,
         )
 
     def _read(self, plans: Sequence[Schedule]) -> dict[str, Any]:
@@ -152,8 +159,9 @@ class Chunk:
         below = [self.method.heads[role] for role in step.roles if role in self.method.heads]
         frozen = dict.fromkeys([*step.frozen, *(role for role in below if role not in step.roles)])
         fixed = {
-            role: {n: w[self.at] for n, w in engine.weights[role].items() if n not in self.weights.get(role, {})}
-            for role in {*step.roles, *self.method.reads_weights}
+            role: {n: w[self.at] for n, w in engine.weights[role].items() if self._stays(role, n)}
+            for role in self.method.roles
+            if role in {*step.roles, *self.method.reads_weights} or engine.forward.rest[role]
         }
         steps = torch.from_numpy(self.steps).to(engine.device)
         inputs = {
@@ -166,15 +174,19 @@ class Chunk:
             inputs["teachers"] = torch.stack([self.teachers[i] for i in self.indices])
         return inputs
 
+    def _stays(self, role: str, name: str) -> bool:
+        return name not in self.weights.get(role, {}) and name not in self.buffers.get(role, {})
+
     def _taught(self, role: str, rows: Sequence[np.ndarray], plans: Sequence[Schedule]) -> Both:
-        """What a frozen role gives for all rows; where images are augmented, for those of one epoch after another."""
+        """What a frozen role gives for all rows; where rows are altered, for those of one epoch after another."""
         outputs, epochs = self.engine.forward.outputs, self.training.epochs if self.augmented else 0
         if not epochs:
             return outputs(role, self.indices, rows, self.features)
-        found = [
-            outputs(role, self.indices, rows, self.features, self.longest, [plan.moves[epoch] for plan in plans])
-            for epoch in range(epochs)
-        ]
+        found = []
+        for epoch in range(epochs):
+            moves = [plan.moves[epoch] for plan in plans]
+            others = [r[plan.partners[epoch]] for r, plan in zip(rows, plans, strict=True)] if self.step.mixed else None
+            found.append(outputs(role, self.indices, rows, self.features, self.longest, moves, others))
         return torch.cat([o for o, _ in found], dim=1), torch.cat([f for _, f in found], dim=1)
 
     def fits(self) -> bool:
@@ -187,7 +199,7 @@ class Chunk:
         engine, size = self.engine, self.training.batch_size
         self._set_rate(engine.settings_of(self.step).lr)
         plans = [self._schedule(i) for i in self.indices]
-        positions, rows, lessons = (np.zeros(self.rows.shape, np.int32) for _ in range(3))
+        positions, rows, lessons, partners = (np.zeros(self.rows.shape, np.int32) for _ in range(4))
         real = np.zeros(self.rows.shape, bool)
         uniform, moves = (np.zeros(table.shape, np.float32) for table in (self.uniform, self.moves))
         for at, (i, plan) in enumerate(zip(self.indices, plans, strict=True)):
@@ -201,6 +213,7 @@ class Chunk:
                 (uniform, plan.uniform),
                 (moves, np.take_along_axis(plan.moves, plan.order[:, :, None], axis=1)),
                 (lessons, plan.order + self.longest * np.arange(epochs)[:, None]),
+                (partners, mine[np.take_along_axis(plan.partners, plan.order, axis=1)] if self.step.mixed else 0),
             ):
                 padded = np.zeros((epochs, full, *whole.shape[3:]), whole.dtype)
                 padded[:, :n] = part
@@ -212,6 +225,8 @@ class Chunk:
         if self.augmented:
             self.moves.copy_(torch.from_numpy(moves))
             self.lessons.copy_(torch.from_numpy(lessons))
+        if self.step.mixed:
+            self.partners.copy_(torch.from_numpy(partners))
         inputs = self._read(plans)
         if self.inputs:
             pytree.tree_map_(Tensor.copy_, self.inputs, inputs)  # in place, where a CUDA graph reads them
@@ -223,8 +238,18 @@ class Chunk:
                 for zeros in (self.moment, self.square, self.total):
                     if zeros:
                         zeros[role][n].zero_()
+        for role, tree in self.buffers.items():
+            for n, t in tree.items():
+                t.copy_(engine.weights[role][n][self.at])
+        if self.drops:
+            self.keys.copy_(torch.tensor([self._dropout_key(i) for i in self.indices], dtype=torch.int32))
         self._take(np.flatnonzero(self.steps == 0))
         self.clock.zero_()
+
+    def _dropout_key(self, i: int) -> int:
+        member, root = self.engine.members[i], self.method.root(self.step.roles[0])
+        seed = self.engine.jobs[member.job].seed
+        return dropout_key(seed, root, member.client, self.engine.round_number, self.again)
 
     def _set_rate(self, lr: float) -> None:
         if isinstance(self.lr, Tensor):
@@ -239,7 +264,7 @@ class Chunk:
         """All steps of the round; the engine gets the new weights at the end."""
         engine = self.engine
         self.load()
-        engine.forward.teaching(self.step.roles)
+        engine.forward.learning = frozenset(self.step.roles)
         for segment in self.segments:
             for state in segment.optimizer.state.values():
                 if "step" in state:
@@ -257,9 +282,10 @@ class Chunk:
                     self._advance(segment)
                     segment.warm = True
                 self._take(np.flatnonzero(self.steps == t + 1))
-        for role, tree in self.final.items():
-            for n, w in tree.items():
-                engine.weights[role][n][self.at] = w
+        for final in (self.final, self.final_buffers):
+            for role, tree in final.items():
+                for n, w in tree.items():
+                    engine.weights[role][n][self.at] = w
         engine.steps[self.at] = self.inputs["steps"]
         if self.step.gradients:
             self._leave_gradients()
@@ -298,7 +324,8 @@ class Chunk:
         """Keep the weights of models that have finished their steps."""
         if len(done):
             rows = slice(int(done[0]), int(done[-1]) + 1)  # sorted by steps, so they lie together
-            for kept, now in ((self.final, self.weights), (self.totals, self.total)):
+            pairs = ((self.final, self.weights), (self.final_buffers, self.buffers), (self.totals, self.total))
+            for kept, now in pairs:
                 for role, tree in now.items():
                     for n, w in tree.items():
                         kept[role][n][rows] = w[rows]
@@ -306,20 +333,24 @@ class Chunk:
     def loss(self, segment: Segment) -> Tensor:
         """The sum of the active models' losses on the batches that the clock points to."""
         engine, active, known = self.engine, segment.active, self.inputs
-        rows, positions, lessons, real, uniform, moves = (
+        rows, positions, lessons, real, uniform, moves, partners = (
             table.index_select(0, self.clock)[0, :active]
-            for table in (self.rows, self.positions, self.lessons, self.real, self.uniform, self.moves)
+            for table in (self.rows, self.positions, self.lessons, self.real, self.uniform, self.moves, self.partners)
         )
         scale, mine = self.scale.first(active), slice(0, active)
-        raw = flip_crop(engine.x[rows], moves) if self.augmented else engine.x[rows]
-        x, y = scale.inputs(raw), scale.targets(engine.y[rows])
+        altered = moves if self.augmented else None, partners if self.step.mixed else None
+        x, y = augment.inputs(engine.x, scale, rows, *altered), scale.targets(engine.y[rows])
         fixed = pick(known["fixed"], mine)
-        weights = {role: {**fixed[role], **segment.leaves.get(role, {})} for role in fixed}
+        buffers = pick(self.buffers, mine)
+        weights = {role: {**fixed[role], **buffers.get(role, {}), **segment.leaves.get(role, {})} for role in fixed}
         taught = {
             role: (_taken(whole[0][:active], lessons), _taken(whole[1][:active], lessons))
             for role, whole in known["taught"].items()
         }
-        out = engine.forward.through(self.step.roles, weights, x, taught, self.features)
+        key = step_key(self.keys[:active], self.clock) if self.drops else None
+        training = TrainingPass(key, real)
+        out = engine.forward.through(self.step.roles, weights, x, taught, self.features, training)
+        self._move(active)
         named = (*self.step.roles, *self.step.frozen)
         seen = {
             **{name: pick(known[name], mine) for name in ("received", "memory", "gradients", "counts", "steps")},
@@ -327,7 +358,8 @@ class Chunk:
             "y": y,
             "outputs": {role: out[role][0] for role in named},
             "features": {role: out[role][1] for role in named} if self.features else {},
-            "weights": {role: weights[role] for role in self.method.reads_weights},
+            "weights": {role: engine.forward.only_trainable(role, weights[role]) for role in self.method.reads_weights},
+            "rest": {role: {n: tree[n] for n in engine.forward.rest[role]} for role, tree in weights.items()},
             "uniform": uniform,
             "rows": positions.long(),
             "mask": real,
@@ -335,12 +367,22 @@ class Chunk:
         if "teachers" in known:
             each = known["teachers"][:active]
             seen["teachers"] = torch.stack([_taken(each[:, k], positions) for k in range(each.shape[1])], dim=1)
+        if key is not None:
+            seen["dropout"] = key
         losses, extra = mapped(
-            engine, self.group, self.indices[:active], self._one, seen, self.lr, pick(self.varying, mine)
+            engine, self.group, self.indices[:active], self._one, seen, self.lr, pick(self.varying, mine), training
         )
         if "trust" in extra:
             engine.trust_log.add(extra["trust"], self.at[:active], real)
         return losses.sum()
+
+    @torch.no_grad()
+    def _move(self, active: int) -> None:
+        """The batch norms' running statistics go on."""
+        for role, tree in self.engine.forward.statistics.items():
+            for n, t in tree.items():
+                self.buffers[role][n][:active] = t
+        self.engine.forward.statistics.clear()
 
     def _one(self, method: Method, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """One model's loss; mapped over the stack."""

@@ -15,7 +15,9 @@ from fedekd import models, parts, rng
 from fedekd.engines import return_checks
 from fedekd.engines.batch import label_counts, make_batch
 from fedekd.engines.client_models import EVALUATION_BATCH, ClientModels
+from fedekd.engines.cuda_graphs import WORTH_CAPTURING, GraphedStep
 from fedekd.engines.job import Job, Measured, Rows, TrustLog, precision
+from fedekd.engines.layers import TrainingPass, dropout_key, drops, step_key, training_pass
 from fedekd.engines.optimizer import FusedOptimizer
 from fedekd.engines.schedule import schedule
 from fedekd.errors import FedekdError
@@ -46,6 +48,9 @@ class Client(ClientModels):
         self.gradients: dict[str, dict[str, Tensor]] = {}
         self.teachers: Tensor | None = None
         self.steps = 0
+        self._steps_known: tuple[int, Tensor] | None = None
+        self.graphs = self.device.type == "cuda"
+        """Whether a training step is captured as a CUDA graph."""
         self.round = 0
         """How many rounds the federation has done, for the batches of ``personalise``."""
         self.trust = TrustLog(1, self.device)
@@ -97,41 +102,71 @@ class Client(ClientModels):
             batch_size=training.batch_size,
             draws=self.method.uniforms,
             augment=training.augments(step.split),
+            mixed=step.mixed,
         )
         self.steps = plan.steps
-        moves = list(torch.from_numpy(plan.moves).to(self.device)) if training.augments(step.split) else []
-        taught = [{role: self.outputs(role, rows, drawn) for role in self._still(step)} for drawn in moves or [None]]
-        weights = self._readable_weights()
+        augmented = plan.moves.size > 0
+        moves = torch.from_numpy(plan.moves).to(self.device).flatten(0, 1) if augmented else None
+        partners = rows[torch.from_numpy(plan.partners).to(self.device).flatten()] if step.mixed else None
+        taught, weights = self._taught(step, rows, moves, partners), self._readable_weights()
         trained = {role: self._part(role, step) for role in step.roles}
         return_checks.to_train(self.method, step, trained)
         every = [w for tree in trained.values() for w in tree.values()]
         sums = {role: {n: torch.zeros_like(w) for n, w in tree.items()} for role, tree in trained.items()}
-        with self._training(step, trained), self._seeded("dropout", root, round, *((again,) if again else ())):
-            optimizer = FusedOptimizer(training, every)
+        optimizer, key = FusedOptimizer(training, every), self._dropout_key(root, round, again)
+
+        def advance(here: Tensor, lessons: Tensor, draws: Tensor, key: Tensor | None) -> None:
+            """One batch, of these places in the split; ``lessons``: their places in what is ``taught`` and altered."""
+            x = self._inputs(rows[here], *(t if t is None else t[lessons] for t in (moves, partners)))
+            out = {role: (o[lessons], f[lessons]) for role, (o, f) in taught.items()}
+            with training_pass(TrainingPass(key)):
+                out = self._named(step, self._through(step.roles, x, out))
+                batch = self._batch(rows[here], here, out, weights, draws, training.lr, x)
+                loss, extra = return_checks.loss_of(self.method, step, batch)
+            optimizer.zero_grad()
+            loss.backward()
+            if step.gradients:
+                for role, tree in trained.items():
+                    for n, w in tree.items():
+                        sums[role][n] += w.grad if w.grad is not None else 0
+            optimizer.step()
+            if "trust" in extra:
+                self.trust.add(extra["trust"])
+
+        with self._training(step, trained), self._seeded(root, round, again):
+            walk = GraphedStep(advance, self.device) if self.graphs and plan.steps > WORTH_CAPTURING else advance
             for epoch, (order, uniform) in enumerate(zip(plan.order, plan.uniform, strict=True) if plan.steps else ()):
                 positions = torch.from_numpy(order).to(self.device).split(training.batch_size)
                 numbers = torch.from_numpy(uniform).to(self.device).split(training.batch_size)
-                for here, draws in zip(positions, numbers, strict=True):
-                    x = self._inputs(rows[here], moves[epoch][here] if moves else None)
-                    lessons = taught[epoch if moves else 0]
-                    out = {role: (o[here], f[here]) for role, (o, f) in lessons.items()}
-                    out = self._named(step, self._through(step.roles, x, out))
-                    batch = self._batch(rows[here], here, out, weights, draws, training.lr, x)
-                    loss, extra = return_checks.loss_of(self.method, step, batch)
-                    optimizer.zero_grad()
-                    loss.backward()
-                    if step.gradients:
-                        for role, tree in trained.items():
-                            for n, w in tree.items():
-                                sums[role][n] += w.grad if w.grad is not None else 0
-                    optimizer.step()
-                    if "trust" in extra:
-                        self.trust.add(extra["trust"])
+                for k, (here, draws) in enumerate(zip(positions, numbers, strict=True)):
+                    now = None if key is None else step_key(key, epoch * len(positions) + k)
+                    walk(here, here + epoch * len(rows) if augmented else here, draws, now)
+            optimizer.zero_grad()
+        if isinstance(walk, GraphedStep):
+            self.graphs = not walk.failed
         if step.gradients:
             means = {r: {n: g / max(1, plan.steps) for n, g in tree.items()} for r, tree in sums.items()}
             self.gradients = {**self.gradients, **means}
         if not all(bool(torch.isfinite(w).all()) for w in every):
             raise FedekdError(f"{self.method.name}: client {self.name} diverged in round {round + 1}; lower --lr")
+
+    def _taught(
+        self, step: Train, rows: Tensor, moves: Tensor | None, partners: Tensor | None
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """What frozen roles give for all rows; where rows are altered, for those of one epoch after another."""
+        if moves is None:
+            return {role: self.outputs(role, rows) for role in self._still(step)}
+        drawn = moves.split(len(rows))
+        others = [None] * len(drawn) if partners is None else partners.split(len(rows))
+        altered = list(zip(drawn, others, strict=True))
+        found = {role: [self.outputs(role, rows, *own) for own in altered] for role in self._still(step)}
+        return {r: (torch.cat([o for o, _ in every]), torch.cat([f for _, f in every])) for r, every in found.items()}
+
+    def _dropout_key(self, role: str, round: int, again: int) -> Tensor | None:
+        if not any(drops(module) for module in self.models.values()):
+            return None
+        key = dropout_key(self.job.seed, role, self.number, round, again)
+        return torch.tensor(key, dtype=torch.int32, device=self.device)
 
     def _round(self, round: int) -> int | None:
         """The round whose learning rate is in force: none where the client makes itself ready to answer."""
@@ -166,10 +201,10 @@ class Client(ClientModels):
                 w.requires_grad_()
 
     @contextmanager
-    def _seeded(self, *key: str | int) -> Iterator[None]:
-        """torch's own generators, which dropout draws from."""
+    def _seeded(self, role: str, round: int, again: int) -> Iterator[None]:
+        """torch's own generators, which random layers draw from, other than ``layers.OwnDropout``."""
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            seed = rng.integer(self.job.seed, key[0], key[1], self.number, *key[2:])
+            seed = rng.integer(self.job.seed, "dropout", role, self.number, round, *((again,) if again else ()))
             torch.default_generator.manual_seed(seed)
             if self.device.type == "cuda":
                 torch.cuda.manual_seed(seed)
@@ -255,10 +290,16 @@ class Client(ClientModels):
             "uniform": uniform,
             "rows": here,
             "counts": self.counts,
-            "steps": torch.tensor(self.steps, device=self.device),
+            "steps": self._steps(),
             "teachers": None if self.teachers is None else self.teachers[:, here],
         }
         return self._seen(seen, lr)
+
+    def _steps(self) -> Tensor:
+        """On the device; made once, since a graph that is being captured cannot bring it there."""
+        if self._steps_known is None or self._steps_known[0] != self.steps:
+            self._steps_known = self.steps, torch.tensor(self.steps, device=self.device)
+        return self._steps_known[1]
 
     def _seen(self, seen: Mapping[str, Any], lr: float | Tensor) -> Batch:
         return make_batch(self.method, self.task, lr, seen, self._applied)
@@ -307,12 +348,19 @@ class Client(ClientModels):
         """What it gets wrong, sample by sample of one split."""
         return self.task.errors(*self._answers(split))
 
-    def measure(self) -> Measured:
+    def measure(self, training_rows: int = 0) -> Measured:
+        """``training_rows``: how many of them, at most, to tell the loss of; the same in every round."""
         with self.personalised():
-            return Measured.of(self.task, self._answers("test"), self._answers("val"))
+            found = Measured.of(self.task, self._answers("test"), self._answers("val"))
+            if not training_rows:
+                return found
+            order = rng.stream(self.job.seed, "training loss", self.number).permutation(len(self.rows["train"]))
+            some = torch.from_numpy(order[:training_rows]).to(self.device)
+            loss = self.task.loss(*self._answers("train", self.rows["train"][some]))
+            return replace(found, train_loss=float(loss.double().mean()))
 
-    def _answers(self, split: str) -> tuple[Tensor, Tensor]:
-        rows = self.rows[split]
+    def _answers(self, split: str, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        rows = self.rows[split] if rows is None else rows
         with self.personalised(), precision(self.job.training.precision, self.device):
             return self.predictions(rows, split), self.data.y[rows]
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from fedekd import models, parts
-from fedekd.engines import return_checks
-from fedekd.engines.augment import flip_crop
+from fedekd.engines import augment, return_checks
 from fedekd.engines.job import SERVER, Job, Rows, pick_device
+from fedekd.engines.layers import own_streams
 from fedekd.exchange import Message
 from fedekd.models import trainable
 
@@ -35,8 +35,8 @@ class ClientModels:
         if role in self.method.heads:
             return models.zero_head(self.models[self.method.heads[role]], dataset.outputs).to(self.device)
         make, shape = self.job.factory(root), dataset.x.shape[1:]
-        module = models.build(root, make, shape, dataset.outputs, self.job.seed, self.number % SERVER)
-        if self.data.x.dim() == 4:
+        module = own_streams(models.build(root, make, shape, dataset.outputs, self.job.seed, self.number % SERVER))
+        if self.data.x.dim() == 4 and not (self.device.type == "cpu" and _crashes(module)):
             return module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         return module.to(self.device)
 
@@ -98,19 +98,27 @@ class ClientModels:
         with self._autocast():
             return self.task.read(self.models[role](features)), features
 
-    def _inputs(self, rows: Tensor, moves: Tensor | None = None) -> Tensor:
-        raw = self.data.x[rows]
-        return self.data.scale.inputs(raw if moves is None else flip_crop(raw, moves))
+    def _inputs(self, rows: Tensor, moves: Tensor | None = None, partners: Tensor | None = None) -> Tensor:
+        return augment.inputs(self.data.x, self.data.scale, rows, moves, partners)
 
     @torch.no_grad()
-    def outputs(self, role: str, rows: Tensor, moves: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """A frozen model's outputs and features on whole splits; with ``moves``, on the images flipped and cropped."""
+    def outputs(
+        self, role: str, rows: Tensor, moves: Tensor | None = None, partners: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """A frozen model's outputs and features on whole splits; with ``moves``, on the rows as they are altered."""
         if role in self.method.heads:
-            return self._head(role, self.outputs(self.method.heads[role], rows, moves)[1])
+            return self._head(role, self.outputs(self.method.heads[role], rows, moves, partners)[1])
         module, batches = self.models[role].eval(), rows.split(EVALUATION_BATCH)
-        drawn = moves.split(EVALUATION_BATCH) if moves is not None else [None] * len(batches)
-        pieces = [self._forward(module, self._inputs(*some)) for some in zip(batches, drawn, strict=True)]
+        altered = [[None] * len(batches) if t is None else t.split(EVALUATION_BATCH) for t in (moves, partners)]
+        pieces = [self._forward(module, self._inputs(*some)) for some in zip(batches, *altered, strict=True)]
         return torch.cat([o for o, _ in pieces]), torch.cat([f for _, f in pieces])
+
+
+def _crashes(module: nn.Module) -> bool:
+    """torch's CPU kernel for the gradient of a strided 1x1 convolution, channels last and on several threads, writes
+    past its memory where the batch is odd (seen in torch 2.13)."""
+    convolutions = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d)]
+    return any(set(layer.kernel_size) == {1} and set(layer.stride) != {1} for layer in convolutions)
 
 
 def _laid_out(tensor: Tensor, like: Tensor) -> Tensor:

@@ -12,10 +12,13 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from fedekd import models
-from fedekd.engines.augment import DRAWS, flip_crop
+from fedekd.engines import augment
 from fedekd.engines.client_models import EVALUATION_BATCH
 from fedekd.engines.groups import MethodGroup, mapped
-from fedekd.engines.stackable import NotStackable, make_template
+from fedekd.engines.job import SERVER
+from fedekd.engines.layers import TrainingPass, drops, training_pass
+from fedekd.engines.member_rows import MemberRows, home_of
+from fedekd.engines.stackable import NotStackable, built_for, make_template
 from fedekd.methods.base import Method
 from fedekd.trees import pick
 
@@ -29,8 +32,14 @@ Both = tuple[Tensor, Tensor]  # outputs, and features where they are asked for (
 class Forward:
     def __init__(self, engine: Stack, fused: bool) -> None:
         self.engine, self.method, self.fused = engine, engine.method, fused
-        roots = {self.method.root(role) for role in self.method.roles} - set(self.method.heads)
-        plain = {root: make_template(engine.jobs[0], root).to(engine.device) for root in sorted(roots)}
+        roots, first = (
+            {self.method.root(role) for role in self.method.roles} - set(self.method.heads),
+            engine.members[0],
+        )
+        plain = {
+            root: make_template(engine.jobs[first.job], root, first.client % SERVER).to(engine.device)
+            for root in sorted(roots)
+        }
         quick = {root: self._lowered(module) for root, module in plain.items()}
         outputs = engine.jobs[0].federation.dataset.outputs
         heads = {
@@ -40,12 +49,28 @@ class Forward:
         self.plain = {role: heads.get(role) or plain[self.method.root(role)] for role in self.method.roles}
         """By role, the module as the user wrote it; the one below may have been rewritten for the GPU."""
         self.templates = {role: heads.get(role) or quick[self.method.root(role)] for role in self.method.roles}
+        self.trainable = {role: frozenset(models.trainable(module)) for role, module in self.plain.items()}
+        self.rest = {
+            role: [n for n in _state(module) if n not in self.trainable[role]] for role, module in self.plain.items()
+        }
+        """By role, what no gradient moves: buffers, and weights that are not trained."""
+        self.drops = {role: drops(module) for role, module in self.plain.items()}
+        self.learning: frozenset[str] = frozenset()
+        """The roles that are being trained, whose modules are in training mode."""
+        self.statistics: dict[str, dict[str, Tensor]] = {}
+        """By role, what its batch norms' buffers become after the last forward pass in training mode."""
 
     def tied(self, role: str) -> dict[str, str]:
-        """Further names of weights that a module has under several, and the name by which they are stacked."""
-        first: dict[int, str] = {}
-        names = self.plain[role].named_parameters(remove_duplicate=False)
-        return {name: own for name, w in names if (own := first.setdefault(id(w), name)) != name}
+        """Further names of tensors that a module has under several, and the name by which they are stacked."""
+        first, module = dict[int, str](), self.plain[role]
+        weights, buffers = module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
+        every = (*weights, *buffers)
+        return {name: own for name, t in every if (own := first.setdefault(id(t), name)) != name}
+
+    def kept(self, role: str) -> list[str]:
+        """The names of a module's state by which it is stacked; some buffers are no part of the state."""
+        held = _state(self.plain[role])
+        return [name for name in self.plain[role].state_dict() if name in held]
 
     def _lowered(self, module: nn.Module) -> nn.Module:
         if self.engine.device.type == "cuda" and self.fused:
@@ -55,42 +80,49 @@ class Forward:
                 return fused_conv.lower(module, self.engine.training.precision)
         return module
 
-    def initial(self) -> dict[str, dict[str, Tensor]]:
-        """The weights that all members begin with, [members, ...]."""
-        engine = self.engine
-        dataset, seeds = engine.jobs[0].federation.dataset, [engine.jobs[m.job].seed for m in engine.members]
-        found = {}
+    def initial(self) -> dict[str, dict[str, Any]]:
+        """What all members begin with, weights and buffers, [members, ...]."""
+        engine, found = self.engine, dict[str, dict[str, Any]]()
         for role in self.method.roles:
-            root, by_seed = self.method.root(role), {}
-            for job in engine.jobs:
-                if job.seed not in by_seed:
-                    module = (
-                        self.plain[role]
-                        if role in self.method.heads
-                        else models.build(root, job.factory(root), dataset.x.shape[1:], dataset.outputs, job.seed, 0)
-                    )
-                    by_seed[job.seed] = {n: w.detach() for n, w in module.named_parameters()}
-            names = by_seed[seeds[0]]
-            found[role] = {n: torch.stack([by_seed[s][n] for s in seeds]).to(engine.device) for n in names}
+            places: dict[tuple[int, int], int] = {}
+            trees: list[dict[str, Tensor]] = []
+            which = []
+            for member in engine.members:
+                job, root = engine.jobs[member.job], self.method.root(role)
+                head = role in self.method.heads
+                start = (0, 0) if head else (job.seed, models.like_client(job.factory(root), member.client % SERVER))
+                if start not in places:
+                    places[start] = len(trees)
+                    trees.append(_state(self.plain[role] if head else built_for(job, root, start[1])))
+                which.append(places[start])
+            at = torch.tensor(which)
+            starts = {n: torch.stack([tree[n] for tree in trees]) for n in trees[0]}
+            if engine.in_turns:
+                each = sum(t[0].numel() * t.element_size() for t in starts.values())
+                home = home_of(len(at) * each * len(self.method.roles), engine.device)
+                found[role] = {n: MemberRows(t, at, home, engine.device) for n, t in starts.items()}
+            else:
+                found[role] = {n: t[at].to(engine.device) for n, t in starts.items()}
         return found
 
     def try_mapping(self) -> None:
-        """One small forward pass, to learn whether torch.func can map the user's modules."""
-        rows = [member.train[:2] for member in self.engine.members[:2]]
+        """One small forward pass in either mode, to learn whether torch.func can map the user's modules."""
+        engine = self.engine
+        rows = [member.train[:2] for member in engine.members[:2]]
+        table, real = padded(rows, engine.device)
+        at = torch.arange(len(rows), device=engine.device)
         for role, template in self.templates.items():
             try:
                 self.outputs(role, range(len(rows)), rows)
+                if role not in self.method.heads:
+                    x = engine.scale_of(at).inputs(engine.x[table])
+                    with torch.no_grad():
+                        key = torch.zeros(len(rows), dtype=torch.int32, device=engine.device)
+                        self(role, pick(engine.weights[role], at), x, False, TrainingPass(key, real))
             except (RuntimeError, ValueError, TypeError) as error:
                 reason = str(error).strip().split("\n")[0][:120]
                 raise NotStackable(f"torch.func cannot map {type(template).__name__} ({reason})") from None
-
-    def teaching(self, trained: Iterable[str]) -> None:
-        """These roles' modules in training mode and all others not. Roles of one architecture share a module."""
-        for modules in (self.templates, self.plain):
-            for module in modules.values():
-                module.eval()
-            for role in trained:
-                modules[role].train()
+        self.statistics.clear()
 
     def autocast(self) -> torch.autocast:
         engine = self.engine
@@ -99,27 +131,48 @@ class Forward:
     def applied(self, role: str, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """One model with any weights; called inside of a mapped function."""
         with self.autocast():
-            return self.engine.task.read(models.call(self.plain[role], weights, x))
+            return self.engine.task.read(models.call(_in_mode(self.plain[role], role in self.learning), weights, x))
 
-    def __call__(self, role: str, weights: Mapping[str, Tensor], x: Tensor, features: bool) -> Both:
-        """Outputs [models, B, ...], and the features if asked for."""
-        template, task = self.templates[role], self.engine.task
+    def __call__(
+        self,
+        role: str,
+        weights: Mapping[str, Tensor],
+        x: Tensor,
+        features: bool,
+        training: TrainingPass | None = None,
+    ) -> Both:
+        """Outputs [models, B, ...], and the features if asked for.
 
-        def one(weights: dict[str, Tensor], x: Tensor) -> Both:
+        In a ``training`` pass, of keys [models] and rows [models, B], the module is in training mode.
+        """
+        template, task = _in_mode(self.templates[role], training is not None), self.engine.task
+        given = {} if training is None else {"key": training.key, "real": training.real}
+
+        def one(
+            weights: dict[str, Tensor], x: Tensor, given: dict[str, Tensor]
+        ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
             caught: list[Tensor] = []
+            now = TrainingPass(given.get("key"), given.get("real"), training.calls if training else 0)
             hook = None
             if features:
                 head = models.last_linear(template)
                 hook = head.register_forward_pre_hook(lambda _, args: caught.append(args[0]))
             try:
-                output = task.read(models.call(template, weights, x))
+                with training_pass(now):
+                    output = task.read(models.call(template, weights, x))
             finally:
                 if hook:
                     hook.remove()
-            return output, caught[-1].float() if features else output
+            if training:
+                training.calls = now.calls
+            return output, caught[-1].float() if features else output, now.statistics
 
         with self.autocast():
-            return vmap(one, randomness="different")(dict(weights), x)
+            mapped_ = vmap(one, randomness="error")  # a stream that is not the client's own would not be the serial one
+            output, feature, statistics = mapped_(dict(weights), x, {n: t for n, t in given.items() if t is not None})
+        if training:
+            self.statistics[role] = statistics
+        return output, feature
 
     def through(
         self,
@@ -128,16 +181,20 @@ class Forward:
         x: Tensor,
         known: Mapping[str, Both],
         features: bool,
+        training: TrainingPass | None = None,
     ) -> dict[str, Both]:
         """The outputs of these roles beside those that are known; a head's from the features of the model below it."""
         out, heads, roles = dict(known), self.method.heads, list(roles)
         for role in roles:
             if role not in heads:
-                out[role] = self(role, weights[role], x, features)
+                out[role] = self(role, weights[role], x, features, training)
         for role in roles:
             if role in heads:
                 out[role] = self._head(role, weights[role], out[heads[role]][1])
         return out
+
+    def only_trainable(self, role: str, tree: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: t for name, t in tree.items() if name in self.trainable[role]}
 
     def _head(self, role: str, weights: Mapping[str, Tensor], features: Tensor) -> Both:
         features = features.detach()
@@ -152,21 +209,23 @@ class Forward:
         features: bool = False,
         longest: int | None = None,
         moves: Sequence[np.ndarray] | None = None,
+        partners: Sequence[np.ndarray] | None = None,
     ) -> Both:
         """Frozen models' outputs on whole splits, padded to the longest, or further: [models, n, ...].
 
-        With ``moves``, on the images flipped and cropped.
+        With ``moves``, on the rows as they are altered.
         """
         engine = self.engine
         at = torch.tensor(list(indices), device=engine.device)
         if role in self.method.heads:
-            below = self.outputs(self.method.heads[role], indices, rows, True, longest, moves)[1]
+            below = self.outputs(self.method.heads[role], indices, rows, True, longest, moves, partners)[1]
             return self._head(role, pick(engine.weights[role], at), below)
-        self.templates[role].eval()
         table, _ = padded(rows, engine.device, longest)
-        lengths, drawn = [len(r) for r in rows], None
+        lengths, drawn, others = [len(r) for r in rows], None, None
+        if partners is not None:
+            others, _ = padded(partners, engine.device, longest)
         if moves is not None:
-            drawn = torch.zeros(*table.shape, DRAWS)
+            drawn = torch.zeros(*table.shape, moves[0].shape[-1])
             for i, own in enumerate(moves):
                 drawn[i, : len(own)] = torch.from_numpy(own)
             drawn = drawn.to(engine.device)
@@ -178,10 +237,8 @@ class Forward:
             active = max(1, sum(n > start for n in lengths))
             here = order[:active]
             part = table[here, start : start + size]
-            raw = engine.x[part]
-            if drawn is not None:
-                raw = flip_crop(raw, drawn[here, start : start + size])
-            x = scale.first(active).inputs(raw)
+            altered = [t if t is None else t[here, start : start + size] for t in (drawn, others)]
+            x = augment.inputs(engine.x, scale.first(active), part, *altered)
             out = self(role, {n: w[:active] for n, w in weights.items()}, x, features)
             if result is None:
                 result = tuple(o.new_zeros(len(rows), table.shape[1], *o.shape[2:]) for o in out)  # type: ignore[assignment]
@@ -202,13 +259,13 @@ class Forward:
         engine, method = self.engine, group.method
         if type(method).predict is Method.predict and "private" in method.answers:
             return self.outputs("private", indices, rows)[0]
-        self.teaching(())
+        self.learning = frozenset()
         table, mask = padded(rows, engine.device)
         at = torch.tensor(list(indices), device=engine.device)
         scale, features = engine.scale_of(at), method.needs_features
         answers = [role for role in method.answers if role in method.roles]
         roles = (*answers, *(below for role, below in method.heads.items() if role in answers))
-        weights: dict[str, Any] = {role: pick(engine.weights[role], at) for role in {*roles, *method.reads_weights}}
+        weights: dict[str, Any] = {role: pick(engine.weights[role], at) for role in method.roles}
         found, size = [], self._at_once(len(rows))
         for start in range(0, table.shape[1], size):
             part = table[:, start : start + size]
@@ -220,13 +277,23 @@ class Forward:
                 "y": torch.zeros_like(scale.targets(engine.y[part])),
                 "outputs": {role: out[role][0] for role in answers},
                 "features": {role: out[role][1] for role in answers} if features else {},
-                "weights": {role: weights[role] for role in method.reads_weights},
+                "weights": {role: self.only_trainable(role, weights[role]) for role in method.reads_weights},
+                "rest": {role: {n: weights[role][n] for n in self.rest[role]} for role in method.roles},
                 "uniform": torch.zeros(*part.shape, method.uniforms, device=engine.device),
                 "rows": torch.arange(start, start + part.shape[1], device=engine.device).expand(part.shape),
                 "mask": mask[:, start : start + size],
             }
             found.append(mapped(engine, group, indices, lambda m, batch: m.predict(replace(batch, split=split)), seen))
         return torch.cat(found, dim=1)
+
+
+def _state(module: nn.Module) -> dict[str, Tensor]:
+    """All tensors of a module, each under one name."""
+    return {n: t.detach() for n, t in (*module.named_parameters(), *module.named_buffers())}
+
+
+def _in_mode(module: nn.Module, training: bool) -> nn.Module:
+    return module if module.training == training else module.train(training)
 
 
 def padded(rows: Sequence[np.ndarray], device: torch.device, longest: int | None = None) -> tuple[Tensor, Tensor]:

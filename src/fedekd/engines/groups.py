@@ -14,9 +14,11 @@ from torch.utils import _pytree as pytree
 from fedekd import models
 from fedekd.engines.batch import make_batch
 from fedekd.engines.job import SERVER
+from fedekd.engines.layers import TrainingPass, training_pass
+from fedekd.engines.member_rows import MemberRows, home_of, rows_of
 from fedekd.errors import FedekdError
 from fedekd.methods.base import Batch, ClientInit, Method
-from fedekd.trees import pick, stack_trees, with_values
+from fedekd.trees import map_tree, pick, stack_trees, with_values
 
 if TYPE_CHECKING:
     from fedekd.engines.stack import Stack
@@ -30,8 +32,8 @@ class MemberState:
     Not everyone takes part in every round, so that some may lack what others have.
     """
 
-    def __init__(self, rows: int, trees: Mapping[str, Any] | None = None) -> None:
-        self.rows, self.trees = rows, dict(trees or {})
+    def __init__(self, rows: int, trees: Mapping[str, Any] | None = None, in_turns: bool = False) -> None:
+        self.rows, self.trees, self.in_turns = rows, dict(trees or {}), in_turns
         self.owners = {name: frozenset(range(rows)) for name in self.trees}
 
     def names(self, place: int) -> frozenset[str]:
@@ -56,15 +58,21 @@ class MemberState:
                     "method say `stacks = False`"
                 )
             if not alike:
-                self.trees[name] = pytree.tree_map(lambda t: t.new_zeros(self.rows, *t.shape[1:]), tree)
+                self.trees[name] = pytree.tree_map(self._blank, tree)
             for whole, new in zip(pytree.tree_leaves(self.trees[name]), pytree.tree_leaves(tree), strict=True):
                 whole[torch.tensor(places, device=whole.device)] = new
             self.owners[name] = others | frozenset(places)
 
+    def _blank(self, like: Tensor) -> Any:
+        if not self.in_turns:
+            return like.new_zeros(self.rows, *like.shape[1:])
+        home = home_of(self.rows * like[0].numel() * like.element_size() * 4, like.device)
+        return MemberRows(like.new_zeros(1, *like.shape[1:]), [0] * self.rows, home, like.device)
+
     def part(self, places: Sequence[int]) -> MemberState:
         """The rows of some of them."""
-        part = MemberState(len(places))
-        part.trees = pick(self.trees, torch.tensor(places))
+        part, at = MemberState(len(places), in_turns=self.in_turns), torch.tensor(places)
+        part.trees = map_tree(lambda whole: rows_of(whole, at), self.trees)
         part.owners = {n: frozenset(k for k, p in enumerate(places) if p in own) for n, own in self.owners.items()}
         return part
 
@@ -128,16 +136,24 @@ def make_groups(engine: Stack) -> list[MethodGroup]:
         at, own = torch.tensor(indices, device=engine.device), {}
         for name, step in engine.exchanges.items():
             if step.target in engine.method.reads_weights:
-                own[name] = pick(engine.part(step.target, step.part), at)
-        received, memory = (
-            MemberState(len(indices), own),
-            MemberState(len(indices), _begin(engine, methods[0], indices)),
+                part = engine.trainable_part(step.target, step.part)
+                own[name] = {n: rows_of(t, at) for n, t in part.items()}
+        known: tuple[dict[str, Any], ...] = (own, _begin(engine, methods[0], indices), {})
+        groups.append(
+            MethodGroup(
+                methods[0],
+                indices,
+                varying,
+                values,
+                *(MemberState(len(indices), trees, engine.in_turns) for trees in known),
+            )
         )
-        groups.append(MethodGroup(methods[0], indices, varying, values, received, memory, MemberState(len(indices))))
     return groups
 
 
 def _begin(engine: Stack, method: Method, indices: list[int]) -> dict[str, Any]:
+    if type(method).begin is Method.begin:
+        return {}
     widths: dict[str, int] = {}
     if method.needs_features:
         bodies = {role: engine.forward.plain[role] for role in method.roles if role not in method.heads}
@@ -147,7 +163,7 @@ def _begin(engine: Stack, method: Method, indices: list[int]) -> dict[str, Any]:
         member = engine.members[i]
         if member.client == SERVER:  # it has no rows of its own to begin with
             return {}
-        weights = {role: pick(tree, i) for role, tree in engine.weights.items()}
+        weights = {role: engine.forward.only_trainable(role, pick(tree, i)) for role, tree in engine.weights.items()}
         rows = torch.from_numpy(member.train).to(engine.device)
         targets = engine.scale_of(torch.tensor([i], device=engine.device)).targets(engine.y[rows][None])[0]
         job = engine.jobs[member.job]
@@ -178,14 +194,28 @@ def mapped(
     seen: dict[str, Any],
     lr: float | Tensor | None = None,
     varying: dict[str, Tensor] | None = None,
+    passed: TrainingPass | None = None,
 ) -> Any:
-    """``call(method, batch)`` for each of these members, as one program."""
+    """``call(method, batch)`` for each of these members, as one program.
+
+    Beside what a batch has, ``seen`` may hold what models that are applied in it take: the "rest" of their tensors, by
+    role, and the "dropout" keys.
+    """
     if varying is None:
         varying = pick(group.varying, torch.tensor(group.places(indices))) if group.varying else {}
 
+    calls = passed.calls if passed else 0
+
     def one(varying: dict[str, Tensor], seen: dict[str, Any]) -> Any:
         method, rate = with_values(group.method, varying), engine.training.lr if lr is None else lr
-        return call(method, make_batch(method, engine.task, rate, seen, engine.forward.applied))
+        rest, key = seen.get("rest", {}), seen.get("dropout")
+        own = {name: value for name, value in seen.items() if name not in ("rest", "dropout")}
+
+        def applied(role: str, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
+            return engine.forward.applied(role, {**rest.get(role, {}), **weights}, x)
+
+        with training_pass(TrainingPass(key, seen.get("mask"), calls)):
+            return call(method, make_batch(method, engine.task, rate, own, applied))
 
     return vmap(one, randomness="different")(varying, seen)
 
@@ -193,4 +223,4 @@ def mapped(
 def _structure(tree: Any) -> Any:
     """All but the number of rows."""
     leaves, spec = pytree.tree_flatten(tree)
-    return [(leaf.shape[1:], leaf.dtype) for leaf in leaves if isinstance(leaf, Tensor)], spec
+    return [(leaf.shape[1:], leaf.dtype) for leaf in leaves if isinstance(leaf, (Tensor, MemberRows))], spec

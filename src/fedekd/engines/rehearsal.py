@@ -153,14 +153,15 @@ class _Rehearsal:
         sent = {name for name, step in exchanges(self.method, self.job.training.rounds).items() if step.send is None}
         for role in [role for role in self.method.roles if role not in self.method.heads]:
             every = [self.clients[0].models[role]]
-            if models.takes_client(self.job.factory(self.method.root(role))):
-                every += [built(self.real, self.method.root(role), k) for k in range(1, len(federation.clients))]
+            root = self.method.root(role)
+            firsts = dict.fromkeys(models.like_client(self.job.factory(root), k) for k in range(len(federation.names)))
+            every += [built(self.real, root, k) for k in firsts if k != 0]
             for module in every:
                 check_model(role, module, dataset.x.shape[1:], dataset.outputs)
             if role in sent:
-                same_shapes([module.state_dict() for module in every], role, federation.names[: len(every)])
+                same_shapes([module.state_dict() for module in every], role, [federation.names[k] for k in firsts])
             lone = _lone(self.real)
-            if lone and not takes_one(every[0], dataset.x.shape[1:]):
+            if lone and not all(takes_one(module, dataset.x.shape[1:]) for module in every):
                 raise FedekdError(
                     f"the {role} model cannot train on a batch of one row (batch norm?), and client {lone} has one "
                     f"with --batch-size {self.real.training.batch_size}; choose another"
@@ -306,12 +307,23 @@ class _RehearsalClient(Client):
 
     def _map(self, function: Callable[[Batch], Any], batch: Batch) -> None:
         """A stack of one: whether the function may be mapped over clients, as it is where models can be stacked."""
-        if not self.method.stacks or not self.models or any(buffered(module) for module in self.models.values()):
+        if not self.method.stacks or not self.models:
             return
         skipped = ("task", "lr", "forward", "teaching", "split")
         seen = {n: v for n, v in vars(batch).items() if v is not None and n not in skipped}
         stack = map_tree(lambda t: t.detach()[None] if isinstance(t, Tensor) else t, seen)
-        vmap(lambda seen: function(self._seen({"x": None, **seen}, batch.lr)), randomness="different")(stack)
+        with self._still_buffers():
+            vmap(lambda seen: function(self._seen({"x": None, **seen}, batch.lr)), randomness="different")(stack)
+
+    @contextmanager
+    def _still_buffers(self) -> Iterator[None]:
+        """Modules with buffers not in training mode: a batch norm of one client alone cannot move its own in a map."""
+        learning = [module for module in self.models.values() if module.training and buffered(module)]
+        for module in learning:
+            module.eval()
+        yield
+        for module in learning:
+            module.train()
 
 
 class _RehearsalServer(ServerClient, _RehearsalClient):

@@ -10,7 +10,7 @@ import torch
 
 from fedekd.engines import step_checks
 from fedekd.engines.client import Client
-from fedekd.engines.job import Advance, Job, Measured, Rows, trust_of_round
+from fedekd.engines.job import BINS, Advance, Job, Measured, Rows, trust_of_round
 from fedekd.engines.schedule import numbered, participants
 from fedekd.engines.server import ServerClient, server_facts
 from fedekd.exchange import Aggregator, Door, Message, answer_of, averaging_weights, exchanges, same_shapes
@@ -56,8 +56,8 @@ class Serial:
     def round(self) -> None:
         self.door.log.clear()
         here = participants(self.job.seed, self.round_number, len(self.clients), self.job.training.participation)
-        for client in self.clients:
-            client.trust.clear()
+        for k in here:
+            self.clients[k].trust.clear()
         self._catch_up(here)
         for step, again in numbered(self.method.steps(self.round_number)):
             if isinstance(step, Exchange):
@@ -68,7 +68,9 @@ class Serial:
                 if isinstance(step, Train):
                     samples = len(self.clients[k].rows[step.split]) * self.job.training.of(step).epochs
                     self.advance(self.round_number, self.clients[k].name, samples)
-        self.trust[0] += trust_of_round(self.round_number, torch.cat([c.trust.rows() for c in self.clients]))
+        rows = torch.zeros(len(self.clients), BINS + 2, dtype=torch.float64)
+        rows[here] = torch.cat([self.clients[k].trust.rows() for k in here])
+        self.trust[0] += trust_of_round(self.round_number, rows)
         self.round_number += 1
         for client in self.clients:
             client.round = self.round_number
@@ -124,9 +126,9 @@ class Serial:
         """The task's metric per job and client."""
         return [[client.score(split) for client in self.clients]]
 
-    def measure(self) -> list[list[Measured]]:
-        """The same on test and validation rows, with what it is made of."""
-        return [[client.measure() for client in self.clients]]
+    def measure(self, training_rows: int = 0) -> list[list[Measured]]:
+        """The same on test and validation rows, with what it is made of; the loss on so many training rows besides."""
+        return [[client.measure(training_rows) for client in self.clients]]
 
     def clients_of(self, job: int) -> list[Client]:
         return self.clients

@@ -23,6 +23,7 @@ from fedekd.engines.cuda_graphs import graph_pool
 from fedekd.engines.forward import Forward, padded
 from fedekd.engines.groups import Find, MethodGroup, make_groups, mapped, split
 from fedekd.engines.job import Advance, Job, Scale, Training, TrustLog, pick_device
+from fedekd.engines.member_rows import MANY
 from fedekd.errors import FedekdError
 from fedekd.exchange import exchanges
 from fedekd.methods.base import Copy, Exchange, Method, Remember, Step, Train
@@ -54,11 +55,15 @@ class Stack:
         members: Sequence[StackMember],
         advance: Advance | None = None,
         *,
+        data: tuple[Tensor, Tensor],
         chunk: int = CHUNK,
         fused: bool = True,
         graphs: bool = True,
     ) -> None:
-        """``fused`` and ``graphs`` switch the GPU's own kernels and CUDA graphs off, to measure what they give."""
+        """``data``: the dataset's rows on the device, which stacks share.
+
+        ``fused`` and ``graphs`` switch the GPU's own kernels and CUDA graphs off, to measure what they give.
+        """
         self.jobs, self.members, first = list(jobs), list(members), jobs[0]
         self.task, self.training, self.method = first.task, first.training, first.method
         self.device = pick_device(first.training.device)
@@ -69,14 +74,15 @@ class Stack:
         self.pool: Any = None
         if self.graphs:
             self.pool, self.pool_keeper = graph_pool(self.device)
-        dataset = first.federation.dataset
-        self.x, self.y = (torch.from_numpy(np.ascontiguousarray(a)).to(self.device) for a in (dataset.x, dataset.y))
+        dataset, (self.x, self.y) = first.federation.dataset, data
         self.scales = Scale.stack([Scale.of(job.federation, self.device) for job in jobs])
         self.job_of = torch.tensor([m.job for m in self.members], device=self.device)
         targets = [torch.from_numpy(dataset.y[m.train]) for m in self.members]
         counts = [label_counts(self.task.name, y, dataset.outputs) for y in targets]
         self.counts = torch.stack(counts).to(self.device)
         self.exchanges = exchanges(self.method, self.training.rounds)
+        self.in_turns = self.training.participation < 1 and len(self.members) >= MANY
+        """Whether members get rows of their own as they come: see ``member_rows``."""
         self.forward = Forward(self, fused)
         self.weights = self.forward.initial()
         self.groups = make_groups(self)
@@ -92,14 +98,15 @@ class Stack:
         training = self.training.of(step) if step else self.training
         return training.at(None if self.personal else self.round_number)
 
-    def part(self, role: str | None, part: Any) -> dict[str, Tensor]:
-        """The stacked weights of a role, or of a part of it."""
+    def part(self, role: str | None, part: Any) -> dict[str, Any]:
+        """The stacked weights and buffers of a role, or of a part of it."""
         assert role is not None
         tree = self.weights[role]
         return {n: tree[n] for n in parts.names(part, self.forward.plain[role]) if n in tree}  # tied: one name
 
-    def members_of(self, job: int) -> list[int]:
-        return [i for i, m in enumerate(self.members) if m.job == job]
+    def trainable_part(self, role: str | None, part: Any) -> dict[str, Any]:
+        assert role is not None
+        return self.forward.only_trainable(role, self.part(role, part))
 
     def scale_of(self, indices: Tensor) -> Scale:
         """Each member's scale, to be applied to [models, B, ...]."""
@@ -147,7 +154,7 @@ class Stack:
 
     def train(self, where: tuple[Any, ...], step: Train, here: Iterable[int], again: int, teachers: Any = None) -> None:
         """Largest clients first, in chunks of like size; one that does not fit is cut in two."""
-        return_checks.to_train(self.method, step, {role: self.part(role, step.part) for role in step.roles})
+        return_checks.to_train(self.method, step, {role: self.trainable_part(role, step.part) for role in step.roles})
 
         def work(group: MethodGroup, indices: list[int]) -> None:
             left = sorted(indices, key=lambda i: -len(getattr(self.members[i], step.split)))
@@ -161,13 +168,14 @@ class Stack:
                     continue
                 left = left[self.limit :]
 
+        here = list(here)
         with self._seeded(step.roles[0], again):
             self.by_group(here, work)
-        self._check_finite(step.roles)
+        self._check_finite(step.roles, here)
 
     @contextmanager
     def _seeded(self, role: str, again: int) -> Iterator[None]:
-        """torch's own generators, which dropout draws from: they are the caller's again afterwards."""
+        """torch's own generators, which a method's loss may draw from: they are the caller's again afterwards."""
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             seed = rng.integer(self.jobs[0].seed, "dropout of a stack", role, self.round_number, again)
             torch.default_generator.manual_seed(seed)
@@ -175,11 +183,14 @@ class Stack:
                 torch.cuda.manual_seed(seed)
             yield
 
-    def _check_finite(self, roles: Iterable[str]) -> None:
-        """For all models at once: asking one by one makes the host wait for the device as often."""
-        bad = [i for role in roles for w in self.weights[role].values() for i in _not_finite(w)]
+    def _check_finite(self, roles: Iterable[str], here: Sequence[int]) -> None:
+        """For many models at once: asking one by one makes the host wait for the device as often."""
+        at = torch.tensor(here, device=self.device)
+        whole = len(here) == len(self.members) and not self.in_turns
+        trees = [self.weights[role] for role in roles]
+        bad = [i for tree in trees for w in tree.values() for i in _not_finite(w if whole else w[at])]
         if bad:
-            member = self.members[bad[0]]
+            member = self.members[bad[0] if whole else here[bad[0]]]
             raise FedekdError(
                 f"{self.jobs[member.job].method.name}: client {member.name} diverged in round "
                 f"{self.round_number + 1} (seed {self.jobs[member.job].seed}); lower --lr"
@@ -269,7 +280,10 @@ class Stack:
             "y": self.scale_of(at).targets(self.y[table]),
             "outputs": {role: o for role, (o, _) in out.items()},
             "features": {role: f for role, (_, f) in out.items()} if needs else {},
-            "weights": {role: pick(self.weights[role], at) for role in self.method.reads_weights},
+            "weights": {
+                role: self.forward.only_trainable(role, pick(self.weights[role], at))
+                for role in self.method.reads_weights
+            },
             "uniform": uniform.to(self.device),
             "rows": torch.arange(table.shape[1], device=self.device).expand(table.shape),
             "mask": mask,
@@ -285,5 +299,5 @@ class Stack:
 
 def _not_finite(weights: Tensor) -> list[int]:
     """Which of the models have a weight that is no finite number."""
-    finite = torch.isfinite(weights.flatten(1)).all(1)
+    finite = torch.isfinite(weights.reshape(len(weights), -1)).all(1)
     return (~finite).nonzero().flatten().tolist()

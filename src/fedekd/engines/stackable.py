@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import inspect
+from collections.abc import Hashable, Sequence
 from dataclasses import fields
 from typing import Any
 
+import torch
 from torch import nn
 
 from fedekd import models
-from fedekd.engines import step_checks
+from fedekd.engines import layers, step_checks
 from fedekd.engines.job import Job
 from fedekd.exchange import exchanges
 from fedekd.methods.base import Copy, Exchange, Remember, Step, Train
@@ -47,10 +50,13 @@ def signature(job: Job) -> tuple[Any, ...]:
     )
 
 
+TRAIN = tuple(field.name for field in fields(Train) if field.name != "loss")
+
+
 def shape(step: Step | None) -> tuple[Any, ...]:
     """A step without its functions, which differ between variants of a method."""
     if isinstance(step, Train):
-        return ("train", *(getattr(step, f.name) for f in fields(step) if f.name != "loss"))
+        return ("train", *(getattr(step, name) for name in TRAIN))
     if isinstance(step, Remember):
         return "remember", step.split, step.roles
     if isinstance(step, Copy):
@@ -77,14 +83,84 @@ def check(jobs: Sequence[Job]) -> None:
             raise NotStackable("jobs differ in data, models, settings or steps")
 
 
-def make_template(job: Job, role: str) -> nn.Module:
+def built_for(job: Job, role: str, client: int) -> nn.Module:
+    """A client's model as it begins."""
+    dataset = job.federation.dataset
+    return models.build(role, job.factory(role), dataset.x.shape[1:], dataset.outputs, job.seed, client)
+
+
+def make_template(job: Job, role: str, client: int) -> nn.Module:
     """The module that is mapped over the stack's weights."""
-    make, dataset = job.factory(role), job.federation.dataset
-    if models.takes_client(make):
-        raise NotStackable(f"each client has its own {role} architecture")
-    module = models.build(role, make, dataset.x.shape[1:], dataset.outputs, job.seed, 0)
-    if not all(w.requires_grad for w in module.parameters()):
-        raise NotStackable(f"{type(module).__name__} has weights that are not trained, which are not stacked")
-    if any(True for _ in module.buffers()):
-        raise NotStackable(f"{type(module).__name__} has buffers (batch norm?), which are not stacked")
-    return module
+    module = built_for(job, role, client)
+    name = type(module).__name__
+    norms = {path: layer for path, layer in module.named_modules() if type(layer) in layers.NORMS}
+    if any(layer.running_mean is None for layer in norms.values()):
+        raise NotStackable(f"{name} has a batch norm without running statistics, which is not stacked")
+    own = {f"{path}.{n}" if path else n for path, layer in norms.items() for n, _ in layer.named_buffers()}
+    moved = [n for n in _moved(module, job.federation.dataset.x.shape[1:]) if n not in own]
+    if moved:
+        raise NotStackable(f"{name} changes its buffer {moved[0]} as it trains, which is not stacked")
+    return layers.own_statistics(layers.own_streams(module))
+
+
+@torch.no_grad()
+def _moved(module: nn.Module, shape: Sequence[int]) -> list[str]:
+    """The buffers that a batch of made-up rows changes in training mode."""
+    other = copy.deepcopy(module).train()
+    before = {n: buffer.clone() for n, buffer in other.named_buffers()}
+    if not before:
+        return []
+    with torch.random.fork_rng(devices=[]):
+        other(torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)))
+    return [n for n, buffer in other.named_buffers() if n not in before or not torch.equal(buffer, before[n])]
+
+
+def kinds(jobs: Sequence[Job], members: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """Members, given as (job, client), whose models are of one architecture and so form one stack; all jobs have the
+    same factories."""
+    first, roots = jobs[0], sorted({jobs[0].method.root(role) for role in jobs[0].method.roles})
+    roots = [root for root in roots if root not in first.method.heads]
+    found: dict[Any, list[int]] = {}
+    known: dict[tuple[str, int], Any] = {}
+    for i, (_, client) in enumerate(members):
+        alike = [(root, models.like_client(first.factory(root), client)) for root in roots]
+        found.setdefault(tuple(alike), []).append(i)
+    if len(found) == 1:
+        return list(found.values())
+    alike_: dict[Any, list[int]] = {}
+    for starts, indices in found.items():
+        for root, client in starts:
+            if (root, client) not in known:
+                known[root, client] = architecture(built_for(first, root, client))
+        alike_.setdefault(tuple(known[start] for start in starts), []).extend(indices)
+    return [sorted(indices) for indices in alike_.values()]
+
+
+def architecture(module: nn.Module) -> tuple[Any, ...]:
+    """Equal for modules that compute the same with the same weights.
+
+    What cannot be compared, such as an object of the user's, counts as different: better two stacks than a wrong one.
+    """
+    tensors = [(n, tuple(t.shape), t.dtype, t.requires_grad) for n, t in module.state_dict(keep_vars=True).items()]
+    rest = [(path, type(layer), _settings(layer)) for path, layer in module.named_modules(remove_duplicate=False)]
+    return tuple(tensors), tuple(rest)
+
+
+def _settings(layer: nn.Module) -> tuple[Any, ...]:
+    """A layer's own attributes, without its weights and those that every layer has."""
+    usual = vars(nn.Module()).keys()
+    own = {n: v for n, v in vars(layer).items() if n not in usual}
+    hooked = object() if layer._forward_hooks or layer._forward_pre_hooks else None
+    return tuple((n, _comparable(v)) for n, v in sorted(own.items())), hooked
+
+
+def _comparable(value: Any) -> Any:
+    if isinstance(value, (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.Size)):
+        return type(value), value
+    if isinstance(value, (list, tuple)):
+        return type(value), tuple(_comparable(v) for v in value)
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return dict, tuple((key, _comparable(v)) for key, v in value.items())
+    if inspect.isbuiltin(value) or (inspect.isfunction(value) and not value.__closure__ and not value.__defaults__):
+        return getattr(value, "__code__", value)
+    return value if isinstance(value, Hashable) and not isinstance(value, torch.Tensor) else object()

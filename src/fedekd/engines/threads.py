@@ -34,15 +34,20 @@ def fitting_threads(job: Job) -> Iterator[None]:
 
 def step_work(job: Job) -> int:
     """Multiply-adds of the linear layers and convolutions of the job's larger model, forward, over a batch."""
-    return job.training.batch_size * max(_work(job, role) for role in ("private", "proxy"))
+    pairs = [(role, make) for role in ("private", "proxy") for make in _factories(job.factory(role))]
+    return job.training.batch_size * max(_work(job, role, make) for role, make in pairs)
+
+
+def _factories(make: models.Factory) -> tuple[models.Factory, ...]:
+    return make.factories if isinstance(make, models.Dealt) else (make,)
 
 
 @torch.no_grad()
-def _work(job: Job, role: str) -> int:
+def _work(job: Job, role: str, make: models.Factory) -> int:
     """Of one row. Where a module has weights but no such layers, each of them counts once."""
     rows = 2  # some layers take no fewer
     dataset, found = job.federation.dataset, 0
-    module = models.build(role, job.factory(role), dataset.x.shape[1:], dataset.outputs, 0, 0).eval()
+    module = models.build(role, make, dataset.x.shape[1:], dataset.outputs, 0, 0).eval()
 
     def count(layer: nn.Module, _: Any, output: Any) -> None:
         nonlocal found

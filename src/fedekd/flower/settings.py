@@ -17,7 +17,9 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fedekd.dataset import Reading
 from fedekd.errors import FedekdError, unknown
+from fedekd.files import DATA_FILES, file_kind
 from fedekd.settings import CHOICES, check_combine, read_toml
 
 T = TypeVar("T")
@@ -147,6 +149,13 @@ class SiteSettings:
     state: Path = entry("folder for the private model and what else the site keeps between rounds")
     data: str = entry("the site's rows: a .csv, .npz or folder, a dataset's name, or package.module:loader")
     target: str | None = entry("target column of a .csv", None, example="outcome")
+    drop: tuple[str, ...] = entry("columns of a .csv that are no inputs", ())
+    decimal: str = entry("decimal mark of a .csv", ".", choices=CHOICES["decimal"])
+    dates: str = entry("what columns of dates become", "text", choices=CHOICES["dates"])
+    missing: str | None = entry('"drop" leaves rows with a missing value out', None, choices=("drop",), example="drop")
+    na_values: tuple[str, ...] | None = entry(
+        "texts that mean a missing value, in place of the usual NA, null, ..", None, example=["NA", "<5"]
+    )
     group: str | None = entry(
         "column of a .csv, or array of a .npz, that tells the patient of each row: no input; nobody's rows are both "
         "trained and tested on, and [dp] protects all rows of one patient together",
@@ -197,6 +206,10 @@ class SiteSettings:
         example={"epsilon": 8.0, "delta": 1e-5, "clip": 1.0, "teacher": "labels"},
     )
 
+    @property
+    def reading(self) -> Reading:
+        return Reading.of(self)
+
 
 # --- reading -------------------------------------------------------------------------------------------------------
 
@@ -239,7 +252,7 @@ def read_site(path: str | Path) -> SiteSettings:
 def _located(data: str, folder: Path) -> str:
     """A path from the file's own folder; a dataset's name or a loader stays as it is."""
     path = folder / Path(data).expanduser()
-    is_path = "/" in data or Path(data).suffix.lower() in (".csv", ".npz") or path.exists()
+    is_path = "/" in data or file_kind(data) in DATA_FILES or path.exists()
     return str(path) if is_path else data
 
 

@@ -16,11 +16,15 @@ from fedekd.runs.verdict_text import STATES, alone_label, interval
 from fedekd.units import BAD, GOOD, Unit
 from fedekd.verdicts import HARMED, HELPED, Verdict
 
+LINES = 60  # of a table of clients at most
 COLOURS = {HELPED: GOOD, HARMED: BAD}
 
 
 def print_clients(console: Console, records: Sequence[Record], unit: Unit) -> None:
     """``records`` are one seed's, each of another method on the same split."""
+    shown = worst_and_best([c["delta"] for c in records[-1]["clients"]])
+    every = len(records[0]["clients"])
+    records = [{**r, "clients": [r["clients"][k] for k in shown]} for r in records]
     clients = records[0]["clients"]
     keys = [
         Column("client", [str(c["id"]) for c in clients], "left"),
@@ -28,23 +32,43 @@ def print_clients(console: Console, records: Sequence[Record], unit: Unit) -> No
         Column("n test", [str(c["n_test"]) for c in clients], style="dim"),
         Column("local", [unit.value(c["local"]) for c in clients]),
     ]
+    if any("model" in c for c in clients):
+        keys.insert(1, Column("model", [c.get("model", "") for c in clients], "left", style="dim"))
     floors = [c.get("floor") for c in clients]
     if any(floor is not None for floor in floors):
-        keys.insert(3, Column("floor", ["" if f is None else unit.value(f) for f in floors], style="dim"))
+        keys.insert(-1, Column("floor", ["" if f is None else unit.value(f) for f in floors], style="dim"))
     print_columns(console, keys, [_method(record, unit) for record in records if needs_federation(record)])
+    _say_fewer(console, len(shown), every)
+
+
+def worst_and_best(gains: Sequence[float]) -> list[int]:
+    """Which clients a table shows: all, or of very many those that lose and that gain most, in their own order."""
+    if len(gains) <= LINES:
+        return list(range(len(gains)))
+    order = sorted((k for k, gain in enumerate(gains) if math.isfinite(gain)), key=lambda k: gains[k])
+    return sorted({*order[: LINES // 2], *order[-LINES // 2 :]})
+
+
+def _say_fewer(console: Console, shown: int, every: int) -> None:
+    if shown < every:
+        line = f"the {shown} that lose and gain most, of {every:,}; all of them are in results.jsonl"
+        console.print(Text(line, "dim"), soft_wrap=not console.is_terminal)
 
 
 def _method(record: Record, unit: Unit) -> Column:
     values = [unit.value(c["value"]) for c in record["clients"]]
     deltas = [unit.delta(c["delta"]) for c in record["clients"]]
-    wide, signed = max(map(len, values)), max(map(len, deltas))
-    cells = [f"{value.rjust(wide)}  {delta.rjust(signed)}" for value, delta in zip(values, deltas, strict=True)]
-    return Column(record["label"], cells)
+    wide, signed = max(map(len, ("with", *values))), max(map(len, deltas))
+    below, *cells = (
+        f"{v.rjust(wide)}  {d.rjust(signed)}" for v, d in zip(("with", *values), ("Δ", *deltas), strict=True)
+    )
+    return Column(record["label"], cells, below=below)
 
 
 def print_verdicts(console: Console, method: MethodTransfer, unit: Unit) -> None:
     """A line for each client, or for each client and seed where every seed splits the data anew."""
-    clients = [client for client in method.clients if client.verdict is not None]
+    every_one = [client for client in method.clients if client.verdict is not None]
+    clients = [every_one[k] for k in worst_and_best([client.parts["gain"] for client in every_one])]
     keys = [Column("client", [client.client for client in clients], "left")]
     if not method.one_split:
         keys.append(Column("seed", [", ".join(map(str, client.seeds)) for client in clients]))
@@ -59,6 +83,7 @@ def print_verdicts(console: Console, method: MethodTransfer, unit: Unit) -> None
         Column("verdict", [Text(STATES[v.state], COLOURS.get(v.state, "")) for v in judged], "left"),
     ]
     print_columns(console, keys, columns)
+    _say_fewer(console, len(clients), len(every_one))
 
 
 def _least(verdict: Verdict, unit: Unit) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from fedekd.report.clients import print_clients, print_verdicts
+from fedekd.report.clients import LINES, print_clients, print_verdicts
 from fedekd.report.summary import parts, print_summary, trust, verdict
 from fedekd.runs.aggregate import aggregate, grouped
 from fedekd.runs.records import Record
@@ -73,7 +73,7 @@ def _print_advice(console: Console, analysed: Sequence[MethodTransfer], unit: Un
     advice = advice_by_client(analysed, unit)
     if not advice:
         return
-    if not all(method.one_split for method in analysed):
+    if len(advice) > LINES or not all(method.one_split for method in analysed):
         _say(
             console,
             Text.assemble(

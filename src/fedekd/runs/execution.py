@@ -24,10 +24,10 @@ from fedekd.errors import FedekdError
 from fedekd.runs import answers, details, saved_models
 from fedekd.runs.history import History
 from fedekd.runs.observers import ClientTrained, Note, Observer, RoundMeasured, RunFinished, RunsPlanned, RunStarted
-from fedekd.runs.plan import PlannedRun, RunSpec, width
+from fedekd.runs.plan import PlannedRun, RunSpec, model_titles, width
 from fedekd.runs.records import RECORD_VERSION
 from fedekd.runs.store import Record, Store
-from fedekd.settings import Settings
+from fedekd.settings import MANY, Settings
 from fedekd.units import METRICS
 
 CHECKPOINT_FORMAT = 3
@@ -43,6 +43,11 @@ class Artifacts:
     details: bool = False
     seeds: frozenset[int] = frozenset()
     thumbnails: bool = False
+
+    @property
+    def training_rows(self) -> int:
+        """Of each client, to tell the training loss of after every round: few enough to cost next to nothing."""
+        return 200 if self.details else 0
 
     @classmethod
     def of(cls, settings: Settings) -> Artifacts:
@@ -92,7 +97,7 @@ NOTHING = Artifacts()
 def announce(runs: Collection[RunSpec], store: Store, observer: Observer) -> dict[str, Record]:
     """Tell what is to do and what is there already; the latter's records by key."""
     known = store.among({r.key for r in runs})
-    observer.observe(RunsPlanned([(r.label, r.seed, r.cost) for r in runs if r.key not in known]))
+    observer.observe(RunsPlanned([(r.label, r.seed, r.cost) for r in runs if r.key not in known], len(known)))
     for key, record in known.items():
         store.discard(key)  # a process killed at its very end may have left a checkpoint
         observer.observe(RunFinished(record, cached=True))
@@ -182,7 +187,7 @@ def train_together(
 ) -> Iterator[Record]:
     """Runs of one stack, from their last checkpoint or from the start, to their records."""
     key, training = stack_key(runs), runs[0].job.training
-    rounds, choosing = training.rounds, training.choose_rounds
+    rounds = training.rounds
     try:
         worker, history = _resumed(runs, store.restore(key), observer, engine)
     except NotStackable as reason:
@@ -201,18 +206,15 @@ def train_together(
             exchanged.append({"up": door.bytes_up - up, "down": door.bytes_down - down})
         if worker.round_number == rounds:
             break
-        with worker.personalised() if choosing else nullcontext():  # so that what is kept is what was measured
-            better = history.add(worker.round_number, worker.measure(), training)
-            if choosing:
-                history.keep(worker, better)
-        if artifacts.details:
-            _tell(observer, runs, worker, history)
-        if len(runs) == 1 or time.perf_counter() - saved_at > STACK_CHECKPOINTS:
+        if worker.round_number % training.measure_every == 0:
+            _measure(runs, worker, history, observer, artifacts)
+        few = len(runs) == 1 and len(runs[0].job.federation.clients) < MANY
+        if few or time.perf_counter() - saved_at > STACK_CHECKPOINTS:
             saved_at = time.perf_counter()
             so_far = replace(history, seconds=history.seconds + saved_at - began)
             store.save(key, {"format": CHECKPOINT_FORMAT, "engine": worker.state(), "story": vars(so_far)})
     with worker.personalised():  # once, for the record, the details and the models
-        measured = worker.measure()
+        measured = worker.measure(artifacts.training_rows)
         history.add(rounds, measured, training)
         _tell(observer, runs, worker, history)
         seconds = history.seconds + time.perf_counter() - began
@@ -221,18 +223,42 @@ def train_together(
             values = [client["value"] for client in own]
             alone = values if r.key == r.local_key else [client["value"] for client in known[r.local_key]["clients"]]
             record = make_record(r, own, alone, door.bytes_up, door.bytes_down, seconds / len(runs), worker.trust[j])
-            if artifacts.details:
+            if artifacts.details and len(own) >= MANY:
+                line = f"{r.label}: {len(own):,} clients: neither their models nor details for the page are kept"
+                observer.observe(Note(line))
+            elif artifacts.details:
                 clients = worker.clients_of(j)
                 history.give_back(j, clients)
                 found = details.describe(
                     r.key, clients, history.curves[j], worker.trust[j], history.exchange[j], artifacts.thumbnails
                 )
+                if len(history.training[j]) == len(history.measured):
+                    found["train_loss"] = history.training[j]
+                if training.measure_every != 1:
+                    found["rounds"] = history.measured
                 _leave(store, observer, record, found, clients if r.seed in artifacts.seeds else ())
             if training.metric:
                 answers.write(store.folder, r.key, history.test_rows(j, r.job, measured[j]))
             store.add(record)
             yield record
     store.discard(key)
+
+
+def _measure(
+    runs: Sequence[PlannedRun],
+    worker: Serial | Stacked,
+    history: History,
+    observer: Observer,
+    artifacts: Artifacts,
+) -> None:
+    """All clients after a round that is not the last."""
+    training = runs[0].job.training
+    with worker.personalised() if training.choose_rounds else nullcontext():  # what is kept is what was measured
+        better = history.add(worker.round_number, worker.measure(artifacts.training_rows), training)
+        if training.choose_rounds:
+            history.keep(worker, better)
+    if artifacts.details:
+        _tell(observer, runs, worker, history)
 
 
 def _resumed(
@@ -298,9 +324,12 @@ def make_record(
     federation, task = run.job.federation, run.job.task
     metric = run.job.training.metric or task.metric
     values = [client["value"] for client in own]
+    titles = model_titles(run.job)
+    named = [{"model": title} for title in titles] or [{} for _ in own]
     clients = [
         {
             "id": name,
+            **model,
             "n_train": len(split.train),
             "n_val": len(split.val),
             "n_test": len(split.test),
@@ -309,7 +338,9 @@ def make_record(
             "delta": client["value"] - alone,
             **client,
         }
-        for name, split, alone, client in zip(federation.names, federation.clients, local, own, strict=True)
+        for name, split, alone, client, model in zip(
+            federation.names, federation.clients, local, own, named, strict=True
+        )
     ]
     record = {
         "version": RECORD_VERSION,

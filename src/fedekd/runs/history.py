@@ -14,6 +14,7 @@ from torch import Tensor
 from fedekd import scores
 from fedekd.engines.job import Job, Measured, Training
 from fedekd.runs import packing
+from fedekd.settings import MANY
 
 if TYPE_CHECKING:
     from fedekd.engines.client import Client
@@ -38,8 +39,12 @@ class History:
     """By run and client: the test rows of the last round."""
     kept: list[dict[int, Any]] = field(default_factory=list)
     """By run and client, where rounds are chosen: the client's state of that round, as it answered."""
+    rounds: list[int] = field(default_factory=list)
+    """After which it was measured; all of them in a checkpoint that does not say so."""
     answers: list[dict[int, Tensor]] = field(default_factory=list)
     """By run and client, where they are asked for: what it answered on the test rows in its best round."""
+    training: list[Values] = field(default_factory=list)
+    """By run, round and client: the loss on training rows, where that was measured."""
 
     @classmethod
     def fresh(cls, runs: int) -> History:
@@ -47,9 +52,11 @@ class History:
 
     def add(self, round: int, measured: Sequence[Sequence[Measured]], training: Training) -> list[list[int]]:
         """What was measured after a round, by run and client; by run, the clients whose best round so far it is."""
+        self.rounds = [*self.measured, round]
         if not self.best:
             self.validation, self.best = [[] for _ in measured], [[None for _ in own] for own in measured]
         self.answers = self.answers or [{} for _ in measured]
+        self.training = self.training or [[] for _ in measured]
         self.last, better = [], []
         for run, own in enumerate(measured):
             curve, seen, best = self.curves[run], self.validation[run], self.best[run]
@@ -64,7 +71,13 @@ class History:
                     self.answers[run][k] = torch.from_numpy(own[k].answers("test"))
             seen.append([(val, one.val_loss, one.val_error) for one, (_, val) in zip(own, values, strict=True)])
             self.last.append(rows)
+            if all(math.isfinite(one.train_loss) for one in own):
+                self.training[run].append([_short(one.train_loss) for one in own])
         return better
+
+    @property
+    def measured(self) -> list[int]:
+        return self.rounds or list(range(1, len(self.curves[0]) + 1))
 
     def keep(self, worker: Serial | Stacked, better: Sequence[Sequence[int]]) -> None:
         """The states of these clients by run, in place of those of earlier rounds."""
@@ -75,8 +88,8 @@ class History:
     def give_back(self, run: int, clients: Sequence[Client]) -> None:
         """Clients as the last round left them become what they were in their chosen rounds."""
         for k, state in self.kept[run].items() if self.kept else ():
-            best, last = self.best[run][k], len(self.curves[run])
-            if best is not None and best[0] != last:
+            best = self.best[run][k]
+            if best is not None and best[0] != self.measured[-1]:
                 clients[k].restore(state)
 
     def clients(self, run: int, job: Job, last: Sequence[Measured] = ()) -> list[dict[str, Any]]:
@@ -94,16 +107,19 @@ class History:
             best = self.best[run][k]
             if best is not None and len(seen) == len(curve):
                 at, then, packed = best
-                row["chosen"] = {"round": at, "value": then, **_named(seen[at - 1][k])}
-                row["curve"] = {
-                    "value": [_short(values[k]) for values in curve],
-                    "val": [_short(values[k][0]) for values in seen],
-                    "val_loss": [_short(values[k][1]) for values in seen],
-                }
+                of_best = _named(seen[self.measured.index(at)][k])
+                row["chosen"] = {"round": at, "value": then, **of_best}
+                if len(curve[-1]) < MANY:
+                    row["curve"] = {
+                        "value": [_short(values[k]) for values in curve],
+                        "val": [_short(values[k][0]) for values in seen],
+                        "val_loss": [_short(values[k][1]) for values in seen],
+                        **({} if job.training.measure_every == 1 else {"round": self.measured}),
+                    }
                 if job.training.choose_rounds:
-                    row |= {"value": then, **_named(seen[at - 1][k])}
+                    row |= {"value": then, **of_best}
                     rows["last"] = packed
-                elif at != len(curve):
+                elif at != self.measured[-1]:
                     rows["chosen"] = packed
             if job.training.metric is None:
                 row["rows"] = rows

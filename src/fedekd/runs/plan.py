@@ -14,27 +14,29 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedekd import methods, models
+from fedekd import architectures, methods, models
 from fedekd.data import PublicRows, data_folder, federate, find_public, load_dataset
 from fedekd.data.clusters import by_clusters, clusters_for
-from fedekd.dataset import Dataset
+from fedekd.dataset import Dataset, Reading
 from fedekd.engines.job import Job, Training
 from fedekd.engines.rehearsal import traffic
 from fedekd.engines.schedule import round_half_up
-from fedekd.errors import FedekdError, unknown
+from fedekd.errors import unknown
 from fedekd.exchange import exchanges
 from fedekd.federation import Federation
 from fedekd.methods.base import Method
 from fedekd.methods.twins import check_taught
-from fedekd.robust import LEAST
-from fedekd.settings import NEWER, SHORTCUTS, Settings, model_name
+from fedekd.robust import check_enough
+from fedekd.settings import MANY, NEWER, SHORTCUTS, Settings, model_name
 from fedekd.units import METRICS
 
 ALONE = "@alone"
 SMOOTH = ("local-smooth-tenth", "local-smooth-quarter", "local-smooth")  # of what a client could do alone
 SUFFICES = {"": ("",), "rows": ("", "rows"), "labels": ("", "rows", "labels")}
 """By what there is of public rows: which needs of a method it meets."""
-SOURCE = ("dataset", "data", "target", "task", "clients_from", "group", "subgroups", "public")  # what decides the data
+READING = tuple(field.name for field in fields(Reading))
+SOURCE = ("dataset", "data", "target", "task", "clients_from", "group", "subgroups", *READING, "public")
+"""What decides the data."""
 FEDERATION = (
     "clients",
     "alpha",
@@ -43,7 +45,7 @@ FEDERATION = (
     "split_seed",
     "engine",
     "device",
-)  # and those that decide how they are dealt out
+)  # and how they are dealt out
 
 
 @dataclass(frozen=True)
@@ -207,6 +209,7 @@ def load(settings: Settings, dataset: Dataset | None = None) -> LoadedData:
             clients_from=clients_from,
             group=settings.group,
             subgroups=settings.subgroups,
+            reading=Reading.of(settings),
         )
     public = find_public(settings.public, dataset, target=target, clients_from=clients_from)
     return LoadedData(dataset, fingerprint(dataset), public)
@@ -302,12 +305,10 @@ def _choose(name: str, method: Method, settings: Settings) -> Chosen:
 
 def make_job(settings: Settings, federation: Federation, method: Method, seed: int) -> Job:
     shared = {f.name: getattr(settings, f.name) for f in fields(Training)}
-    taking_part = round_half_up(settings.participation * len(federation.clients))
-    if settings.combine != "mean" and taking_part < LEAST:
-        raise FedekdError(
-            f"combine = {settings.combine!r} cannot tell which of {taking_part} clients is wrong; have at least "
-            f"{LEAST} of them in each round, or set combine to mean"
-        )
+    check_enough(settings.combine, round_half_up(settings.participation * len(federation.clients)))
+    if settings.measure_every is None:
+        last_alone = len(federation.clients) >= MANY and not settings.choose_rounds
+        shared["measure_every"] = shared["rounds"] if last_alone else 1
     shared["metric"] = _metric(settings.metric, federation.dataset.task)
     private, proxy = (models.factory(role, getattr(settings, role)) for role in ("private", "proxy"))
     return Job(federation, method, seed, Training(**shared), private, proxy)
@@ -356,13 +357,34 @@ def algorithm(method: Method) -> str:
 
 def architecture(job: Job, role: str) -> str:
     """A built-in model by its name; one of the user's by its layers too, which change while the name stays."""
-    make, dataset = job.factory(role), job.federation.dataset
+    make = job.factory(role)
+    every = make.factories if isinstance(make, models.Dealt) else (make,)
+    return "\n".join(_architecture(job, role, own) for own in every)
+
+
+def _architecture(job: Job, role: str, make: models.Factory) -> str:
+    dataset = job.federation.dataset
     name = model_name(make).replace(":", ".")
     if make is models.BUILT_IN[role]:
         return name
     clients = len(job.federation.clients) if models.takes_client(make) else 1
     shape = tuple(dataset.x.shape[1:])
     return "\n".join([name, *(_layers(role, make, shape, dataset.outputs, client) for client in range(clients))])
+
+
+def model_titles(job: Job) -> list[str]:
+    """What each client's private model is called in records; nothing where all have the default one."""
+    if job.private is models.private or not job.method.roles:
+        return []
+    return [_title(job, client) for client in range(len(job.federation.clients))]
+
+
+def _title(job: Job, client: int) -> str:
+    make, dataset = models.own_factory(job.private, client), job.federation.dataset
+    if models.takes_client(make):
+        return type(models.build("private", make, dataset.x.shape[1:], dataset.outputs, job.seed, client)).__name__
+    name = model_name(make)
+    return architectures.name_of(name) or name
 
 
 @cache
@@ -375,4 +397,6 @@ def fingerprint(dataset: Dataset) -> str:
     digest = hashlib.sha256()
     for array in (dataset.x, dataset.y, *(names.codes for names in (dataset.groups, dataset.subgroups) if names)):
         digest.update(np.ascontiguousarray(array).data)
+    if dataset.gaps and dataset.fill != "median":
+        digest.update(dataset.fill.encode())
     return digest.hexdigest()[:16]

@@ -25,11 +25,13 @@ class ChosenRound(TypedDict):
 
 
 class ClientCurve(TypedDict):
-    """By round, to six digits."""
+    """By round, to six digits. Left out of runs with very many clients."""
 
     value: list[float]
     val: list[float]
     val_loss: list[float]
+    round: NotRequired[list[int]]
+    """After which it was measured, where that was not after each."""
 
 
 class TestRows(TypedDict):
@@ -50,6 +52,8 @@ class ClientRow(TypedDict):
     """
 
     id: str
+    model: NotRequired[str]
+    """Its private model, where that is not the default: one of `fedekd models`, or the user's factory or class."""
     n_train: int
     n_val: int
     n_test: int
@@ -206,15 +210,27 @@ class Reliability(TypedDict):
     trust: list[float]
 
 
+class Calibration(TypedDict):
+    """A client's test rows by tenths of how sure it was: how many, how sure in the mean, and how many right."""
+
+    count: list[int]
+    sure: list[float]
+    right: list[int]
+
+
 class Details(TypedDict):
     """What a report shows beyond a run's record, in ``details/KEY.json``; lists are by round or by client."""
 
     key: NotRequired[str]
     task: NotRequired[str]
     curve: list[list[float]]
+    rounds: NotRequired[list[int]]
+    """Of the curve, where clients were not measured after each."""
     errors: NotRequired[list[list[float | bool]]]
     confusion: NotRequired[list[list[list[int]]]]
     """By client, true class and answer: how many test rows."""
+    calibration: NotRequired[list[Calibration]]
+    train_loss: NotRequired[list[list[float]]]
     trust: list[ClientsTrust]
     exchange: list[Traffic]
     private_bytes: int

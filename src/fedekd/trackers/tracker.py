@@ -107,7 +107,8 @@ class Tracker(Observer):
         names = [client["id"] for client in record["clients"]]
         trust = {entry["round"]: entry["clients"] for entry in found["trust"]} if found else {}
         self._sink(label, seed, 1)
-        for round, values in enumerate(found["curve"] if found else [], 1):
+        rounds = found.get("rounds", range(1, len(found["curve"]) + 1)) if found else []
+        for round, values in zip(rounds, found["curve"] if found else [], strict=True):
             seen: dict[str, Any] = dict(zip(names, trust.get(round, []), strict=False))
             self._measured(RoundMeasured(label, seed, round, dict(zip(names, values, strict=True)), seen))
         self._finish(record)

@@ -19,6 +19,7 @@ from fedekd.data.partition import SMALLEST_SITE, cut
 from fedekd.dataset import Dataset
 from fedekd.errors import FedekdError
 from fedekd.federation import Federation, Split
+from fedekd.files import TABLES, file_kind
 from fedekd.flower.protocol.schema import Schema
 
 
@@ -106,8 +107,8 @@ class PublicFile:
 
 def read_public(path: Path, schema: Schema, target: str | None = None) -> PublicFile:
     """Rows in the schema's columns and classes; a .npz may do without ``y``."""
-    labelled = path.suffix.lower() != ".npz" or "y" in formats.npz_keys(path)
-    dataset = schema.load(path, target if path.suffix.lower() == ".csv" else None) if labelled else _bare(path, schema)
+    labelled = file_kind(path) != ".npz" or "y" in formats.npz_keys(path)
+    dataset = schema.load(path, target if file_kind(path) in TABLES else None) if labelled else _bare(path, schema)
     digest = hashlib.sha256(b"labelled" if labelled else b"")
     for array in (dataset.x, dataset.y):
         digest.update(np.ascontiguousarray(array).tobytes())

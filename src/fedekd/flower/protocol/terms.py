@@ -7,16 +7,20 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
-from fedekd import methods, models
+from fedekd import __version__, methods, models
+from fedekd.architectures import NAMED
 from fedekd.engines.job import Training
 from fedekd.errors import FedekdError
 from fedekd.flower.settings import COMPRESSIONS, ServerSettings
 from fedekd.methods.base import Method
-from fedekd.settings import CHOICES, NEWER
+from fedekd.settings import CHOICES, MOST, NEWER
 from fedekd.validation import parse_json
 
-MOST = 100_000  # rounds, epochs or samples per batch: more is a mistake, or an attack
 LONGEST, LETTERS = 100_000, 300  # letters of the terms, and of a name in them
+
+
+class UnknownTerms(FedekdError):
+    """Terms of a newer version than this one."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,13 @@ class Terms:
         try:
             if len(text) > LONGEST:
                 raise ValueError(f"{len(text)} letters")
-            terms = cls(**parse_json(text.encode()))
+            given = dict(parse_json(text.encode()))
+            if unknown := sorted(name[:LETTERS] for name in given if name not in {f.name for f in fields(cls)}):
+                raise UnknownTerms(
+                    f"the server's terms have {', '.join(unknown)[:LETTERS]}, which fedekd {__version__} at this site "
+                    "does not know: update it to the server's version"
+                )
+            terms = cls(**given)
             for name in ("rounds", "epochs", "batch_size"):
                 value = getattr(terms, name)
                 if type(value) is not int or not 1 <= value <= MOST:
@@ -102,4 +112,4 @@ class Terms:
     def foreign(self) -> list[str]:
         """What a site would have to import by a name that the server chose."""
         method = [self.method] if ":" in self.method else []
-        return [*method, *(name for name in (self.proxy, self.private) if name is not None)]
+        return [*method, *(name for name in (self.proxy, self.private) if name is not None and name not in NAMED)]

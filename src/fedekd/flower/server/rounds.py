@@ -25,7 +25,7 @@ from fedekd.engines.schedule import participants
 from fedekd.engines.server import ServerClient, server_facts
 from fedekd.errors import FedekdError
 from fedekd.exchange import Aggregator, Message, answer_of, averaging_weights, exchanges, size
-from fedekd.flower.protocol import layouts, uploads, wire
+from fedekd.flower.protocol import layouts, uploads, versions, wire
 from fedekd.flower.protocol.messages import Reply
 from fedekd.flower.protocol.offers import differences
 from fedekd.flower.protocol.rows import check_public, of_server, read_public
@@ -45,6 +45,7 @@ from fedekd.flower.server.conversation import (
     converse,
 )
 from fedekd.flower.server.progress import FederationProgress
+from fedekd.flower.server.results import signed_result
 from fedekd.flower.settings import VISITS_DONE, ServerSettings
 from fedekd.methods.base import Exchange
 from fedekd.upload_checks import UploadChecks
@@ -119,7 +120,8 @@ class Rounds:
         report, progress = self._write_report(), self.progress
         had = {*progress.numbers, *self._failed_last()}
         nodes = [node for name, node in progress.roster.nodes.items() if name in had]
-        converse(self.transport, EndNotices(nodes, Payload({"federation": progress.federation})), PARTING)
+        words = {"federation": progress.federation, **signed_result(self)}
+        converse(self.transport, EndNotices(nodes, Payload(dict(words))), PARTING)
         return report
 
     def _failed_last(self) -> set[str]:
@@ -202,11 +204,12 @@ class Rounds:
     def gather(self) -> None:
         """Let new sites join; before the first visit, wait for those that are expected."""
         server, roster, first = self.server, self.progress.roster, self.progress.done < 0
-        words = {"federation": self.progress.federation, "terms": self.terms.text(), "schema": self.schema.text()}
+        words: dict[str, wire.Word] = {**versions.own(), "federation": self.progress.federation}
+        words |= {"terms": self.terms.text(), "schema": self.schema.text()}
         if self.layouts:
             words["layouts"] = layouts.text(self.layouts)
         expected = self.expected if first else 0
-        joining = JoinRequests(roster, self.away, Payload(dict(words)), expected, self.transport.admitted)
+        joining = JoinRequests(roster, self.away, Payload(words), expected, self.transport.admitted)
         if first and len(roster.nodes) < self.expected:
             log.info("waiting up to %g s for %d sites to join", server.deadline, self.expected)
         if not converse(self.transport, joining, server.deadline):

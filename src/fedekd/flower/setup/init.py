@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedekd.errors import FedekdError
-from fedekd.files import write_new
+from fedekd.files import DATA_FILES, file_kind, write_new
 from fedekd.flower import need_flower
 from fedekd.flower.settings import (
     ServerSettings,
@@ -184,7 +184,7 @@ def _inside(path: Path, folder: Path) -> str:
 def _absolute(data: str) -> str:
     """A file as seen from where the command was given; a dataset's name or a loader as it is."""
     path = Path(data).expanduser()
-    return str(path.absolute()) if "/" in data or path.suffix.lower() in (".csv", ".npz") or path.exists() else data
+    return str(path.absolute()) if "/" in data or file_kind(path) in DATA_FILES or path.exists() else data
 
 
 def _unit(

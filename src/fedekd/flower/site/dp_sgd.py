@@ -72,7 +72,7 @@ class Budget:
         with SavedState(self.folder.parent).locked():  # a server may begin two federations in the same moment
             self._check_others()
             self.ledger = {"noise": self.noise, "weak": self.weak or weak, "spent": spent}
-            write_text(self.folder / SPENT, json.dumps(self.ledger) + "\n")
+            write_text(self.folder / SPENT, json.dumps({**self.ledger, "epsilon": epsilon}) + "\n")
 
     def _check_others(self) -> None:
         for other in self.folder.parent.glob(f"*/{SPENT}"):

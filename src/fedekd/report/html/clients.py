@@ -24,7 +24,6 @@ from fedekd.report.html.chart import (
 )
 from fedekd.report.html.run_data import RunData, fewer
 from fedekd.report.html.section import Block, Variants
-from fedekd.report.html.words import minus
 from fedekd.runs.transfer import ClientTransfer
 from fedekd.runs.verdict_text import Advice, advice_by_client, alone_label, caveats, decided
 
@@ -51,6 +50,7 @@ def _row(client: ClientTransfer, data: RunData) -> Row:
     low, high = (f * verdict.low, f * verdict.high) if verdict and math.isfinite(verdict.low) else (gain, gain)
     return {
         "client": client.client,
+        "model": data.model(client.client, client.seeds[0]),
         "n_train": data.training_rows(client.client, client.seeds[0]),
         "n": client.n_test,
         "alone": alone,
@@ -60,7 +60,7 @@ def _row(client: ClientTransfer, data: RunData) -> Row:
         "gain": gain,
         "low": low,
         "high": high,
-        "said": minus(data.unit.delta(client.parts["gain"])),
+        "said": data.unit.delta(client.parts["gain"]),
         "detectable": f * verdict.detectable if verdict else None,
         "state": state_of(verdict),
     }
@@ -71,9 +71,11 @@ def gains(data: RunData) -> Chart:
     rows = {key: _ends(group) for key, group in every.items()}
     banded = any(row["low"] < row["high"] for group in every.values() for row in group)
     floors = any(row["floor"] is not None for group in every.values() for row in group)
+    named = any(row["model"] for group in every.values() for row in group)
     gain = f"gain{', points' if scale.unit.percent else f' of {scale.unit.name}'}"
     columns = [
         ChartColumn("client", "client"),
+        *([ChartColumn("model", "model")] if named else []),
         ChartColumn("n_train", "training rows", ","),
         ChartColumn("n", "test rows", ","),
         *([ChartColumn("floor", "floor", scale.value)] if floors else []),
@@ -136,7 +138,7 @@ def advice(data: RunData) -> Block | None:
     content = {
         key: {
             "decided": decided(group.values()),
-            "rows": [(client, one.decision, minus(one.reason)) for (client, _), one in group.items()]
+            "rows": [(client, one.decision, one.reason) for (client, _), one in group.items()]
             if len(group) <= MANY
             else [],
         }

@@ -25,7 +25,8 @@ def mean_rows(data: RunData) -> dict[str, list[Row]]:
             if not curve.size:
                 continue
             defined = ~np.isnan(curve).all(0)  # the metric, on a client's test rows
-            for number, values in enumerate(curve[:, defined] if defined.any() else curve, start=1):
+            shown = curve[:, defined] if defined.any() else curve
+            for number, values in zip(_measured(data, label, seed), shown, strict=True):
                 mean = data.scale.factor * float(np.mean(values))
                 row = {"method": label, "round": number, "value": mean, "alone": label == data.alone}
                 rows.setdefault(variant(s), []).append(row)
@@ -37,7 +38,7 @@ def client_curves(data: RunData) -> dict[str, list[Row]]:
     return {
         key: [
             {"client": name, "round": number, "value": f * value}
-            for number, values in enumerate(_curve(data, label, seed), start=1)
+            for number, values in zip(_measured(data, label, seed), _curve(data, label, seed), strict=True)
             for name, value in zip(_names(record), values, strict=False)
         ]
         for key, label, seed, record in data.runs()
@@ -51,6 +52,12 @@ def _names(record: Record) -> list[str]:
 def _curve(data: RunData, label: str, seed: int) -> Sequence[Sequence[float]]:
     detail = data.detail(label, seed)
     return detail["curve"] if detail else []
+
+
+def _measured(data: RunData, label: str, seed: int) -> Sequence[int]:
+    """The rounds of a curve."""
+    detail = data.detail(label, seed)
+    return [] if detail is None else detail.get("rounds", range(1, len(detail["curve"]) + 1))
 
 
 def method_curves(data: RunData) -> Chart:
@@ -129,10 +136,10 @@ def loss_rows(data: RunData) -> dict[str, list[Row]]:
     for s, seed in enumerate(data.seeds):
         for label in data.labels:
             record = data.by.get((label, seed))
-            curves = (
-                [client["curve"]["val_loss"] for client in record["clients"] if "curve" in client] if record else []
-            )
-            for number, values in enumerate(zip(*curves, strict=False), start=1):
+            known = [client["curve"] for client in record["clients"] if "curve" in client] if record else []
+            curves = [curve["val_loss"] for curve in known]
+            rounds = known[0].get("round", range(1, len(curves[0]) + 1)) if known else []
+            for number, values in zip(rounds, zip(*curves, strict=False), strict=False):
                 row = {"method": label, "round": number, "loss": float(np.mean(values)), "alone": label == data.alone}
                 rows.setdefault(variant(s), []).append(row)
     return rows
@@ -154,7 +161,73 @@ def validation_losses(data: RunData) -> Chart:
         ("seed",),
         ("method",),
         empty="This run kept no losses of its rounds.",
+        half=True,
     )
+
+
+def two_losses(data: RunData) -> Chart:
+    """Of the chosen method: the loss on training rows beside that on validation rows."""
+    rows: dict[str, list[Row]] = {}
+    for key, label, seed, record in data.runs():
+        detail = data.detail(label, seed)
+        curves = [client["curve"]["val_loss"] for client in record["clients"] if "curve" in client]
+        if detail is None or not (trained := detail.get("train_loss")) or not curves:
+            continue
+        series: dict[str, Sequence[Sequence[float]]] = {
+            "training": trained,
+            "validation": list(zip(*curves, strict=False)),
+        }
+        rows[key] = [
+            {"rows": name, "round": number, "loss": float(np.mean(values))}
+            for name, by_round in series.items()
+            for number, values in enumerate(by_round, start=1)
+        ]
+    columns = [ChartColumn("rows", "rows"), ChartColumn("round", "round"), ChartColumn("loss", "loss", ".4f")]
+    base: Spec = {
+        "x": _rounds(),
+        "y": {"field": "loss", "type": "quantitative", "title": "loss", "scale": {"zero": False}},
+    }
+    names = list(SERIES)
+    line: Spec = {
+        "mark": {"type": "line", "point": {"size": 36}, "strokeWidth": 2.5},
+        "encoding": {
+            "color": {
+                "field": "rows",
+                "type": "nominal",
+                "scale": {"domain": names, "range": list(SERIES.values())},
+                "legend": None,
+            },
+            "strokeDash": {
+                "field": "rows",
+                "type": "nominal",
+                "scale": {"domain": names, "range": [[1, 0], [5, 4]]},
+                "legend": None,
+            },
+            "tooltip": tooltip(columns),
+        },
+    }
+    ends = [
+        _label(f"datum.rows === '{name}'", "rows", dy=dy, color=SERIES[name])
+        for name, dy in zip(names, (10, -8), strict=True)
+    ]
+    about = (
+        "The chosen method's mean loss over the clients, on at most 200 of each client's training rows and on its "
+        "validation rows. Where the two part, the models fit their training rows and not the data."
+    )
+    return Chart(
+        "two-losses",
+        "Training and validation loss",
+        about,
+        {"height": 260, "encoding": base, "layer": [line, *ends]},
+        columns,
+        rows,
+        ("method", "seed"),
+        empty="This run kept no training loss: runs in stacks do not.",
+        half=True,
+    )
+
+
+SERIES = {"training": "$accent", "validation": "$other"}
 
 
 def clients_learning(data: RunData) -> Chart:

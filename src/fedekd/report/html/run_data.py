@@ -94,6 +94,15 @@ class RunData:
     def _training(self) -> dict[tuple[int, str], int]:
         return {(seed, one["id"]): one["n_train"] for seed in self.seeds for one in self.clients(seed)}
 
+    def model(self, client: str, seed: int) -> str | None:
+        """Its private model; None where that is the default one."""
+        return self._models.get((seed, client))
+
+    @cached_property
+    def _models(self) -> dict[tuple[int, str], str]:
+        known = ((seed, one) for seed in self.seeds for one in self.clients(seed))
+        return {(seed, one["id"]): one["model"] for seed, one in known if "model" in one}
+
     @cached_property
     def _floors(self) -> dict[tuple[int, str], float | None]:
         return {(r["seed"], c["id"]): c.get("floor") for r in self.of(self.labels[0]) for c in r["clients"]}

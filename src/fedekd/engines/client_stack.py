@@ -1,0 +1,160 @@
+"""Clients of one architecture as a stack: what they send and receive, what they answer, and their state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from fedekd import parts
+from fedekd.engines import return_checks
+from fedekd.engines.forward import padded
+from fedekd.engines.groups import MethodGroup, split
+from fedekd.engines.member_rows import MemberRows, home_of
+from fedekd.engines.stack import Stack
+from fedekd.exchange import answer_of
+from fedekd.methods.base import Exchange
+from fedekd.tasks import make_task
+from fedekd.trees import moved, pick
+
+KEPT = {"pool", "row", "shared"}
+
+
+def _plain(leaf: Any) -> Any:
+    return leaf.state() if isinstance(leaf, MemberRows) else leaf
+
+
+class ClientStack(Stack):
+    """Its members are known by their places in it; ``Stacked`` knows which clients of which job these are."""
+
+    # --- exchange ----------------------------------------------------------------------------------------
+
+    def uploads(self, index: int, step: Exchange, here: Sequence[int]) -> dict[str, Tensor]:
+        """What these members send, [here, ...]."""
+        at = torch.tensor(here, device=self.device)
+        if step.send is None:
+            tied = self.forward.tied(step.name)  # a model travels under all its names
+            names = parts.names(step.part, self.forward.plain[step.name])
+            return {n: self.weights[step.name][tied.get(n, n)][at] for n in names}
+        made: dict[int, dict[str, Tensor]] = {}
+        find = self.find(("step", index))
+
+        def work(group: MethodGroup, indices: list[int]) -> None:
+            found = self.over_split(
+                group, indices, step, lambda m, batch: return_checks.made(m, step.name, find(m).send(batch))
+            )
+            made.update({i: pick(found, k) for k, i in enumerate(indices)})
+
+        self.by_group(here, work)
+        return {n: torch.stack([made[i][n] for i in here]) for n in made[here[0]]}
+
+    def hand_out(self, step: Exchange, here: Sequence[int], answer: Any) -> None:
+        """One answer to all of these members, who are of one job, or one for each of them."""
+        role, group = step.target, next(g for g in self.groups if here[0] in g.indices)
+        at = torch.tensor(here, device=self.device)
+        if role is not None:
+            tied = self.forward.tied(role)
+            shapes = {n: self.weights[role][n].shape[1:] for n in self.forward.kept(role)}
+            shapes |= {n: shapes[own] for n, own in tied.items()}
+            for place in range(len(here)) if step.each else range(1):
+                return_checks.fits(group.method, role, answer_of(answer, place, step.each), shapes)
+        if not isinstance(answer, dict):
+            answer = {n: torch.stack([one[n] for one in answer]) for n in answer[0]}
+        if role is not None:
+            answer = {n: t for n, t in answer.items() if n not in tied}
+            for n, t in answer.items():
+                self.weights[role][n][at] = t
+            if role not in self.method.reads_weights:
+                return
+            answer = self.forward.only_trainable(role, answer)
+        wide = {n: t if step.each else t.expand(len(here), *t.shape) for n, t in answer.items()}
+        what = f"method {group.method.name!r}: received"
+        group.received.put({step.name: wide}, group.places(here), what)
+
+    # --- answers -----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def personalised(self) -> Iterator[None]:
+        """The members as they answer: after the method's ``personalise``, which is undone in the end."""
+        weights = {role: {n: w.clone() for n, w in tree.items()} for role, tree in self.weights.items()}
+        count, trust = self.steps.clone(), self.trust_log.copy()
+        known = [(group, group.memory.copy(), group.gradients.copy()) for group in self.groups]
+        self.personal = True
+        try:
+            for index, (step, again) in enumerate(return_checks.personal(self.method)):
+                self.perform(("personalise", index), step, range(len(self.members)), again)
+            yield
+        finally:
+            self.personal = False
+            self.weights, self.steps = weights, count
+            self.groups = [group for group, *_ in known]
+            for group, memory, gradients in known:
+                group.memory, group.gradients = memory, gradients
+            self.trust_log.restore(trust)
+
+    def answered(self, split: str) -> Iterator[tuple[int, np.ndarray, np.ndarray, tuple[Tensor, Tensor]]]:
+        """Of each member, row by row of a split: the errors of its answers, their losses, and outputs with targets.
+
+        The latter stay on the device. The others are found there for many members at once: one by one they would take
+        longer than the training.
+        """
+        found: list[tuple[int, np.ndarray, np.ndarray, tuple[Tensor, Tensor]]] = []
+
+        def work(group: MethodGroup, indices: list[int]) -> None:
+            for start in range(0, len(indices), self.limit):
+                here = indices[start : start + self.limit]
+                rows = [getattr(self.members[i], split) for i in here]
+                out, (table, _) = self.forward.predictions(group, here, rows, split), padded(rows, self.device)
+                scale = self.scale_of(torch.tensor(here, device=self.device))
+                y = scale.targets(self.y[table])
+                unit = scale.std.reshape(len(here), 1)
+                wrong = make_task(self.task.name, unit).errors(out, y).cpu().numpy()
+                loss = self.task.loss(out.flatten(0, 1), y.flatten()).view(table.shape).double().cpu().numpy()
+                for at, i in enumerate(here):
+                    n = len(rows[at])
+                    found.append((i, wrong[at, :n], loss[at, :n], (out[at, :n], y[at, :n])))
+
+        self.by_group(range(len(self.members)), work)
+        yield from found
+
+    # --- state -------------------------------------------------------------------------------------------
+
+    def state_of(self, i: int) -> dict[str, Any]:
+        """One member's, for ``Client.restore``."""
+        group = next(group for group in self.groups if i in group.indices)
+        (place,) = group.places([i])
+        models = {}
+        for role, tree in self.weights.items():
+            own = {name: tree[name][i] for name in self.forward.kept(role)}
+            models[role] = own | {name: own[first] for name, first in self.forward.tied(role).items()}
+        known = {name: getattr(group, name).one(place) for name in ("memory", "received", "gradients")}
+        return {"models": models, **known, "steps": int(self.steps[i]), "round": self.round_number}
+
+    def state(self) -> dict[str, Any]:
+        groups = [[group.indices, group.state()] for group in self.groups]
+        return pytree.tree_map(_plain, {"weights": self.weights, "steps": self.steps, "groups": groups})
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        saved_groups = [indices for indices, _ in state["groups"]]
+        for group in [group for group in self.groups if group.indices not in saved_groups and group.varying]:
+            split(self.groups, group)
+        if [group.indices for group in self.groups] != saved_groups:
+            raise ValueError("the checkpoint's clients are grouped in another way")
+        for group, (_, saved) in zip(self.groups, state["groups"], strict=True):
+            group.restore(self._restored(saved))
+        self.weights, self.steps = self._restored(state["weights"]), moved(state["steps"], self.device)
+
+    def _restored(self, saved: Any) -> Any:
+        if isinstance(saved, dict) and saved.keys() == KEPT:
+            home = home_of(saved["pool"].numel() * saved["pool"].element_size(), self.device)
+            rows = MemberRows(saved["pool"][:0], [], home, self.device)
+            rows.restore(saved)
+            return rows
+        if isinstance(saved, dict):
+            return {name: self._restored(value) for name, value in saved.items()}
+        return moved(saved, self.device)
