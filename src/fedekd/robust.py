@@ -58,8 +58,9 @@ def _by_number(stack: Mapping[str, Tensor], middle: Callable[[Tensor], Tensor]) 
 COMBINATIONS: dict[str, Mean] = {"mean": average, "median": median, "trimmed": trimmed, "krum": krum}
 
 
-def check_enough(name: str, taking_part: int) -> None:
-    """``taking_part``: how many clients a round has."""
+def check_enough(name: str, clients: int, share: float) -> None:
+    """Raise where the ``share`` of the clients that a round has is too small."""
+    taking_part = int(share * clients + 0.5)
     if name != "mean" and taking_part < LEAST:
         raise FedekdError(
             f"combine = {name!r} cannot tell which of {taking_part} clients is wrong; have at least {LEAST} of them in "

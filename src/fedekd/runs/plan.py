@@ -20,7 +20,6 @@ from fedekd.data.clusters import by_clusters, clusters_for
 from fedekd.dataset import Dataset, Reading
 from fedekd.engines.job import Job, Training
 from fedekd.engines.rehearsal import traffic
-from fedekd.engines.schedule import round_half_up
 from fedekd.errors import unknown
 from fedekd.exchange import exchanges
 from fedekd.federation import Federation
@@ -32,8 +31,7 @@ from fedekd.units import METRICS
 
 ALONE = "@alone"
 SMOOTH = ("local-smooth-tenth", "local-smooth-quarter", "local-smooth")  # of what a client could do alone
-SUFFICES = {"": ("",), "rows": ("", "rows"), "labels": ("", "rows", "labels")}
-"""By what there is of public rows: which needs of a method it meets."""
+SUFFICES = {"": ("",), "rows": ("", "rows"), "labels": ("", "rows", "labels")}  # needs that public rows meet
 READING = tuple(field.name for field in fields(Reading))
 SOURCE = ("dataset", "data", "target", "task", "clients_from", "group", "subgroups", *READING, "public")
 """What decides the data."""
@@ -305,7 +303,7 @@ def _choose(name: str, method: Method, settings: Settings) -> Chosen:
 
 def make_job(settings: Settings, federation: Federation, method: Method, seed: int) -> Job:
     shared = {f.name: getattr(settings, f.name) for f in fields(Training)}
-    check_enough(settings.combine, round_half_up(settings.participation * len(federation.clients)))
+    check_enough(settings.combine, len(federation.clients), settings.participation)
     if settings.measure_every is None:
         last_alone = len(federation.clients) >= MANY and not settings.choose_rounds
         shared["measure_every"] = shared["rounds"] if last_alone else 1
