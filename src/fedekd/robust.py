@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from fedekd.errors import unknown
+from fedekd.errors import FedekdError, unknown
 
 Mean = Callable[[Mapping[str, Tensor], Tensor], dict[str, Tensor]]  # of a tree [K, ...] and weights [K] whose sum is 1
 LEAST = 3  # clients, of which a combination can tell which one is wrong
@@ -56,6 +56,16 @@ def _by_number(stack: Mapping[str, Tensor], middle: Callable[[Tensor], Tensor]) 
 
 
 COMBINATIONS: dict[str, Mean] = {"mean": average, "median": median, "trimmed": trimmed, "krum": krum}
+
+
+def check_enough(name: str, clients: int, share: float) -> None:
+    """Raise where the ``share`` of the clients that a round has is too small."""
+    taking_part = int(share * clients + 0.5)
+    if name != "mean" and taking_part < LEAST:
+        raise FedekdError(
+            f"combine = {name!r} cannot tell which of {taking_part} clients is wrong; have at least {LEAST} of them in "
+            "each round, or set combine to mean"
+        )
 
 
 def combination(name: str) -> Mean:

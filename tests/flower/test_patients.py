@@ -148,7 +148,7 @@ def test_the_schema_does_not_hold_the_patients_column(tmp_path, capsys):
     cli.main(["site", "schema", str(folder / "site.toml"), "--out", str(tmp_path / "schema.json")])
     schema = Schema.read(tmp_path / "schema.json")
     assert schema.columns == ("age",)
-    data = schema.load(tmp_path / "rows.csv", "ill", "patient")
+    data = schema.load(tmp_path / "rows.csv", "ill", group="patient")
     assert len(data.groups.names) == 30
     assert "p1" not in json.dumps((tmp_path / "schema.json").read_text())
     assert SiteSettings.__dataclass_fields__["group"].default is None

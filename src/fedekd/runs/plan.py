@@ -20,20 +20,18 @@ from fedekd.data.clusters import by_clusters, clusters_for
 from fedekd.dataset import Dataset, Reading
 from fedekd.engines.job import Job, Training
 from fedekd.engines.rehearsal import traffic
-from fedekd.engines.schedule import round_half_up
-from fedekd.errors import FedekdError, unknown
+from fedekd.errors import unknown
 from fedekd.exchange import exchanges
 from fedekd.federation import Federation
 from fedekd.methods.base import Method
 from fedekd.methods.twins import check_taught
-from fedekd.robust import LEAST
+from fedekd.robust import check_enough
 from fedekd.settings import MANY, NEWER, SHORTCUTS, Settings, model_name
 from fedekd.units import METRICS
 
 ALONE = "@alone"
 SMOOTH = ("local-smooth-tenth", "local-smooth-quarter", "local-smooth")  # of what a client could do alone
-SUFFICES = {"": ("",), "rows": ("", "rows"), "labels": ("", "rows", "labels")}
-"""By what there is of public rows: which needs of a method it meets."""
+SUFFICES = {"": ("",), "rows": ("", "rows"), "labels": ("", "rows", "labels")}  # needs that public rows meet
 READING = tuple(field.name for field in fields(Reading))
 SOURCE = ("dataset", "data", "target", "task", "clients_from", "group", "subgroups", *READING, "public")
 """What decides the data."""
@@ -45,7 +43,7 @@ FEDERATION = (
     "split_seed",
     "engine",
     "device",
-)  # and those that decide how they are dealt out
+)  # and how they are dealt out
 
 
 @dataclass(frozen=True)
@@ -305,12 +303,7 @@ def _choose(name: str, method: Method, settings: Settings) -> Chosen:
 
 def make_job(settings: Settings, federation: Federation, method: Method, seed: int) -> Job:
     shared = {f.name: getattr(settings, f.name) for f in fields(Training)}
-    taking_part = round_half_up(settings.participation * len(federation.clients))
-    if settings.combine != "mean" and taking_part < LEAST:
-        raise FedekdError(
-            f"combine = {settings.combine!r} cannot tell which of {taking_part} clients is wrong; have at least "
-            f"{LEAST} of them in each round, or set combine to mean"
-        )
+    check_enough(settings.combine, len(federation.clients), settings.participation)
     if settings.measure_every is None:
         last_alone = len(federation.clients) >= MANY and not settings.choose_rounds
         shared["measure_every"] = shared["rounds"] if last_alone else 1
