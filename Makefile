@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 STAMP := $(VENV)/.installed
 INSTALL := $(BIN)/pip install --disable-pip-version-check --quiet --editable
 
-.PHONY: demo test fuzz lint mutants docs pictures bench clean
+.PHONY: demo test axe fuzz lint mutants docs pictures bench clean
 
 demo: $(READY)
 	$(BIN)/fedekd run --dataset heart --methods second-opinion,fedekd,fedavg --alone menu --split-seed 0 --seeds 0-2 --out demo-results
@@ -14,8 +14,12 @@ demo: $(READY)
 test: lint
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
+axe: $(STAMP)  # for the browser tests that use it; they are skipped without
+	mkdir -p $(VENV)/axe && cd $(VENV)/axe && npm pack --silent axe-core@4 && tar xzf axe-core-*.tgz
+
 fuzz: $(STAMP)
 	FEDEKD_FUZZ=10000 $(BIN)/python -m pytest tests/flower/test_fuzz_messages.py
+	FEDEKD_FUZZ=2000 $(BIN)/python -m pytest tests/data/test_fuzz_files.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks examples tools docs/*.py

@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from fedekd import cli
+from fedekd.commands.run import GROUPS
+from fedekd.settings import Settings
 
 SMALL = ["--rounds", "1", "--epochs", "1", "--dataset", "own.csv", "--target", "ill", "--clients-from", "hospital"]
 FORCING = ("COLUMNS", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
@@ -48,7 +51,7 @@ def complaint(answer: tuple[int, str, str]) -> str:
     assert status == 2
     assert "Traceback" not in err
     assert out == ""
-    lines = [line for line in err.splitlines() if not line.startswith("training ")]
+    lines = [line for line in err.splitlines() if not line.startswith(("loading ", "training "))]
     assert len(lines) == 1, err
     assert lines[0].startswith("fedekd: ")
     return lines[0]
@@ -85,6 +88,13 @@ def test_help_names_every_setting(ask: Ask) -> None:
     for option in ("--dataset", "--batch-size", "--lambda-kd", "--clients-from", "--set", "--config", "--out"):
         assert option in out
     assert "(default: 0.1)" in out
+
+
+def test_the_options_of_a_run_stand_in_groups(ask: Ask) -> None:
+    _, out, _ = ask("run", "--help")
+    heads = [line for line in out.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert heads == ["options:", "data:", "methods:", "training:", "output:"]
+    assert {name for names in GROUPS.values() for name in names} == {f.name for f in fields(Settings)} - {"parameters"}
 
 
 def test_no_command_shows_the_help(ask: Ask) -> None:
@@ -148,7 +158,27 @@ def test_run_prints_clients_summary_and_place(ask: Ask, tmp_path: Path) -> None:
     assert len((tmp_path / "here" / "results.jsonl").read_text().splitlines()) == 3
     again = ask("run", *SMALL, "--out", "here", "--methods", "fedekd,fedavg")
     assert again[:2] == (0, out)
-    assert "nothing to train" in again[2]
+    assert "nothing to train: 3 runs kept from earlier" in again[2]
+
+
+def test_a_dry_run_trains_and_writes_nothing(ask: Ask, tmp_path: Path) -> None:
+    status, out, _ = ask("run", *SMALL, "--out", "here", "--seeds", "0-1", "--methods", "fedavg", "--dry-run")
+    assert status == 0
+    assert out.startswith("own, the data's own sites, 2 seeds, 1 round of 1 epoch\n")
+    rows = {words[0]: words[1:] for words in map(str.split, out.splitlines()) if words}
+    assert rows["local"][:2] == ["2", "0"]
+    assert rows["fedavg"][3:] != rows["local"][3:] == ["0", "B"]
+    assert "a dry run; without --dry-run: training 4 runs; into here" in out
+    assert not (tmp_path / "here").exists()
+    assert ask("run", *SMALL, "--out", "here", "--methods", "fedavg")[0] == 0
+    assert "training 2 runs; 2 kept from earlier" in ask(
+        "run", *SMALL, "--out", "here", "--seeds", "0-1", "--methods", "fedavg", "--dry-run"
+    )[1]  # fmt: skip
+
+
+def test_a_terminal_without_a_true_minus_still_shows_one() -> None:
+    code = "from fedekd.cli import main\nmain(['watch', 'x', '--timeout=nan'])\nprint('\u22121.5 \u0394')"
+    assert shell(code=code, PYTHONIOENCODING="latin-1").stdout == "-1.5 ?\n"
 
 
 def test_several_seeds(ask: Ask) -> None:
@@ -331,7 +361,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
 
 def test_interrupted(ask: Ask, failing: Callable[[BaseException], None]) -> None:
     failing(KeyboardInterrupt())
-    assert ask("run") == (130, "", "interrupted; the same command continues where it stopped\n")
+    assert ask("run") == (130, "", "loading digits\ninterrupted; the same command continues where it stopped\n")
 
 
 @pytest.mark.parametrize(

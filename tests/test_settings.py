@@ -373,3 +373,9 @@ def test_settings_import_no_torch():
 
     code = "import sys, fedekd.settings, fedekd.runs.store, fedekd.metrics; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["rounds", "epochs"])
+def test_a_billion_rounds_are_a_mistake(name: str) -> None:
+    with pytest.raises(FedekdError, match=f"{name} must be at most 100,000, got 1,000,000,000"):
+        make_settings({name: 10**9})

@@ -97,6 +97,20 @@ def test_nothing_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert cli.main(["watch", str(tmp_path / "no"), "--timeout", "0"]) == 2
     assert capsys.readouterr().err.strip().endswith("within 0 s")
     assert not (tmp_path / "no").exists()
+    for wrong in ("nan", "inf", "-1"):
+        assert cli.main(["watch", str(tmp_path / "no"), f"--timeout={wrong}"]) == 2
+        assert "--timeout must be a number of seconds >= 0" in capsys.readouterr().err
+
+
+def test_a_mistyped_folder_is_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "progress.json").write_text("{}")
+    assert cli.main(["watch", str(tmp_path / "resluts"), "--timeout", "0.6"]) == 2
+    said = f"{tmp_path / 'resluts'} is not there yet; waiting for a run to start in {tmp_path / 'resluts'}"
+    assert capsys.readouterr().out == f"{said} (did you mean {tmp_path / 'results'}?)\n"
+
+
+def test_nonsense_is_not_watched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "progress.json").write_text("nonsense")
     assert cli.main(["watch", str(tmp_path)]) == 2
     assert "not a progress file" in capsys.readouterr().err

@@ -51,6 +51,8 @@ FLOORS: tuple[tuple[Block, ...], ...] = (  # from the ground up
                 "dataset",
                 "federation",
                 "methods",
+                "robust",
+                "upload_checks",
                 "exchange",
                 "engines",
             ),

@@ -37,7 +37,7 @@ def watched_run(
     from fedekd.runs.progress_file import ProgressFile
 
     also = [ProgressFile(settings.out), *trackers.choose(log_to, settings, not progress)]
-    with watch(progress, also) as observer:
+    with watch(progress, also, f"loading {settings.dataset}") as observer:
         from fedekd.runs.runner import run
 
         return run(settings, observer, dataset, workers)

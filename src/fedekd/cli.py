@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import re
@@ -68,9 +69,10 @@ def make_parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0; 2 for what a user can mend, said in one line; 130 when interrupted. Bugs keep their traceback."""
+    codecs.register_error("fedekd", _replaced)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # where there is no Δ, a ? will do
+            stream.reconfigure(errors="fedekd")
     with contextlib.suppress(OSError):
         if os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())  # so that --private models:make finds models.py here
@@ -97,6 +99,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain("out of memory; try a smaller --batch-size, fewer --clients or less data")
 
 
+def _replaced(error: UnicodeError) -> tuple[str, int]:
+    """For a terminal that lacks some letters: where there is no Δ a ? will do, but a minus must stay one."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join("-" if letter == "−" else "?" for letter in error.object[error.start : error.end]), error.end
+
+
 def _answer(argv: Sequence[str] | None) -> int:
     given, rest = make_parser().parse_known_args(argv)
     if rest:
@@ -110,7 +119,8 @@ def _answer(argv: Sequence[str] | None) -> int:
 
 
 def _complain(text: str) -> int:
-    print("fedekd:", " ".join(text.split()), file=sys.stderr)
+    line = " ".join(text.split())
+    print("fedekd:", "".join(c if c.isprintable() else "?" for c in line), file=sys.stderr)
     return 2
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,34 @@ class RowNames:
         return cls(
             column, codes.astype(np.int64), tuple(f"{n:g}" if names.dtype.kind == "f" else str(n) for n in names)
         )
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a user's own table is to be read, where the file does not tell; the defaults change nothing."""
+
+    drop: tuple[str, ...] = ()
+    """Columns that are no inputs."""
+    decimal: str = "."
+    missing: str | None = None
+    """``mean`` or ``flag``: a missing number becomes the mean of the training rows, with ``flag`` beside a column that
+    says where; ``drop``: its row is left out. None: a file with missing values is refused."""
+    dates: str = "text"
+    """What a column of dates becomes: ``text`` (a column for each), ``age`` (a number of years) or ``drop``."""
+    na_values: tuple[str, ...] | None = None
+    """The texts that mean a missing value, besides the empty one; None: the usual ones, such as NA and null."""
+
+    @classmethod
+    def of(cls, given: Any) -> Reading:
+        """From what has these names: settings, or the metadata of a model."""
+        get = given.get if isinstance(given, dict) else lambda name: getattr(given, name, None)
+        chosen: dict[str, Any] = {f.name: get(f.name) for f in fields(cls)}
+        chosen = {k: tuple(v) if isinstance(v, list) else v for k, v in chosen.items() if v is not None}
+        return cls(**chosen)
+
+    def changes(self) -> dict[str, Any]:
+        """What is not as usual."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,10 +88,16 @@ class Dataset:
     """Whether these are one site's rows of a larger whole, which may lack classes."""
     gaps: bool = False
     """Whether a table may have missing values (NaN), which ``federate`` fills by the clients' training rows."""
+    fill: str = "median"
+    """With what: the ``median`` or the ``mean`` of a column."""
+    reading: Reading = Reading()
+    """How the file was read that the rows are from."""
     groups: RowNames | None = None
     """Which rows belong together, such as those of one patient. Rows that a public file adds have no name."""
     subgroups: RowNames | None = None
     """What results are shown by, such as sex."""
+    notes: tuple[str, ...] = ()
+    """What whoever gave the rows should know of how they were read, a line each."""
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
@@ -83,6 +118,8 @@ class Dataset:
             raise self._fail(f"x has shape {x.shape}; give images as [N, C, H, W] or a table as [N, D]")
         if y.ndim != 1 or len(x) != len(y):
             raise self._fail(f"x has {len(x)} rows but y has shape {y.shape}; give one value of y for each row")
+        if self.fill not in ("median", "mean"):
+            raise unknown("way to fill", self.fill, ("median", "mean"))
         if self.gaps and x.ndim != 2:
             raise self._fail("only a table may have missing values; leave gaps out")
         if 0 in x.shape:

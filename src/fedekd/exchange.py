@@ -7,7 +7,7 @@ What is exchanged is {name: tensor}: a model's full state (weights and buffers),
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +16,9 @@ from torch import Tensor
 
 from fedekd.errors import FedekdError
 from fedekd.methods.base import Exchange, Method, Uploads
+from fedekd.robust import Mean, average
 
 Message = Mapping[str, Tensor]
-Mean = Callable[[Message, Tensor], dict[str, Tensor]]  # of a tree [K, ...] and weights [K] whose sum is 1
 
 
 def exchanges(method: Method, rounds: int) -> dict[str, Exchange]:
@@ -80,21 +80,14 @@ def same_shapes(messages: Sequence[Message], name: str, clients: Sequence[str]) 
             )
 
 
-def average(stack: Message, weights: Tensor) -> dict[str, Tensor]:
-    """The weighted mean of every tensor of a tree [K, ...]; counters (integer buffers) are taken from the first."""
-    return {
-        key: torch.tensordot(weights.to(t.dtype), t, 1) if t.is_floating_point() else t[0].clone()
-        for key, t in stack.items()
-    }
-
-
 class Aggregator:
     """The server's half of every exchange: the mean, what the method makes of it, and what the server remembers."""
 
     def __init__(self, start: Mapping[str, Message], **about: Any) -> None:
         """``start``: by exchange whose answer goes into a model, the trainable weights that all clients begin with.
 
-        ``about`` is what else ``Uploads`` tells a method: clients, public, module and seed.
+        ``about`` is what else ``Uploads`` tells a method: clients, public, module, seed, and how to average where that
+        is not the mean.
         """
         self.sent = {name: dict(tree) for name, tree in start.items()}
         self.memory: dict[str, Any] = {}
@@ -107,24 +100,29 @@ class Aggregator:
         weights: Sequence[float],
         numbers: Sequence[int],
         round: int,
-        mean: Mean = average,
     ) -> Any:
-        """The answer to one exchange. ``messages`` are trees, or one tree of [K, ...]; ``mean`` may be a robust one."""
+        """The answer to one exchange. ``messages`` are trees, or one tree of [K, ...]."""
         share = torch.tensor(weights, dtype=torch.float64)
         share = (share / share.sum()).float().to(_device(messages))
         previous, memory = self.sent.get(step.name, {}), self.memory.get(step.name, {})
+        mean = _Asked(self.about.get("average", average))
         facts = {"clients": len(weights), **self.about, "weights": share, "average": mean, "round": round}
         facts |= {"previous": previous, "memory": memory, "numbers": tuple(numbers)}
         buffers: Message = {}
         if step.send is None:  # a method combines weights; buffers, which no gradient moves, are averaged
             messages, rest = _apart(messages, previous)
-            buffers = Uploads(given=rest, **facts).mean()
+            buffers = Uploads(given=rest, **facts | {"average": mean.how}).mean()
         uploads = Uploads(given=messages, **facts)
         pair = step.combine(uploads) if step.combine else (uploads.mean(), memory)
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise FedekdError(
                 f"the function that combines {step.name!r} gives {type(pair).__name__}; it must return a pair, an "
                 "answer and the server's new memory"
+            )
+        if mean.how is not average and not mean.asked:
+            raise FedekdError(
+                f"the function that combines {step.name!r} takes no mean, so no other way to combine protects it; "
+                'leave `combine` at "mean"'
             )
         answer, self.memory[step.name] = pair
         if step.each:
@@ -139,6 +137,17 @@ class Aggregator:
 
     def restore(self, state: dict[str, Any]) -> None:
         self.sent, self.memory = state["sent"], state["memory"]
+
+
+class _Asked:
+    """A way to average that remembers whether it was asked for."""
+
+    def __init__(self, how: Mean) -> None:
+        self.how, self.asked = how, False
+
+    def __call__(self, stack: Message, weights: Tensor) -> dict[str, Tensor]:
+        self.asked = True
+        return self.how(stack, weights)
 
 
 def _apart(messages: Message | Sequence[Message], names: Message) -> tuple[Any, Any]:

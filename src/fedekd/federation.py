@@ -37,6 +37,8 @@ class Federation:
     """int64 indices into ``dataset.x`` of rows that no client has for itself and that server and clients all hold."""
     public_labelled: bool = True
     """Where not, ``dataset.y`` is 0 in the public rows and means nothing."""
+    fill: np.ndarray | None = None
+    """What each missing value of a table was replaced by; None where there were none."""
 
     def __post_init__(self) -> None:
         if self.dataset.gaps:

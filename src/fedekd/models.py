@@ -86,7 +86,10 @@ def own_factory(make: Factory, client: int) -> Factory:
 
 def takes_client(make: Factory) -> bool:
     """Whether a factory may give each client another architecture."""
-    return "client" in inspect.signature(make).parameters
+    try:
+        return "client" in inspect.signature(make).parameters
+    except (ValueError, TypeError):  # written in C, which does not tell
+        return False
 
 
 def like_client(make: Factory, client: int) -> int:
@@ -108,6 +111,11 @@ def build(role: str, make: Factory, shape: Shape, outputs: int, seed: int, clien
             module = make(shape, outputs, client=client) if takes_client(make) else make(shape, outputs)
         except TypeError as error:
             raise FedekdError(f"the {role} model factory must take (shape, outputs): {error}") from None
+        except FedekdError:
+            raise
+        except Exception as error:  # the user's code may raise anything
+            what = f"the {role} model factory fails for shape {tuple(shape)} and {outputs} outputs"
+            raise FedekdError(f"{what}: {type(error).__name__}: {error}") from error
     if not isinstance(module, nn.Module):
         raise FedekdError(f"the {role} model factory returned {type(module).__name__}, not an nn.Module")
     return module

@@ -13,5 +13,6 @@ def import_object(path: str, what: str, form: str = "") -> Any:
     module, _, name = path.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise FedekdError(f"cannot import {what} {path!r}{f' ({form})' if form else ''}: {error}") from None
+    except Exception as error:  # the module is the user's and may raise anything
+        kind = "" if isinstance(error, (ImportError, AttributeError)) else f"{type(error).__name__}: "
+        raise FedekdError(f"cannot import {what} {path!r}{f' ({form})' if form else ''}: {kind}{error}") from None

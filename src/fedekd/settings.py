@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -11,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from fedekd.errors import FedekdError, unknown
+from fedekd.files import check_name
 from fedekd.units import METRICS
 
 DEFAULT_PRESET = {"rounds": 10, "epochs": 2, "batch_size": 32, "lr": 1e-3}
 MOST_SEEDS = 10_000
+MOST = 100_000  # rounds or epochs: more is a mistake, or in a federation of real sites an attack
+MOST_TOML = 2**20  # bytes
 MANY = 1_000  # clients from which on all of them are measured only in the end
 NEWER: dict[str, Any] = {
     "participation": 1.0,
@@ -23,6 +27,7 @@ NEWER: dict[str, Any] = {
     "augment": "none",
     "choose_rounds": False,
     "metric": None,
+    "combine": "mean",
     "measure_every": 1,
 }
 """Training settings that older records and run keys lack, and what those were run with."""
@@ -32,6 +37,7 @@ CHOICES = {
     "precision": ("fp32", "tf32", "bf16"),
     "engine": ("auto", "serial", "stacked"),
     "weighting": ("uniform", "samples"),
+    "combine": ("mean", "median", "trimmed", "krum"),
     "optimizer": ("adam", "sgd", "momentum"),
     "lr_schedule": ("constant", "cosine"),
     "augment": ("none", "flip-crop"),
@@ -39,6 +45,9 @@ CHOICES = {
     "metric": tuple(METRICS),
     "models": ("first", "all", "none"),
     "alone": ("plain", "menu"),
+    "decimal": (".", ","),
+    "missing": ("mean", "drop", "flag"),
+    "dates": ("text", "age", "drop"),
 }
 
 
@@ -71,6 +80,7 @@ class Settings:
     augment: str = _help("none, or flip-crop: random flips and crops of training images", "none")
     choose_rounds: bool = _help("keep each client's model of the round with its lowest validation loss", False)
     weighting: str = _help("average uniformly or by training samples", "uniform")
+    combine: str = _help("how uploads become one: mean; or, against bad clients, median, trimmed or krum", "mean")
     measure_every: int | None = _help(
         "measure all clients after every so many rounds, and after the last "
         f"(default: 1; from {MANY:,} clients on only after the last)"
@@ -92,6 +102,15 @@ class Settings:
         "column (CSV) or array (npz) of rows that belong together, such as a patient; not an input"
     )
     subgroups: str | None = _help("column (CSV) or array (npz), such as sex: show Δ for each of its values")
+    drop: tuple[str, ...] | None = _help("columns of a table that are no inputs, such as patient_id")
+    decimal: str | None = _help("what stands between units and tenths in a table: . (usual) or ,")
+    missing: str | None = _help(
+        "a missing value becomes the mean of training rows, with flag also a column that says where; drop: its row goes"
+    )
+    dates: str | None = _help("what columns of dates become: text (usual), age (years until 2025) or drop")
+    na_values: tuple[str, ...] | None = _help(
+        "texts that mean a missing value (usual: NA, NaN, null, ..); the empty one always does"
+    )
     public: str | None = _help("rows that the server and all clients hold: a share such as 0.1, or a file")
     private: str | None = _help(
         "the private model: a name of `fedekd models`, or your own package.module:function; of several with commas "
@@ -120,6 +139,9 @@ def make_settings(given: Mapping[str, Any]) -> Settings:
         given["seeds"] = parse_seeds(given["seeds"])
     if "methods" in given:
         given["methods"] = parse_names(given["methods"])
+    for name in ("drop", "na_values"):
+        if name in given:
+            given[name] = parse_texts(name, given[name])
     for role in ("private", "proxy"):
         several = given.get(role)
         if isinstance(several, (list, tuple)):
@@ -157,11 +179,19 @@ def model_name(make: Any) -> str:
 
 def read_toml(path: str | Path) -> dict[str, Any]:
     """The settings in a TOML file: the same names as on the command line, methods' own under [parameters.NAME]."""
+    where = Path(path)
     try:
-        content = tomllib.loads(Path(path).read_text())
+        if where.exists() and not where.is_file():
+            raise FedekdError(f"cannot read {path}: it is not a file; give a TOML file")
+        if where.stat().st_size > MOST_TOML:
+            raise FedekdError(f"{path} has more than {MOST_TOML // 2**20} MiB, far too much for settings; shorten it")
+        content = tomllib.loads(where.read_text(encoding="utf-8"))
+        json.dumps(content, default=str)  # which fails where it is nested deeper than others can follow
     except OSError as error:
         raise FedekdError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise FedekdError(f"{path} is not valid TOML: it is nested too deep") from None
+    except ValueError as error:  # of which TOML's and Unicode's are kinds
         raise FedekdError(f"{path} is not valid TOML: {error}") from None
     return {key.replace("-", "_"): value for key, value in content.items()}
 
@@ -190,6 +220,17 @@ def parse_names(given: str | Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(n.strip() if isinstance(n, str) else n for n in names if n))
 
 
+def parse_texts(name: str, given: str | Iterable[str]) -> tuple[str, ...]:
+    """Texts with commas between them; a list where they hold commas themselves."""
+    try:
+        found: list[str] | None = given.split(",") if isinstance(given, str) else list(given)
+    except TypeError:
+        found = None
+    if found is None or not all(isinstance(one, str) for one in found):
+        raise FedekdError(f"{name} must be texts such as a,b, got {given!r}")
+    return tuple(dict.fromkeys(one.strip() for one in found if one.strip()))
+
+
 def _check(settings: Settings) -> None:
     for name in ("alpha", "lr"):
         value = getattr(settings, name)
@@ -202,6 +243,8 @@ def _check(settings: Settings) -> None:
         value = getattr(settings, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < low:
             raise FedekdError(f"{name} must be a whole number >= {low}, got {value!r}")
+        if name in ("rounds", "epochs") and value > MOST:
+            raise FedekdError(f"{name} must be at most {MOST:,}, got {value:,}")
     every = settings.measure_every
     if every is not None and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
         raise FedekdError(f"measure_every must be a whole number >= 1, got {every!r}")
@@ -220,8 +263,11 @@ def _check(settings: Settings) -> None:
         value = getattr(settings, name)
         if value is not None and value not in choices:
             raise unknown(name, str(value), choices)
+    check_combine(settings.combine, settings.weighting)
     if not settings.out:
         raise FedekdError("out must name a folder")
+    for place in (settings.out, settings.dataset):
+        check_name(Path(place))
     if not settings.methods:
         raise FedekdError("no methods given; try --methods fedekd,fedavg or paper")
     if not isinstance(settings.parameters, Mapping):
@@ -229,6 +275,12 @@ def _check(settings: Settings) -> None:
     for method, parameters in settings.parameters.items():
         if not isinstance(parameters, Mapping):
             raise FedekdError(f"[parameters.{method}] must be a table of values, got {parameters!r}")
+
+
+def check_combine(combine: str, weighting: str, where: str = "") -> None:
+    """A robust combination treats all alike. ``where``: the file that says so."""
+    if combine != "mean" and weighting != "uniform":
+        raise FedekdError(f"{where}combine = {combine!r} knows no weights; set weighting to uniform")
 
 
 def _check_public(public: str) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-GOOD, BAD, SAME = "green", "red", "dim"
+GOOD, BAD, SAME = "#0079c0", "#c75100", "dim"
+"""The page's blue and orange, in shades that can be read on black and on white; for terminals and notebooks."""
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -92,14 +93,14 @@ class Unit:
         return f"{x:{sign}.3e}" if extreme else f"{x:{sign}.{min(self.decimals, 7)}f}"
 
     def value(self, x: float) -> str:
-        return self._text(x)
+        return _true_minus(self._text(x))
 
     def delta(self, x: float) -> str:
         """Signed; what is not zero never reads as zero."""
         if abs(x) < 1e-12:
             return self._text(0.0)
         text = self._text(x, "+")
-        return text if math.isnan(x) or float(text) else f"{100 * x if self.percent else x:+.1g}"
+        return _true_minus(text if math.isnan(x) or float(text) else f"{100 * x if self.percent else x:+.1g}")
 
     def amount(self, x: float) -> str:
         """A difference without its sign, with its unit."""
@@ -112,6 +113,10 @@ class Unit:
     def style(self, delta: float) -> str:
         harm = self.harm(delta)
         return SAME if abs(harm) < 1e-12 else BAD if not harm < 0 else GOOD
+
+
+def _true_minus(number: str) -> str:
+    return f"−{number[1:]}" if number.startswith("-") else number
 
 
 def volume(nbytes: float) -> str:

@@ -131,7 +131,7 @@ def test_a_folder_of_npz_files_is_a_federation(tmp_path: Path) -> None:
 def test_paths(tmp_path: Path) -> None:
     fails(tmp_path / "none.npz", "no file or folder")
     fails(csv(tmp_path / "a.json", "{}"), r"is a \.json file")
-    fails(npz(tmp_path / "a.npz", x=np.ones((2, 2)), y=np.arange(2)), "--target 'y' names a column", target="y")
+    fails(npz(tmp_path / "a.npz", x=np.ones((2, 2)), y=np.arange(2)), "--target 'y' is for tables", target="y")
     (tmp_path / "b.npz").write_bytes(b"no")
     fails(tmp_path / "b.npz", r"not a whole \.npz file; save it again with numpy\.savez")
 

@@ -54,6 +54,9 @@ def test_other_separators_and_marks(tmp_path: Path) -> None:
         ("a\n1\n2\n", {"target": "a"}, "no column besides"),
         ("a,b\n1,1\n1,2\n", {"target": "a"}, "one class"),
         ("a,b\nx,1\ny,2\n", {"target": "a", "task": "regression"}, "target is text"),
+        ("a, a ,t\n1,2,3\n", {"target": "t"}, "two columns called 'a'"),
+        ("t, t\n1,2\n3,4\n", {"target": "t"}, "two columns called 't'"),
+        ("sex,sex=m,t\nm,1,0\nf,2,1\n", {"target": "t"}, "two inputs would be called 'sex=m'"),
         ("n,b\n" + "".join(f"name{i},{i % 2}\n" for i in range(101)), {"target": "b"}, "'n' has 101 different"),
     ],
 )

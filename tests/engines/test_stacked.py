@@ -19,6 +19,12 @@ from fedekd.settings import make_settings
 from stacking import TRAINED, compare, job, rows_for
 
 
+@pytest.mark.parametrize("combine", ["median", "trimmed", "krum"])
+@pytest.mark.parametrize("name", ["fedekd", "scaffold"])
+def test_robust_combination(images, name, combine):
+    compare([job(images, methods.get(name), seed, combine=combine) for seed in (0, 1)])
+
+
 @pytest.mark.parametrize("name", TRAINED)
 def test_classification(images, name):
     compare([job(rows_for(name, images), methods.get(name))])

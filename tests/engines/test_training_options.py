@@ -13,7 +13,7 @@ from torch import nn
 
 from fedekd import methods
 from fedekd.data import federate
-from fedekd.engines.augment import DRAWS, flip_crop
+from fedekd.engines.augment import MIXES, MOVES, flip_crop, mixed
 from fedekd.engines.chunk import Chunk
 from fedekd.engines.job import Job, Training, make_optimizer
 from fedekd.engines.optimizer import FusedOptimizer
@@ -265,7 +265,7 @@ def by_hand(image, draws):
 def test_an_image_is_cropped_from_a_wider_one_and_mirrored(shape):
     draw = torch.Generator().manual_seed(0)
     images = torch.randint(0, 255, (2, 20, *shape), dtype=torch.uint8, generator=draw)
-    draws = torch.rand(2, 20, DRAWS, generator=draw)
+    draws = torch.rand(2, 20, MOVES, generator=draw)
     draws[0, 0], draws[0, 1] = 0.0, torch.nextafter(torch.tensor(1.0), torch.tensor(0.0))
     found = flip_crop(images, draws)
     assert found.dtype == torch.uint8
@@ -284,7 +284,7 @@ def test_augmentations_are_drawn_as_batches_are():
     given = {"n": 50, "epochs": 2, "batch_size": 16, "draws": 1}
     plain, first, again = (schedule(0, 3, "private", 1, augment=a, **given) for a in (False, True, True))
     assert plain.moves.shape == (2, 50, 0)
-    assert first.moves.shape == (2, 50, DRAWS)
+    assert first.moves.shape == (2, 50, MOVES)
     assert (first.moves == again.moves).all()
     assert (first.order == plain.order).all()
     assert (first.uniform == plain.uniform).all()
@@ -321,14 +321,72 @@ class Watching(Local):
     like = MappingProxyType({"teacher": "private"})
     reads_weights = ("teacher",)
     split: str = "train"
+    mixed: bool = False
 
     def steps(self, round):
-        return (Train(("private",), self.loss, frozen=("teacher",), split=self.split, gradients=True),)
+        return (Train(("private",), self.loss, ("teacher",), split=self.split, gradients=True, mixed=self.mixed),)
 
     def loss(self, batch):
-        apart = (batch.outputs["teacher"] - batch.apply("teacher", batch.weights["teacher"])).abs().sum(1)
-        wrong = batch.mean(apart)
+        apart = (batch.outputs["teacher"] - batch.apply("teacher", batch.weights["teacher"])).abs()
+        wrong = batch.mean(apart if apart.dim() == 1 else apart.sum(1))
         return batch.supervised("private") + 1e3 * wrong.detach() * batch.outputs["private"].sum() + batch.x.sum() * 0
+
+
+@dataclass(frozen=True)
+class Mixing(Local):
+    """Local on mixed rows, as if each had its first row's label."""
+
+    def steps(self, round):
+        return (Train(("private",), self.loss, mixed=True),)
+
+
+@pytest.mark.parametrize("rows", ["images", "tables"])
+def test_a_teacher_sees_mixed_rows_as_its_student_does(rows, request):
+    federation, given = request.getfixturevalue(rows), {"optimizer": "sgd", "lr": 0.02, "rounds": 2}
+    watched, alone = agree(job(federation, Watching(mixed=True), **given)), agree(job(federation, Mixing(), **given))
+    for ours, theirs in zip(watched, alone, strict=True):
+        assert all(torch.allclose(ours["private"][n], w, atol=1e-2) for n, w in theirs["private"].items())
+    assert differ(alone, serially(job(federation, **given)))
+
+
+def test_chunks_of_unequal_clients_mix_alike(digits):
+    uneven = federate(digits, clients=5, alpha=0.5, seed=2)
+    one = job(uneven, Watching(mixed=True), optimizer="sgd", lr=0.02, rounds=2, epochs=2)
+    stacked = Stacked([one], chunk=2)
+    stacked.shrink_stages = 2
+    for a, b in zip(weights_of(stacked, one), serially(one), strict=True):
+        assert all(torch.allclose(a[role][n], w, atol=2e-4) for role in b for n, w in b[role].items())
+
+
+def test_rows_are_mixed_with_rows_of_the_same_client():
+    given = {"n": 7, "epochs": 200, "batch_size": 16, "draws": 0}
+    plain, one, again = (schedule(0, 3, "private", 1, mixed=m, **given) for m in (False, True, True))
+    assert set(one.partners.ravel()) == set(range(7))
+    assert one.moves.shape == (200, 7, MIXES)
+    assert (one.partners == again.partners).all()
+    assert (one.order == plain.order).all()
+    assert plain.partners.size == 0
+
+
+def test_half_of_the_mixed_images_are_blends_and_half_have_a_patch():
+    black, white = torch.zeros(2000, 1, 8, 8), torch.ones(2000, 1, 8, 8)
+    draws = torch.rand(2000, MIXES, generator=torch.Generator().manual_seed(0))
+    out = mixed(black, white, draws)
+    patched = draws[:, 0] >= 0.5
+    assert 900 < int(patched.sum()) < 1100
+    torch.testing.assert_close(out[~patched], draws[~patched, 1].view(-1, 1, 1, 1).expand(-1, 1, 8, 8))
+    assert set(out[patched].unique().tolist()) == {0.0, 1.0}
+    share = out[patched].mean()  # a half of what is drawn, less what would lie beyond the border
+    assert 0.25 < float(share) < 0.5
+    corner = mixed(black[:1], white[:1], torch.tensor([[0.9, 0.25, 0.0, 0.0]]))[0, 0]
+    assert int(corner.sum()) == 4
+    assert bool(corner[:2, :2].all())
+
+
+def test_rows_of_a_table_are_blended_column_by_column_alike():
+    rows, others = torch.zeros(2, 3), torch.tensor([[1.0, 2.0, 4.0]]).expand(2, 3)
+    out = mixed(rows, others, torch.tensor([[0.9, 0.5, 0.1, 0.1], [0.1, 0.0, 0.1, 0.1]]))
+    assert out.tolist() == [[0.5, 1.0, 2.0], [0.0, 0.0, 0.0]]
 
 
 @pytest.mark.parametrize("augment", ["none", "flip-crop"])

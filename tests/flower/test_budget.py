@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,10 +14,14 @@ pytest.importorskip("opacus", reason="pip install 'fedekd[dp]'")
 
 from dp_client import DP, client, sent, trains
 from opacus import PrivacyEngine
-from opacus.accountants import RDPAccountant
+from opacus.accountants import PRVAccountant, RDPAccountant
+from opacus.accountants.utils import get_noise_multiplier
+from scipy.stats import norm
 
 from fedekd.errors import FedekdError
 from fedekd.flower.protocol.codes import Failed
+from fedekd.flower.settings import Privacy
+from fedekd.flower.site import dp_sgd
 from fedekd.flower.site.dp_sgd import Budget
 from fedekd.methods.base import Exchange
 
@@ -32,7 +37,7 @@ def test_the_budget_is_kept_and_used(tmp_path, digits, method):
         for step in one.method.steps(round):
             if not isinstance(step, Exchange):
                 one.perform(step, round)
-    independent = RDPAccountant()
+    independent = PRVAccountant()
     for _ in range(one.budget.planned):
         independent.step(noise_multiplier=one.budget.noise, sample_rate=16 / len(one.rows["train"]))
     assert spent(one) == pytest.approx(independent.get_epsilon(1e-3))
@@ -49,7 +54,7 @@ def test_opacus_itself_takes_the_same_noise(tmp_path, digits, rows, batch, round
     )  # as many rows as whole batches: Opacus would draw with 1 / (number of batches)
     module = torch.nn.Linear(3, 2)
     data = torch.utils.data.TensorDataset(torch.randn(rows, 3), torch.zeros(rows, dtype=torch.long))
-    engine = PrivacyEngine(accountant="rdp")
+    engine = PrivacyEngine(accountant="prv")
     _, optimizer, loader = engine.make_private_with_epsilon(
         module=module, optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
         data_loader=torch.utils.data.DataLoader(data, batch_size=batch), target_epsilon=DP.epsilon,
@@ -63,6 +68,71 @@ def test_opacus_itself_takes_the_same_noise(tmp_path, digits, rows, batch, round
         for _ in range(epochs * len(loader)):
             engine.accountant.step(noise_multiplier=optimizer.noise_multiplier, sample_rate=loader.sample_rate)
         assert spent(one) == pytest.approx(engine.get_epsilon(DP.delta))
+
+
+@pytest.mark.parametrize(("epsilon", "rate", "steps"), [(8.0, 0.1, 100), (2.0, 0.05, 200)])
+def test_the_budget_takes_less_noise_than_by_renyi_divergence(epsilon, rate, steps):
+    dp = Privacy(epsilon=epsilon)
+    noise = dp_sgd._noise(dp, rate, steps)
+    other = get_noise_multiplier(
+        target_epsilon=epsilon, target_delta=dp.delta, sample_rate=rate, steps=steps, accountant="rdp"
+    )
+    assert 0.90 * other < noise < 0.96 * other
+    assert dp_sgd._epsilon(((noise, rate, steps),), dp.delta) <= epsilon
+    rdp = RDPAccountant()
+    rdp.history = [(noise, rate, steps)]
+    assert rdp.get_epsilon(dp.delta) > epsilon
+
+
+@pytest.mark.parametrize(("noise", "steps"), [(4.0, 1), (8.0, 30), (20.0, 400)])
+def test_the_bound_holds_where_the_exact_loss_is_known(noise, steps):
+    """Without sampling, steps of the Gaussian mechanism are one of less noise (Balle and Wang, ICML 2018)."""
+    mu, delta = steps**0.5 / noise, 1e-5
+    epsilon = dp_sgd._epsilon(((noise, 1.0, steps),), delta)
+
+    def exact(eps):
+        return norm.cdf(mu / 2 - eps / mu) - np.exp(eps) * norm.cdf(-mu / 2 - eps / mu)
+
+    assert exact(epsilon) <= delta < exact(epsilon - 0.05)
+
+
+def test_the_bound_holds_where_rows_are_drawn():
+    """One step on rows drawn with probability q: the divergence of the two outcomes, by quadrature, both ways."""
+    noise, q, delta = 1.0, 0.2, 1e-5
+    epsilon = dp_sgd._epsilon(((noise, q, 1),), delta)
+    x = np.linspace(-15, 16, 400_001)
+    without = norm.pdf(x, 0, noise)
+    with_it = (1 - q) * without + q * norm.pdf(x, 1, noise)
+
+    def exact(eps):
+        pairs = ((with_it, without), (without, with_it))
+        return max(np.trapezoid(np.maximum(a - np.exp(eps) * b, 0), x) for a, b in pairs)
+
+    assert exact(epsilon) <= delta < exact(epsilon - 0.05)
+
+
+def test_a_ledger_begun_by_renyi_divergence_goes_on(tmp_path, digits):
+    one = client(tmp_path / "a", digits)
+    old = get_noise_multiplier(
+        target_epsilon=DP.epsilon, target_delta=DP.delta, sample_rate=one.budget.rate, steps=one.budget.planned,
+        accountant="rdp",
+    )  # fmt: skip
+    one.folder.mkdir(exist_ok=True)
+    (one.folder / "spent.json").write_text(json.dumps({"noise": old, "weak": False, "spent": {}}))
+    again = client(tmp_path / "a", digits)
+    for round in range(2):
+        sent(again, round)
+    assert again.budget.noise == old
+    assert 0.8 * DP.epsilon < spent(again) < 0.99 * DP.epsilon
+
+
+def test_a_budget_too_large_for_the_finer_accountant_is_kept_by_the_other():
+    dp = Privacy(epsilon=200.0)
+    noise = dp_sgd._noise(dp, 0.1, 3)
+    assert noise == get_noise_multiplier(
+        target_epsilon=200.0, target_delta=dp.delta, sample_rate=0.1, steps=3, accountant="rdp"
+    )
+    assert dp_sgd._epsilon(((noise, 0.1, 3),), dp.delta) <= 200
 
 
 def test_a_budget_is_spent_once(tmp_path, digits):

@@ -11,7 +11,11 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd[flower]'")
 
+from fedekd.cli import main
 from fedekd.errors import FedekdError
+from fedekd.flower.settings import read_server
+from fedekd.flower.setup.certificates import check_certificate
+from fedekd.flower.setup.check import check_site
 from fedekd.flower.supervise.demo import wait_for_server
 from fedekd.flower.supervise.processes import Child, stopping
 from fedekd.runs.verdict_text import STATES
@@ -52,6 +56,22 @@ def test_the_demo_reports_three_sites_and_stops_everything(folder: Path) -> None
     assert "3 sites share a verdict: " in done.stdout
     assert "1 rounds of fedekd" in done.stdout
     assert processes(folder) == []
+
+
+def test_folders_for_a_trial_elsewhere(tmp_path: Path) -> None:
+    """They are mounted at other paths in containers, so nothing in them may name where they were made."""
+    assert main(["federation", "prepare", str(tmp_path / "made"), "--address", "server:8000", "--rounds", "1"]) == 0
+    assert main(["federation", "prepare", str(tmp_path / "made"), "--address", "server:8000"]) == 2
+    (tmp_path / "made").rename(tmp_path / "moved")
+    server = read_server(tmp_path / "moved" / "server" / "server.toml")
+    check_certificate(server)
+    assert (server.address, server.listen, server.rounds) == ("server:8000", "0.0.0.0", 1)
+    assert sorted(path.name for path in server.nodes.iterdir()) == ["north.pub", "south.pub", "west.pub"]
+    for name in ("north", "south", "west"):
+        found = {one.name: one for one in check_site(tmp_path / "moved" / name / "site.toml", server.schema)}
+        wrong = {one.name for one in found.values() if one.state == "wrong"}
+        assert wrong <= {"connection", "port"}, found  # nobody is called `server` here
+        assert str(tmp_path / "moved") in found["key"].text
 
 
 def test_a_site_may_end_before_the_server_does(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd[flower]'")
 pytest.importorskip("opacus", reason="Opacus is not installed: pip install 'fedekd[dp]'")
 
-from opacus.accountants import RDPAccountant
+from opacus.accountants import PRVAccountant
 
 from fedekd.flower.supervise.processes import stop
 
@@ -39,7 +39,7 @@ def test_a_budget_is_spent_once_whatever_dies(town) -> None:
         assert told == json.loads((ledger.parent / "report.json").read_text())["privacy"]
         kept = json.loads(ledger.read_text())
         ((rate, steps),) = kept["spent"].values()
-        accountant = RDPAccountant()
+        accountant = PRVAccountant()
         accountant.history = [(kept["noise"], rate, steps)]
         assert told["epsilon"] == pytest.approx(accountant.get_epsilon(DELTA))
         assert 0.9 * EPSILON < told["epsilon"] <= EPSILON

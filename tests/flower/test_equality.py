@@ -16,12 +16,13 @@ import toys
 from village import TINY, Hand, federate, make_server, parts, schema_of, simulate, state_of, write_sites
 
 from fedekd import methods
+from fedekd.errors import FedekdError
 from fedekd.exchange import exchanges
 from fedekd.flower.protocol import wire
 from fedekd.flower.protocol.visits import visits
 from fedekd.runs.history import History
 from fedekd.runs.plan import SMOOTH
-from fedekd.runs.transfer import best_alone, comparison, last_round, option
+from fedekd.runs.transfer import best_alone, comparison, option
 from fedekd.verdicts import judge
 
 TRAINED = [name for name, method in methods.known().items() if method.roles]
@@ -119,6 +120,22 @@ def test_half_of_the_sites_in_each_round(tmp_path, digits, name):
     assert len({tuple(names) for names in report["counted"]}) > 2
 
 
+@pytest.mark.parametrize("combine", ["median", "trimmed", "krum"])
+@pytest.mark.parametrize("name", ["fedekd", "fedavgm", "scaffold"])
+def test_robust_combination(tmp_path, digits, name, combine):
+    """One mechanism: to the bit."""
+    given = {"method": name, "combine": combine, "min_sites": 3, "sites": 4, "epochs": 1}
+    report, *_ = same_as_simulated(tmp_path, digits, atol=0, **given)
+    assert report["combine"] == combine
+
+
+def test_a_method_that_takes_no_mean_is_refused_before_the_sites_train(tmp_path, digits):
+    server, sites = place(tmp_path, digits, "fedproto", combine="median", min_sites=3)
+    with pytest.raises(FedekdError, match=r"how it combines 'prototypes'.*takes no mean"):
+        federate(server, schema_of(digits), sites)
+    assert not server.state.exists()
+
+
 def test_the_baseline_is_local_training(tmp_path, digits):
     report, *_ = same_as_simulated(tmp_path, digits, method="fedekd", rounds=3)
     schema, sites = schema_of(digits), write_sites(tmp_path / "again", digits)
@@ -144,16 +161,15 @@ def test_what_a_site_does_alone_is_what_a_simulation_says_of_it(request, tmp_pat
             assert one["round"] == other.round
             assert (one["value"], one["val_loss"]) == pytest.approx((other.value, other.val_loss), abs=1e-5)
             assert one["last"] == pytest.approx(records[one["label"]]["clients"][position]["value"], abs=1e-5)
-        best, last = (
-            best_alone(options, client["n_val"], client["metric"] == "accuracy"),
-            last_round(records[method], position),
-        )
-        (verdict,) = judge([comparison([last], [best], client["metric"])])
+        best = best_alone(options, client["n_val"], client["metric"] == "accuracy")
+        joined = option(records[method], position)
+        (verdict,) = judge([comparison([joined], [best], client["metric"])])
         value, local, twin = (records[label]["clients"][position]["value"] for label in (method, "local", menu[-1]))
         assert (own["alone"]["label"], own["alone"]["round"]) == (best.label, best.round)
-        assert own["joined"] == {"round": rounds, "chosen": "last"}
+        assert own["joined"]["round"] == joined.round
+        assert own["joined"]["value"] == pytest.approx(joined.value, abs=1e-5)
         parts = (own["delta"], own["recipe"], own["federation"], own["gain"])
-        assert parts == pytest.approx((value - local, twin - local, value - twin, value - best.value), abs=1e-5)
+        assert parts == pytest.approx((value - local, twin - local, value - twin, joined.value - best.value), abs=1e-5)
         assert own["delta"] == pytest.approx(own["recipe"] + own["federation"])
         told = own["verdict"]
         assert (told["state"], told["rows_needed"]) == (verdict.state, verdict.rows_needed)

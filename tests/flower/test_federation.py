@@ -16,6 +16,9 @@ from recorder import Recorder
 
 from fedekd.flower.protocol.schema import Schema
 from fedekd.flower.settings import read_site
+from fedekd.flower.site.audit import read_audit
+from fedekd.flower.supervise.status import server_status, site_status
+from fedekd.report.page import federation_text
 from fedekd.runs.plan import SMOOTH
 
 if TYPE_CHECKING:
@@ -49,6 +52,8 @@ def test_a_federation_with_bad_neighbours(town) -> None:
     assert "z-corrupt cannot join: it refuses; its own log says why" in here.log()
     here.equals_the_simulation(report, *HONEST)
     only_what_is_declared_leaves(here, ears["north"].up)
+    entries = [one for one in read_audit(here.folder / "north" / "state") if one["event"] == "visit"]
+    assert [[sent["name"] for sent in one["left"]["exchanged"]] for one in entries] == [["proxy"], ["proxy"], []]
 
     assert "rows.npz" in here.log("z-corrupt"), "the site itself is told what is wrong"
     for text in (b"rows.npz", b"archive", b"Traceback", b"Error", b"numpy.savez", str(here.folder).encode()):
@@ -60,6 +65,8 @@ def test_a_federation_with_bad_neighbours(town) -> None:
     (own,) = (here.folder / "south" / "state").glob("*/report.json")
     assert here.child("south").code == 0, here.told()
     assert f"federation {own.parent.name} is complete; see {own}" in "\n".join(here.child("south").lines())
+    assert "the server has signed the result" in here.log("south")
+    assert "is the one that this site holds" in here.log("south")
     assert any("rows.npz" in line for line in here.child("z-corrupt").lines()), "its administrator is told why"
     assert here.child("z-corrupt").code is None, "it has seen no federation's end"
 
@@ -102,6 +109,11 @@ def test_kills_cost_no_finished_round(town) -> None:
         here.site(name)
     here.start("server", *HONEST)
     here.wait(lambda: "visit 1 of 3" in here.log(), 150, "first visit")
+    told = server_status(here.folder / "server" / "server.toml")
+    assert (told["running"], told["complete"], told["problems"]) == (True, False, [])
+    assert "of 3 visits are done" in federation_text(here.state)
+    told = site_status(here.file("north"))
+    assert (told["running"], told["connected"], told["problems"]) == (True, True, [])
     here.kill("south", "")
     here.child("south").process.kill()
     here.kill("server", "launch\0superlink")
@@ -111,4 +123,7 @@ def test_kills_cost_no_finished_round(town) -> None:
     assert report["complete"]
     assert report["counted"] == [list(HONEST)] * 3
     assert "going on after" in here.log()
+    told = server_status(here.folder / "server" / "server.toml")
+    assert (told["running"], told["complete"], told["federation"]["done"]) == (False, True, 3)
+    assert {one["counted"] for one in told["federation"]["sites"].values()} == {3}
     here.equals_the_simulation(report, *HONEST)

@@ -79,3 +79,28 @@ def test_a_site_with_its_own_private_model_does_not_join_where_they_are_averaged
     with caplog.at_level(logging.WARNING), pytest.raises(TooFew):
         federate(make_server(tmp_path, method="fedavg", deadline=1.0), schema_of(digits), sites)
     assert "averages the private models" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "csv.gz", "folder"])
+def test_numbers_are_not_read_as_categories_whatever_the_kind_of_file(tmp_path, digits, kind):
+    import gzip
+    from dataclasses import replace
+
+    from fedekd.data import load_dataset
+    from fedekd.flower.protocol.schema import Schema
+    from fedekd.flower.site.guard import kept_kinds
+
+    texts = "".join(f"x{i % 3},{i % 2}\n" for i in range(30))
+    (tmp_path / "theirs.csv").write_text("age,ill\n" + texts)
+    schema = Schema.of(load_dataset(tmp_path / "theirs.csv", target="ill"))
+    ours = "age,ill\n" + "".join(f"{20 + i % 3},{i % 2}\n" for i in range(30))
+    path = tmp_path / ("rows" if kind == "folder" else f"ours.{kind}")
+    if kind == "folder":
+        path.mkdir()
+        (path / "ward.csv").write_text(ours)
+    else:
+        content = ours.replace(",", "\t") if kind == "tsv" else ours
+        path.write_bytes(gzip.compress(content.encode()) if kind.endswith("gz") else content.encode())
+    site = replace(made(tmp_path / "sites", digits), data=str(path), target="ill")
+    with pytest.raises(FedekdError, match="reads column 'age' as categories"):
+        kept_kinds(site, schema)

@@ -114,8 +114,9 @@ def test_a_new_key_leaves_the_old_one_beside_it(tmp_path: Path) -> None:
     now = keys.read_public_key(public)
     assert keys.read_node_key(path).public_key() == now
     assert now != keys.read_public_key(path.with_name("a.pub.old"))
-    assert main(["site", "key", str(tmp_path / "a" / "site.toml")]) == 2  # the one kept is not overwritten either
-    assert keys.read_public_key(public) == now
+    assert main(["site", "key", str(tmp_path / "a" / "site.toml")]) == 0
+    assert keys.read_public_key(path.with_name("a.pub.old2")) == now
+    assert path.with_name("a.old").read_bytes() == before[0], "the one kept is not overwritten either"
     for kept in (path, public, path.with_name("a.old"), path.with_name("a.pub.old")):
         kept.unlink()
     assert main(["site", "key", str(tmp_path / "a" / "site.toml")]) == 0  # what is lost need not be kept

@@ -51,12 +51,17 @@ def far_too_large(arrays):
     return {name: 1e4 * array for name, array in arrays.items()}
 
 
+def turned_round(arrays):
+    return {name: -4.9 * array for name, array in arrays.items()}
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         (with_nan, "NaN or infinite"),
         (with_a_wrong_shape, "has shape"),
         (far_too_large, "is far from"),
+        (turned_round, "points away from the global model"),
         (lambda arrays: {**arrays, "private": np.zeros(3, np.float32)}, "'private' that is unknown"),
     ],
 )

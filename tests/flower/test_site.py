@@ -22,6 +22,7 @@ from fedekd.flower.protocol.wire import Payload
 from fedekd.flower.server.conversation import TooFew
 from fedekd.flower.server.rounds import Rounds
 from fedekd.flower.settings import SHARED, Privacy, read_site
+from fedekd.flower.site.audit import read_audit
 from fedekd.flower.site.handlers import answer
 from fedekd.methods import Exchange, Method, Train
 from fedekd.runs import saved_models
@@ -223,7 +224,7 @@ def test_only_what_a_site_shares_leaves_it(tmp_path, digits, schema, share):
     sites = write_sites(tmp_path, digits, share=share)
     post = Hand(sites)
     _, report = federate(make_server(tmp_path, rounds=1, epochs=1), schema, sites, post)
-    allowed = {"code", "name"}
+    allowed = {"code", "name", "fedekd", "protocol"}
     allowed |= {"n"} if "n" in share else set()
     allowed |= {"metric", "local", "value"} if "metric" in share else set()
     allowed |= {"metric", "delta", "low", "high"} if "delta" in share else set()
@@ -254,12 +255,16 @@ def test_a_site_logs_what_it_does(tmp_path, digits, schema, caplog):
     numbers = (
         "alone {local:.4g}, with the federation {value:.4g}, difference {delta:+.4g} (95 %: {low:+.4g} to {high:+.4g})"
     ).format(**report)
+    hashes = [entry["hash"] for entry in read_audit(site.state)]
     assert rest == [
         "visit 1 of 2 done",
+        f"audit log: {hashes[1]}",
         f"accuracy on this site's test rows: {numbers}",
         "{recommendation}: {reason}".format(**report["verdict"]),
         "visit 2 of 2 done",
+        "the server has not signed the result",
         f"federation {FEDERATION} is complete; see {own}",
+        f"audit log: {hashes[3]}",
     ]
 
 

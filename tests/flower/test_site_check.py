@@ -102,10 +102,10 @@ def test_a_site_that_is_not_ready_exits_with_2(tmp_path: Path, capsys: pytest.Ca
     told = capsys.readouterr()
     assert "data         WRONG: there is no file or folder" in told.out
     assert "model        not checked" in told.out
-    assert "connection   WRONG: no answer from localhost:1" in told.out
+    assert "connection   not checked: no answer from localhost:1 (Connection refused); check again when" in told.out
     assert "clock        not checked" in told.out
     assert "admission    not checked" in told.out
-    assert told.err == "fedekd: 2 of the checks failed; fix what they name and check again\n"
+    assert told.err == "fedekd: 1 of the checks failed; fix what they name and check again\n"
 
 
 def test_keys(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ def make_details(
         "task": record["task"],
         "curve": curve,
         **({} if regression else {"confusion": [confusion(draw, client, len(classes)) for client in clients]}),
+        **({} if regression else {"calibration": [calibration(client) for client in clients]}),
+        "train_loss": [[1.0 / (r + 1) + 0.01 * k for k in range(len(clients))] for r in range(rounds)],
         "errors": [errors(draw, client, regression) for client in clients],
         "trust": [{"round": r + 1, "clients": [trust_of(draw) for _ in clients]} for r in range(rounds * gated)],
         "exchange": [{"up": sent, "down": sent} for _ in range(rounds)],
@@ -47,6 +49,19 @@ def make_details(
 def confusion(draw: np.random.Generator, client: dict[str, Any], classes: int) -> list[list[int]]:
     pairs = draw.integers(0, classes**2, client["n_test"])
     return np.bincount(pairs, minlength=classes**2).reshape(classes, classes).tolist()
+
+
+def calibration(client: dict[str, Any]) -> dict[str, list[Any]]:
+    """Half of the rows at 45 %, the others at 95 %, of which the client gets its accuracy right."""
+    few, many = client["n_test"] // 2, client["n_test"] - client["n_test"] // 2
+    right = round(client["value"] * client["n_test"])
+    rest = [0] * 4
+    sure = [0.0] * 4 + [0.45] + [0.0] * 4 + [0.95]
+    return {
+        "count": [*rest, few, *rest, many],
+        "sure": sure,
+        "right": [*rest, max(0, right - many), *rest, min(right, many)],
+    }
 
 
 def errors(draw: np.random.Generator, client: dict[str, Any], regression: bool) -> list[float]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import axe
 import pytest
 from test_federation_page import REPORT
 from test_page import NASTY, PAPER, save
 
-from fedekd.report.page import write_federation, write_handout, write_page
+from fedekd.report.page import write_difference, write_federation, write_handout, write_page
 from made_records import make_record
 
 sync_api = pytest.importorskip(
@@ -219,6 +221,86 @@ def test_the_keyboard_reaches_the_choices_and_the_tables(visit, run):
     page.wait_for_selector("#methods table")
 
 
+def test_a_table_is_sorted_by_a_column_and_back(visit, run):
+    page = visit(run)
+    head = page.locator("#all table thead button", has_text="mean accuracy")
+    column = page.locator("#all table thead button").all_inner_texts().index(head.inner_text())
+    read = (
+        f"[...document.querySelectorAll('#all .block tbody tr')].map((row) => Number(row.cells[{column}].textContent))"
+    )
+    for direction, sign in (("ascending", 1), ("descending", -1)):
+        head.click()
+        values = page.evaluate(read)
+        assert values == sorted(values, key=lambda value: sign * value)
+        assert page.locator(f"#all th[aria-sort={direction}]").count() == 1
+    delta = page.locator("#all table thead button", has_text="Avg Δ")
+    delta.click()
+    order = page.evaluate(
+        "[...document.querySelectorAll('#all .block tbody tr')].map((row) => row.cells[1].textContent)"
+    )
+    assert order[-1] == "–", "Local has no Δ, and comes last whichever way"
+    shown = [float(text.replace("−", "-")) for text in order[:-1]]
+    assert shown == sorted(shown)
+    assert shown[0] < 0 < shown[-1]
+
+
+def test_rows_are_filtered_and_stay_so_with_another_method(visit, tmp_path, result):
+    page = visit(write_page(save(tmp_path, result(methods=2, seeds=1, clients=12, rows=60).records)))
+    rows = page.locator("#clients tbody tr:visible")
+    assert rows.count() == 12
+    page.locator("#clients .filter").fill("11")
+    assert 0 < rows.count() < 12
+    page.select_option("[data-choice=method]", label="fedavg")
+    page.wait_for_function("document.querySelector('#clients tbody tr[hidden]')")
+    assert page.locator("#clients .filter").count() == 1
+    page.locator("#clients .filter").fill("")
+    assert rows.count() == 12
+
+
+def test_a_link_shows_what_was_chosen_and_where(visit, run):
+    page = visit(run)
+    page.select_option("[data-choice=method]", label="fedavg")
+    page.select_option("[data-choice=seed]", "1")
+    page.locator("#cost .anchor").first.click()
+    assert page.url.endswith("?method=fedavg&seed=1#cost")
+    page.reload()
+    page.wait_for_selector("html[data-drawn=yes]")
+    assert page.locator("h1:visible").inner_text().startswith("fedavg")
+    assert page.evaluate("document.querySelector('[data-choice=seed]').value") == "1"
+    top = page.locator("#cost").bounding_box()["y"]
+    assert 0 <= top < 400
+
+
+def test_a_chart_and_its_data_can_be_saved(visit, run):
+    page = visit(run)
+    with page.expect_download() as found:
+        page.click("#clients [data-save=svg]")
+    picture = Path(found.value.path()).read_text()
+    assert found.value.suggested_filename == "clients.svg"
+    assert picture.startswith("<svg ")
+    assert "<path" in picture
+    with page.expect_download() as found:
+        page.click("#clients [data-save=csv]")
+    with Path(found.value.path()).open(newline="") as file:
+        heads, *rows = csv.reader(file)
+    assert found.value.suggested_filename == "clients.csv"
+    assert len(rows) == 6
+    assert {len(row) for row in rows} == {len(heads)}
+
+
+def test_a_dataset_heads_its_columns_once(visit, tmp_path):
+    page = visit(write_page(PAPER, tmp_path / "study.html"))
+    groups = page.locator("#tables table").first.locator("th[scope=colgroup]")
+    names = groups.all_inner_texts()
+    assert len(names) == len(set(names)) > 1
+    first = page.locator("#tables table").first
+    assert (
+        sum(int(one.get_attribute("colspan")) for one in groups.all())
+        == first.locator("thead th[scope=col][data-full]").count()
+    )
+    assert first.locator("tbody td").first.get_attribute("data-head").startswith(names[0])
+
+
 def test_a_hostile_name_is_shown_and_never_run(visit, tmp_path, record):
     records = [record("local"), record("fedekd")]
     for one in records:
@@ -235,6 +317,20 @@ def test_it_prints_in_light_and_within_the_paper(visit, run):
     assert pdf.startswith(b"%PDF")
     page.emulate_media(media="print")
     assert page.locator(".top").is_hidden()
+
+
+@axe.needs_axe
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light")])
+def test_nobody_is_left_out(visit, run, tmp_path, width, scheme):
+    """WCAG 2.2 AA, as far as axe-core can tell."""
+    (tmp_path / "report.json").write_text(json.dumps(REPORT))
+    other = save(tmp_path / "other", [make_record(m, rows=60) for m in ("local", "fedekd")])
+    study, federation = write_page(PAPER, tmp_path / "study.html"), write_federation(tmp_path, tmp_path / "fed.html")
+    for path in (run, study, federation, write_difference(tmp_path, other)):
+        page = visit(path, width, scheme)
+        page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+        page.evaluate(axe.source() + "; null")
+        assert page.evaluate(f"{axe.RUN}.then({axe.FOUND})") == [], path.name
 
 
 def test_a_sites_handout_is_one_sheet(browser, tmp_path):

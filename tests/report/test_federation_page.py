@@ -83,7 +83,7 @@ def test_nobody_shares_anything(server: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "is not complete; how far it is stands in"),
+        (None, "has not begun; its log is"),
         ({**REPORT, "complete": False, "sites": [], "error": "no such column"}, "stopped: no such column"),
         ("{", "cannot read"),
     ],
@@ -127,6 +127,6 @@ def test_watching_a_federation_does_not_wait(
     put(server.parent / "site" / "state" / "log", "")
     assert main(["watch", str(server.parent / given), *once]) == 2
     error = capsys.readouterr().err
-    assert "belongs to a federation of real sites: follow it with `tail -f" in error
+    assert "belongs to a federation of real sites: `fedekd server status`" in error
     assert ("site/state/log`" if "site" in given else "fed/elsewhere/log`") in error
     assert error.count("\n") == 1

@@ -30,7 +30,7 @@ def test_a_report_is_a_table_of_what_sites_share(tmp_path: Path) -> None:
     lines = [" ".join(line.split()) for line in out.getvalue().splitlines()]
     assert "accuracy in %; Δ: with the federation minus alone, in points" in lines
     assert "north 600 90.0 92.5 +2.5" in lines
-    assert "south kept kept kept -1.0" in lines
+    assert "south kept kept kept −1.0" in lines
     assert "west kept kept kept kept" in lines
     assert "1 of 2 sites that share their Δ were harmed by joining, 0 beyond the chance of its test rows" in lines
     assert "3 rounds of fedekd, 1.2 MB up, 999 B down, 42 s" in lines

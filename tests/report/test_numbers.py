@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedekd.units import Unit, blocks, duration, volume
+from fedekd.units import BAD, GOOD, Unit, blocks, duration, volume
 
 ACCURACY, RMSE = Unit("accuracy", 1), Unit("rmse", 2)
 
@@ -15,16 +15,16 @@ ACCURACY, RMSE = Unit("accuracy", 1), Unit("rmse", 2)
 @pytest.mark.parametrize(
     ("unit", "delta", "text", "style"),
     [
-        (ACCURACY, 0.0123, "+1.2", "green"),
-        (ACCURACY, -0.116, "-11.6", "red"),
+        (ACCURACY, 0.0123, "+1.2", GOOD),
+        (ACCURACY, -0.116, "−11.6", BAD),
         (ACCURACY, 0.0, "0.0", "dim"),
         (ACCURACY, -0.0, "0.0", "dim"),
         (ACCURACY, 1e-17, "0.0", "dim"),
-        (ACCURACY, -0.0002, "-0.02", "red"),
-        (RMSE, 2.314, "+2.31", "red"),
-        (RMSE, -2.314, "-2.31", "green"),
+        (ACCURACY, -0.0002, "−0.02", BAD),
+        (RMSE, 2.314, "+2.31", BAD),
+        (RMSE, -2.314, "−2.31", GOOD),
         (RMSE, 0.0, "0.00", "dim"),
-        (RMSE, float("nan"), "+nan", "red"),
+        (RMSE, float("nan"), "+nan", BAD),
     ],
 )
 def test_delta_has_sign_and_colour(unit: Unit, delta: float, text: str, style: str) -> None:

@@ -208,6 +208,35 @@ def test_answers_by_class_are_shown_alone_and_with_the_method(tmp_path, record):
         assert joined["notes"][f"0|0|{c}"] == f"{client['id']}: {right} of {client['n_test']} test rows right."
 
 
+def test_calibration_is_over_all_clients_alone_and_with_the_method(tmp_path, record):
+    records = [record(m, (0.05, -0.04, 0.0), rows=300) for m in ("local", "fedekd")]
+    chart = page_data(page(save(tmp_path, records)))["charts"]["calibration"]
+    rows = [dict(zip(chart["fields"], row, strict=True)) for row in chart["rows"]["0|0"]]
+    assert [row["who"] for row in rows] == ["with the method"] * 2 + ["alone"] * 2
+    assert [row["sure"] for row in rows] == [45, 95] * 2
+    assert {row["count"] for row in rows} == {450}
+    for who, name in (("with the method", "value"), ("alone", "local")):
+        right = sum(row["right"] * row["count"] / 100 for row in rows if row["who"] == who)
+        assert right == pytest.approx(sum(client[name] * 300 for client in records[1]["clients"]), abs=0.1)
+
+
+def test_training_loss_stands_beside_validation_loss(tmp_path, record):
+    records = [record(m, rows=60) for m in ("local", "fedekd")]
+    for client in (client for one in records for client in one["clients"]):
+        client["curve"] = {"value": [0.1] * 3, "val": [0.1] * 3, "val_loss": [0.9, 0.8, 0.85]}
+    chart = page_data(page(save(tmp_path, records)))["charts"]["two-losses"]
+    rows = [dict(zip(chart["fields"], row, strict=True)) for row in chart["rows"]["0|0"]]
+    assert [(row["rows"], row["round"], row["loss"]) for row in rows if row["round"] == 3] == [
+        ("training", 3, pytest.approx(0.358333)),
+        ("validation", 3, 0.85),
+    ]
+    older = save(tmp_path / "older", records)
+    for path in (older / "details").iterdir():
+        kept = json.loads(path.read_text())
+        path.write_text(json.dumps({name: kept[name] for name in kept if name not in ("train_loss", "calibration")}))
+    assert not {"two-losses", "calibration"} & page_data(page(older))["charts"].keys()
+
+
 def test_the_colour_of_harm_means_nothing_else(tmp_path, result):
     found = page_data(page(save(tmp_path, result(2, 2).records)))["charts"]
     painted = {name for name, chart in found.items() if "$harm" in json.dumps(chart["spec"])}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ Make = Callable[..., Any]
 
 def drive(observer: Watcher, record: Make) -> None:
     """Two runs of three rounds and two clients, the second resumed after its first round, and one kept."""
-    observer.observe(RunsPlanned([("local", 0, 600), ("fedekd", 0, 600)]))
+    observer.observe(RunsPlanned([("local", 0, 600), ("fedekd", 0, 600)], kept=1))
     for method, resumed in (("local", 0), ("fedekd", 1)):
         observer.observe(RunStarted(method, 0, 600, 3, resumed))
         for round in range(resumed, 3):
@@ -33,15 +34,48 @@ def test_lines(record: Make, capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     assert out == ""
     start, local, resumed, fedekd = err.splitlines()
-    assert start == "training 2 runs"
+    assert start == "training 2 runs; 1 kept from earlier"
     assert local.startswith("1/2 local, seed 0: mean accuracy 85.5 %, 12 s (about ")
     assert resumed == "fedekd, seed 0: goes on after round 1 of 3"
     assert fedekd == "2/2 fedekd, seed 0: Avg Δ +1.6 points, 12 s"
 
 
 def test_lines_when_all_is_done(capsys: pytest.CaptureFixture[str]) -> None:
-    Lines().observe(RunsPlanned([]))
-    assert "nothing to train" in capsys.readouterr().err
+    Lines().observe(RunsPlanned([], kept=3))
+    assert capsys.readouterr().err == "nothing to train: 3 runs kept from earlier\n"
+
+
+def test_loading_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with watch(doing="loading digits"):
+        assert capsys.readouterr().err == "loading digits\n"
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    with Live(console, "loading digits") as live:
+        live.progress.refresh()
+        assert "loading digits" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_time_left_is_of_this_process_pace(record: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an earlier process did is done, but says nothing of the pace."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    watcher = Watcher()
+    watcher.observe(RunsPlanned([("fedekd", 0, 1000)], kept=2))
+    watcher.observe(RunStarted("fedekd", 0, 1000, 10, 8))
+    assert watcher.left() == ""
+    for _ in range(2):
+        watcher.observe(ClientTrained(8, "0", 50))
+        now[0] += 1.0
+    assert watcher.left() == "about 4.0 s left"
+
+
+@pytest.mark.parametrize("width", [60, 160])
+def test_the_bar_uses_the_width(record: Make, width: int) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=width)
+    with Live(console) as live:
+        drive(live, record)
+        live.progress.refresh()
+    bar = max(console.file.getvalue().splitlines(), key=lambda line: line.count("━"))  # type: ignore[attr-defined]
+    assert width - 30 < bar.count("━") < width
 
 
 def test_a_long_run_is_heard_of(

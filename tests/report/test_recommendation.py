@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from fedekd.report.html.recommendation import which_method
-from fedekd.report.html.words import minus
 from fedekd.runs.results import load
 from fedekd.runs.transfer import analyse
 from fedekd.units import Unit
@@ -50,10 +49,6 @@ def test_what_is_not_clear_is_not_recommended(said):
     assert harmful.startswith("No method is clearly better than training alone")
     assert "24 clearly harmed" in harmful
     assert said(seeds=1, fedekd=0.1)[0].startswith("One seed cannot say which method to use.")
-
-
-def test_a_minus_is_one_only_before_a_number():
-    assert minus("second-opinion -0.4 to -.3, --seeds 0-4") == "second-opinion −0.4 to −.3, --seeds 0-4"
 
 
 def test_of_a_real_run_the_better_method_is_named():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ from rich.console import Console
 
 from fedekd.report.terminal import print_result
 from fedekd.runs.results import RunResults
+from fedekd.units import BAD, GOOD
 
 Make = Callable[..., Any]
 
@@ -23,9 +23,13 @@ def text_of(result: RunResults, width: int = 100, **options: Any) -> str:
 
 
 def ansi_of(result: RunResults) -> str:
-    console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system="standard", no_color=False)
+    console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system="truecolor", no_color=False)
     print_result(console, result)
     return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def painted(colour: str) -> str:
+    return "\x1b[38;2;" + ";".join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5)) + "m"
 
 
 def row(text: str, start: str) -> list[str]:
@@ -36,8 +40,9 @@ def test_one_seed_shows_every_client(record: Make) -> None:
     text = text_of(RunResults([record("local"), record("fedekd")]), folder="out")
     assert row(text, "0 ") == ["0", "100", "30", "90.0", "95.0", "+5.0"]
     assert row(text, "1 ")[-1] == "0.0"
-    assert row(text, "2 ") == ["2", "102", "32", "86.4", "85.2", "-1.2"]
-    assert row(text, "fedekd ") == ["fedekd", "+1.6", "-1.2", "-0.6", "1/6", "87.1", "84.0", "2.5", "MB", "12", "s"]
+    assert [line.split()[-2:] for line in text.splitlines() if line.startswith("client")] == [["with", "Δ"]]
+    assert row(text, "2 ") == ["2", "102", "32", "86.4", "85.2", "−1.2"]
+    assert row(text, "fedekd ") == ["fedekd", "+1.6", "−1.2", "−0.6", "1/6", "87.1", "84.0", "2.5", "MB", "12", "s"]
     assert "fedekd: 1 of 6 clients harmed by sign alone" in text
     assert "do not hold the test rows" in text
     assert "results of 2 runs in out/results.jsonl" in text
@@ -48,9 +53,10 @@ def test_rmse_reads_the_other_way_round(record: Make) -> None:
     records = [record(m, deltas, local=55.0, metric="rmse") for m in ("local", "fedekd")]
     text = text_of(RunResults(records))
     assert "fedekd: 1 of 3 clients harmed by sign alone" in text
+    assert "RMSE (lower is better)" in text
     assert "P90" in text
     assert "P10" not in text
-    assert row(text, "fedekd ")[1:4] == ["-0.17", "+1.50", "+1.20"]
+    assert row(text, "fedekd ")[1:4] == ["−0.17", "+1.50", "+1.20"]
     worse = [record(m, [8.0] * 3, local=55.0, metric="rmse", rows=200) for m in ("local", "fedekd")]
     assert "fedekd: 3 clearly harmed, 0 clearly helped" in (text := text_of(RunResults(worse)))
     assert "  0: stay alone: with fedekd its RMSE is 8.00 worse than alone (local), 95 % interval +" in text
@@ -85,10 +91,12 @@ def test_few_rows_decide_nothing(record: Make) -> None:
 
 def test_only_what_is_clear_has_a_colour(record: Make) -> None:
     ansi = ansi_of(RunResults([record(m, [0.05, -0.05, 0.001], rows=2000) for m in ("local", "fedekd")]))
-    assert "\x1b[32mclearly helped" in ansi
-    assert "\x1b[31mclearly harmed" in ansi
+    assert f"{painted(GOOD)}clearly helped" in ansi
+    assert f"{painted(BAD)}clearly harmed" in ansi
     for records in ([record("local"), record("fedekd")], [record(m, rows=30) for m in ("local", "fedekd")]):
-        assert not {"\x1b[31m", "\x1b[32m"} & set(re.findall(r"\x1b\[3\dm", ansi_of(RunResults(records))))
+        text = ansi_of(RunResults(records))
+        assert painted(GOOD) not in text
+        assert painted(BAD) not in text
 
 
 def test_what_is_done_alone_is_no_method_that_helps_or_harms(record: Make) -> None:
@@ -143,7 +151,9 @@ def test_the_interval_is_put_in_words(record: Make) -> None:
     text = text_of(RunResults(records))
     assert row_text(text, "good:").endswith("on average it helps")
     assert row_text(text, "bad:").endswith("on average it harms")
-    assert row_text(text, "open:").endswith("on average it makes no clear difference")
+    assert row_text(text, "open:").endswith("3 seeds are too few to tell whether it helps on average")
+    records += [record(m, [0.1 * (-1) ** seed] * 6, seed=seed) for seed in (3, 4) for m in ("local", "open")]
+    assert row_text(text_of(RunResults(records)), "open:").endswith("on average it makes no clear difference")
 
 
 def test_clients_of_several_seeds_on_demand(result: Make) -> None:

@@ -88,6 +88,34 @@ def test_answers_by_class_add_up_to_the_result(finished):
             assert np.trace(matrix) == pytest.approx(client["value"] * client["n_test"])
 
 
+def test_calibration_counts_every_test_row_and_those_that_were_right(finished):
+    out, records, _ = finished
+    for record in records.values():
+        kept = details.read(out)[record["key"]]["calibration"]
+        for one, client in zip(kept, record["clients"], strict=True):
+            assert sum(one["count"]) == client["n_test"]
+            assert sum(one["right"]) == round(client["value"] * client["n_test"])
+            held = [
+                (k / 10, sure) for k, (count, sure) in enumerate(zip(one["count"], one["sure"], strict=True)) if count
+            ]
+            assert all(low - 1e-4 <= sure <= low + 0.1001 for low, sure in held)
+            error = sum(abs(n * sure - right) for n, sure, right in zip(*one.values(), strict=True)) / client["n_test"]
+            assert error == pytest.approx(client["scores"]["ece"], abs=0.05), "in ten bins here, and fifteen there"
+
+
+def test_the_training_loss_is_kept_by_round_where_clients_train_one_by_one(finished, request):
+    out, records, _ = finished
+    for record in records.values():
+        kept = details.read(out)[record["key"]].get("train_loss")
+        if "stacked" in request.node.name:
+            assert kept is None
+            continue
+        assert [len(losses) for losses in kept] == [3, 3, 3]
+        if record["method"] == "local":
+            assert np.mean(kept[-1]) < np.mean(kept[0])
+            assert np.mean(kept[-1]) < np.mean([client["val_loss"] for client in record["clients"]])
+
+
 def test_bytes_of_the_rounds_add_up(finished):
     out, records, _ = finished
     for record in records.values():

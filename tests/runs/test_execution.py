@@ -415,6 +415,7 @@ NEWER_VALUES = {
     "choose_rounds": (False, True),
     "metric": (None, "auroc", "nll"),
     "measure_every": (1, 2, 3),
+    "combine": ("mean", "median", "krum"),
 }
 
 

@@ -22,7 +22,7 @@ from fedekd.runs.store import read_records
 from fedekd.runs.subgroups import by_subgroup
 from fedekd.runs.transfer import analyse
 from fedekd.scores import SCORES, of_task
-from fedekd.units import METRICS, Unit
+from fedekd.units import GOOD, METRICS, Unit
 from tiny import tiny_private, tiny_proxy
 
 SETTINGS = {"clients": 3, "alpha": 1.0, "rounds": 3, "epochs": 1, "batch_size": 16, "lr": 0.01, "seeds": (1,)}
@@ -207,9 +207,9 @@ def test_each_metric_is_known_in_every_place():
 
 def test_shares_are_written_in_percent_and_others_as_they_are():
     assert Unit("auroc", 1).value(0.912) == "91.2"
-    assert Unit("ece", 1).delta(-0.02) == "-2.0"
-    assert Unit("ece", 1).style(-0.02) == "green"
+    assert Unit("ece", 1).delta(-0.02) == "−2.0"
+    assert Unit("ece", 1).style(-0.02) == GOOD
     assert Unit("r2", 3).value(0.5) == "0.500"
-    assert Unit("r2", 3).style(0.1) == "green"
+    assert Unit("r2", 3).style(0.1) == GOOD
     assert Unit("nll", 2).amount(0.25) == "0.25"
     assert Unit("of another version", 1).name == "OF ANOTHER VERSION"

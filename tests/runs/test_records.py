@@ -131,7 +131,7 @@ def test_every_command_says_which_line_and_field(tmp_path, monkeypatch, capsys, 
     assert main(command.replace("FOLDER", str(folder)).split()) == 2
     error = capsys.readouterr().err
     assert f"line 3 of {folder / 'results.jsonl'} cannot be read: clients[0].delta must be a number" in error
-    assert error.count("\n") == 1
+    assert len([line for line in error.splitlines() if not line.startswith("loading ")]) == 1
 
 
 def test_details_may_be_damaged(tmp_path, capsys):

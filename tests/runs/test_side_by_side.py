@@ -81,7 +81,7 @@ def test_they_leave_what_one_process_leaves(home, capsys):
     line += [word for name, value in SMALL.items() for word in (f"--{name}", str(value))]
     assert cli.main([*line, "--workers", "2", "--out", "two"]) == 0
     out, err = capsys.readouterr()
-    assert err.startswith("training 6 runs\n1/6 local, seed ")
+    assert err.startswith("loading heart\ntraining 6 runs\n1/6 local, seed ")
     ended = re.findall(r"^(\d)/6 (\w+), seed (\d): ", err, re.M)
     assert [int(number) for number, *_ in ended] == [1, 2, 3, 4, 5, 6]
     assert {(name, seed) for _, name, seed in ended} == {(n, s) for n in ("local", "fedekd", "fedavg") for s in "01"}

@@ -262,4 +262,4 @@ def test_a_column_that_cannot_be_is_said_in_one_line(visits, tmp_path, options, 
     assert main(["run", "--dataset", str(visits), *options.split(), "--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
     assert words in said
-    assert len(said.splitlines()) == 1
+    assert len(said.splitlines()) == 2, "that the data are being loaded, and what is wrong with them"

@@ -197,15 +197,16 @@ def test_the_tally_knows_how_long_it_takes(monkeypatch):
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     tally = Tally(told.append)
     tally.observe(RunsPlanned([("local", 0, 100), ("fedekd", 0, 200), ("fedavg", 0, 100)]))
-    assert told == ["3 runs to do"]
+    assert told == ["training 3 runs"]
     tally.observe(RunStarted("local", 0, 100, 4, 2))  # half of it was done before
     tally.observe(ClientTrained(2, "0", 25))
     now[0] = 50.0
     tally.observe(ClientTrained(3, "0", 25))
     assert tally.eta.seconds() == 600
     record = {"dataset": "d", "alpha": 0.5, "seed": 0, "label": "local", "method": "local", "mean": 0.5, "seconds": 50}
+    record |= {"metric": "accuracy", "clients": []}
     tally.observe(RunFinished(record, cached=False))
-    assert told[-1] == "1/3 d α=0.5 seed 0 local: mean 0.5000, 50.0 s (0:10:00 left)"
+    assert told[-1] == "1/3 d α=0.5 local, seed 0: mean accuracy 50.0 %, 50 s (0:10:00 left)"
     tally.observe(RunFailed("fedekd", 0, 200, "d fedekd: diverged"))
     assert told[-1] == "2/3 FAILED d fedekd: diverged (0:03:20 left)"
     now[0] += 61

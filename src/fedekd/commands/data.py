@@ -8,7 +8,9 @@ from typing import Any
 from fedekd.commands.parser import command, console
 from fedekd.settings import make_settings
 
-PARTITION = ("alpha", "clients", "partition", "fraction", "data", "target", "task", "clients_from", "group", "public")
+READING = ("drop", "decimal", "missing", "dates", "na_values")
+OWN = ("target", "task", "clients_from", "group", *READING)
+PARTITION = ("alpha", "clients", "partition", "fraction", "data", *OWN, "public")
 
 
 def add(commands: Any) -> None:
@@ -20,6 +22,10 @@ def add(commands: Any) -> None:
     show = command(actions, "show", show_data, "show how the rows are split over the clients", PARTITION)
     show.add_argument("dataset", metavar="NAME", nargs="?", help="a dataset's name or a file (default: digits)")
     show.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the split (default: 0)")
+    look = command(
+        actions, "inspect", inspect_data, "say what each column of your own file becomes", (*OWN, "subgroups")
+    )
+    look.add_argument("file", metavar="FILE", help="a table, an .npz file, or a folder of them")
 
 
 def list_data(given: argparse.Namespace) -> None:
@@ -39,6 +45,7 @@ def show_data(given: argparse.Namespace) -> None:
     chosen = {name: getattr(given, name) for name in ("dataset", *PARTITION)}
     settings = make_settings({**chosen, "seeds": given.seed})
     from fedekd.data import federate, find_public, load_dataset
+    from fedekd.dataset import Reading
     from fedekd.report.partition import print_partition
 
     dataset = load_dataset(
@@ -48,6 +55,7 @@ def show_data(given: argparse.Namespace) -> None:
         task=settings.task,
         clients_from=settings.clients_from,
         group=settings.group,
+        reading=Reading.of(settings),
     )
     public = find_public(settings.public, dataset, target=settings.target, clients_from=settings.clients_from)
     federation = federate(
@@ -60,3 +68,17 @@ def show_data(given: argparse.Namespace) -> None:
         fraction=settings.fraction,
     )
     print_partition(console(), federation)
+
+
+def inspect_data(given: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    settings = make_settings({"dataset": given.file, **{n: getattr(given, n) for n in (*OWN, "subgroups")}})
+    from fedekd.data.columns import Roles
+    from fedekd.data.inspection import inspect
+    from fedekd.dataset import Reading
+    from fedekd.report.inspection import print_inspection
+
+    roles = Roles(settings.target, settings.clients_from, settings.group, settings.subgroups)
+    found = inspect(Path(given.file).expanduser(), roles, Reading.of(settings), settings.task)
+    print_inspection(console(), found)

@@ -16,6 +16,26 @@ def add(commands: Any) -> None:
     demo.add_argument("--rounds", type=int, default=3, metavar="N", help="communication rounds (default: 3)")
     demo.add_argument("--out", metavar="DIR", help="keep everything in this new folder (default: nothing is kept)")
 
+    prepare = command(actions, "prepare", prepare_trial, "make the folders of the demo's server and sites, and no more")
+    prepare.add_argument("folder", metavar="DIR", help="a new folder; SITE and server are folders in it")
+    prepare.add_argument("--address", required=True, metavar="HOST:PORT", help="where the sites will reach the server")
+    prepare.add_argument("--method", default="fedekd", metavar="NAME", help="what to train (default: fedekd)")
+    prepare.add_argument("--rounds", type=int, default=3, metavar="N", help="communication rounds (default: 3)")
+
+
+def prepare_trial(given: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from fedekd.flower import need_flower
+    from fedekd.flower.supervise.demo import DIGITS, prepare
+
+    need_flower()
+    folder = Path(given.folder).expanduser().absolute()
+    server, sites = prepare(folder, {**DIGITS, "method": given.method, "rounds": given.rounds}, given.address)
+    print(f"start with: fedekd server run {server}")
+    for site in sites:
+        print(f"start with: fedekd site run {site}")
+
 
 def run_demo(given: argparse.Namespace) -> None:
     from fedekd.flower.supervise.demo import run_demo

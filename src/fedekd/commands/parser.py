@@ -15,7 +15,20 @@ if TYPE_CHECKING:
 
 Act = Callable[[argparse.Namespace], None]
 KINDS: dict[str, type] = {"int": int, "float": float}
-PLACEHOLDERS = {"seeds": "LIST", "methods": "LIST", "data": "DIR", "out": "DIR", "target": "COLUMN", "public": "X|FILE"}
+PLACEHOLDERS = {
+    "seeds": "LIST",
+    "methods": "LIST",
+    "data": "DIR",
+    "out": "DIR",
+    "target": "COLUMN",
+    "public": "X|FILE",
+    "clients_from": "COLUMN",
+    "group": "COLUMN",
+    "subgroups": "COLUMN",
+    "drop": "COLUMNS",
+    "na_values": "TEXTS",
+    "decimal": "MARK",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -45,6 +58,11 @@ def command(commands: Any, name: str, act: Act | None, text: str, settings: Iter
     """A command with options for these fields of Settings, in their types, defaults and words."""
     parser: Parser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
     parser.set_defaults(act=act, parser=parser)
+    add_settings(parser, settings)
+    return parser
+
+
+def add_settings(parser: Any, settings: Iterable[str]) -> None:
     for field in fields(Settings):
         if field.name in settings and "help" in field.metadata:
             words, default = field.metadata["help"], field.default
@@ -56,7 +74,6 @@ def command(commands: Any, name: str, act: Act | None, text: str, settings: Iter
             if default is not None or field.name in DEFAULT_PRESET:
                 words += f" (default: {'as suits the dataset' if default is None else default})"
             add_setting(parser, field.name, KINDS.get(str(field.type).removesuffix(" | None"), str), words)
-    return parser
 
 
 def add_setting(parser: Any, name: str, kind: type, text: str) -> None:

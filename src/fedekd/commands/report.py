@@ -13,7 +13,10 @@ from fedekd.errors import FedekdError
 def add(commands: Any) -> None:
     report = command(commands, "report", write_report, "one HTML page about a run, a study or a real federation")
     report.add_argument("folder", metavar="DIR", help="the results folder of a run or a study, or a server's folder")
-    report.add_argument("--out", metavar="FILE", help="the file to write (default: report.html in DIR)")
+    report.add_argument("other", metavar="DIR2", nargs="?", help="another run: what differs between the two")
+    report.add_argument(
+        "--out", metavar="FILE", help="the file to write (default: report.html in DIR; of two runs difference.html)"
+    )
     report.add_argument("--site", metavar="NAME", help="one page to print for this site of a run, as site-NAME.html")
     report.add_argument(
         "--thumbnails", action="store_true",
@@ -22,9 +25,14 @@ def add(commands: Any) -> None:
 
 
 def write_report(given: argparse.Namespace) -> None:
-    from fedekd.report.page import write_handout, write_page
+    from fedekd.report.page import write_difference, write_handout, write_page
 
     folder, out = Path(given.folder), Path(given.out) if given.out else None
+    if given.other is not None:
+        if given.site is not None or given.thumbnails:
+            raise FedekdError("two runs are compared as a whole: leave out --site and --thumbnails")
+        print(write_difference(folder, given.other, out))
+        return
     if given.site is not None:
         print(write_handout(folder, given.site, out))
         return

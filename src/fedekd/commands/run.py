@@ -6,46 +6,62 @@ import argparse
 from dataclasses import fields
 from typing import Any
 
-from fedekd.commands.parser import add_setting, command, console
+from fedekd.commands.parser import add_setting, add_settings, command, console
 from fedekd.errors import FedekdError
 from fedekd.settings import SHORTCUTS, Settings, make_settings, read_toml
 
 GATED = {  # for every method with a gate at once; what settings.SHORTCUTS names
-    "beta": (float, "sharpness of the gate"),
-    "lambda_kd": (float, "weight of the distillation from the proxy"),
-    "energy": (str, "what the gate looks at: auto, kl, entropy, margin, lse, feature, squared"),
+    "beta": (float, "of gated methods: sharpness of the gate"),
+    "lambda_kd": (float, "of gated methods: weight of the distillation from the proxy"),
+    "energy": (str, "of gated methods: what the gate looks at: auto, kl, entropy, margin, lse, feature, squared"),
 }
+GROUPS = {  # every field of Settings that has an option, in one of them
+    "data": (
+        "dataset", "data", "target", "task", "clients_from", "group", "subgroups", "public", "clients", "alpha",
+        "partition", "split_seed", "fraction",
+    ),
+    "methods": ("methods", "alone", "private", "proxy"),
+    "training": (
+        "seeds", "rounds", "epochs", "batch_size", "lr", "lr_schedule", "optimizer", "weight_decay", "augment",
+        "choose_rounds", "weighting", "participation", "device", "precision", "engine",
+    ),
+    "output": ("metric", "out", "models", "thumbnails"),
+}  # fmt: skip
 
 
 def add(commands: Any) -> None:
-    every = [field.name for field in fields(Settings)]
     text = "train the methods and compare every client with training alone"
-    run = command(commands, "run", run_methods, text, every)
-    gated = run.add_argument_group("gated methods")
+    run = command(commands, "run", run_methods, text)
+    groups = {title: run.add_argument_group(title) for title in GROUPS}
+    for title, names in GROUPS.items():
+        add_settings(groups[title], names)
     for name in SHORTCUTS:
-        kind, text = GATED[name]
-        add_setting(gated, name, kind, text)
-    more = run.add_argument_group("more")
-    more.add_argument(
+        add_setting(groups["methods"], name, *GATED[name])
+    groups["methods"].add_argument(
         "--set", action="append", default=[], metavar="METHOD.PARAMETER=VALUE",
         help="set a parameter of a method; may be repeated; `fedekd methods` lists them",
     )  # fmt: skip
-    more.add_argument("--config", metavar="FILE", help="TOML file with settings; options given here win")
-    more.add_argument(
-        "--log-to", default="none", metavar="LIST",
-        help="send every round's results to tensorboard, mlflow or wandb (default: none)",
-    )  # fmt: skip
-    more.add_argument(
+    groups["training"].add_argument(
         "--workers", type=int, metavar="N",
         help="processes for methods and seeds on a CPU (default: as many as cores where there is much to do)",
     )  # fmt: skip
-    more.add_argument("--show-clients", action="store_true", help="show the table of clients for each seed")
-    more.add_argument("--no-report", action="store_true", help="do not write report.html")
-    more.add_argument("--quiet", action="store_true", help="no progress, only the results")
+    output = groups["output"]
+    output.add_argument("--dry-run", action="store_true", help="only say what would be trained, sent and kept")
+    output.add_argument(
+        "--log-to", default="none", metavar="LIST",
+        help="send every round's results to tensorboard, mlflow or wandb (default: none)",
+    )  # fmt: skip
+    output.add_argument("--show-clients", action="store_true", help="show the table of clients for each seed")
+    output.add_argument("--no-report", action="store_true", help="do not write report.html")
+    output.add_argument("--quiet", action="store_true", help="no progress, only the results")
+    run.add_argument("--config", metavar="FILE", help="TOML file with settings; options given here win")
 
 
 def run_methods(given: argparse.Namespace) -> None:
     settings = make_settings(merged(given))
+    if given.dry_run:
+        _plan(settings)
+        return
     from fedekd.api import watched_run
 
     try:
@@ -62,6 +78,18 @@ def run_methods(given: argparse.Namespace) -> None:
 
         page = write_page(settings.out, None, {record["key"] for record in result.records}, settings.thumbnails)
         print(f"report in {page}; open it in a browser")
+
+
+def _plan(settings: Settings) -> None:
+    """Loads the data and rehearses the methods, but trains nothing and writes nothing."""
+    from pathlib import Path
+
+    from fedekd.report.listing import print_plan
+    from fedekd.runs.plan import plan
+    from fedekd.runs.store import read_records
+
+    done = {record["key"] for record in read_records(Path(settings.out) / "results.jsonl")}
+    print_plan(console(), plan(settings), done, settings)
 
 
 def merged(given: argparse.Namespace) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from fedekd.commands.parser import command, console
+from fedekd.commands.status import add_status, show
 from fedekd.errors import FedekdError
 
 CERTIFICATES = ("ca", "certificate", "key")
@@ -26,6 +27,11 @@ def add(commands: Any) -> None:
     init.add_argument("--user", default="fedekd", metavar="NAME", help="user of the systemd unit (default: fedekd)")
     run = command(actions, "run", run_server, "run the federation to its end and print the report")
     run.add_argument("file", metavar="SERVER.toml", help="as `fedekd server init` made it")
+    renew = command(actions, "renew", renew_certificate, "make the server's certificate anew before it ends")
+    renew.add_argument("file", metavar="SERVER.toml", help="as `fedekd server init` made it")
+    renew.add_argument("--ca-key", metavar="FILE", help="the authority's key (default: ca.key beside its certificate)")
+    renew.add_argument("--authority", action="store_true", help="the authority's certificate as well; sites get a copy")
+    add_status(actions, show_status, "server", "how far the federation is: rounds, sites, lateness, bytes, errors")
     finish = command(actions, "finish", finish_server, "give sites that were away at the end their model and verdict")
     finish.add_argument("file", metavar="SERVER.toml", help="as `fedekd server init` made it")
     finish.add_argument(
@@ -47,6 +53,13 @@ def init_server(given: argparse.Namespace) -> None:
         print(line)
 
 
+def renew_certificate(given: argparse.Namespace) -> None:
+    from fedekd.flower.setup import renewal
+
+    for line in renewal.renew_certificate(given.file, given.ca_key, authority=given.authority):
+        print(line)
+
+
 def finish_server(given: argparse.Namespace) -> None:
     if not 0 < given.wait < 1e9:
         raise FedekdError(f"--wait must be a number of seconds > 0, got {given.wait:g}")
@@ -54,6 +67,14 @@ def finish_server(given: argparse.Namespace) -> None:
     from fedekd.report.federation import print_report
 
     print_report(console(), run_server.run_server(given.file, finish=given.wait))
+
+
+def show_status(given: argparse.Namespace) -> None:
+    from fedekd.flower.settings import read_server
+    from fedekd.flower.supervise.status import server_status
+    from fedekd.report.page import federation_text
+
+    show(given, lambda: server_status(given.file), lambda: federation_text(read_server(given.file).state))
 
 
 def run_server(given: argparse.Namespace) -> None:

@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from fedekd.commands.parser import command
+from fedekd.commands.status import add_status, show
 from fedekd.errors import FedekdError
 
 
@@ -19,6 +20,7 @@ def add(commands: Any) -> None:
     init.add_argument("--server", required=True, metavar="HOST:PORT", help="the server's address")
     init.add_argument("--data", required=True, metavar="PATH", help="its rows: a .csv, .npz, folder or dataset name")
     init.add_argument("--target", metavar="COLUMN", help="column of a .csv to predict")
+    init.add_argument("--group", metavar="COLUMN", help="column or array that tells the patient of each row")
     init.add_argument("--task", metavar="NAME", help="classification or regression, if the data does not tell")
     init.add_argument("--private", metavar="NAME", help="your own private model, package.module:function")
     init.add_argument("--ca", metavar="FILE", help="the server's ca.crt, if you have it already")
@@ -44,6 +46,16 @@ def add(commands: Any) -> None:
         "offer", nargs="?", metavar="FINGERPRINT", help="accept this offer (without: show the last one)"
     )
     accept.add_argument("--schema", metavar="FILE", help="accept this schema, with the first terms that come with it")
+    add_status(actions, show_status, "site", "whether it is connected, what left it, errors and certificates")
+    audit = command(actions, "audit", show_audit, "show what the site was asked and what left it, and verify that log")
+    audit.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
+    audit.add_argument("--json", action="store_true", help="the entries as they are kept, one JSON object a line")
+    audit.add_argument("--expect", metavar="HASH", help="fail unless an entry has this hash, noted at an earlier time")
+    verify = command(actions, "verify", verify_result, "verify the server's signature of the final model and report")
+    verify.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
+    verify.add_argument(
+        "--report", metavar="FILE", help="the server's report.json, as its administrator gave it to you"
+    )
     run = command(actions, "run", run_site, "join the federation and stay connected until it is over")
     run.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
 
@@ -51,7 +63,7 @@ def add(commands: Any) -> None:
 def init_site(given: argparse.Namespace) -> None:
     from fedekd.flower.setup import init
 
-    settings = {name: getattr(given, name) for name in ("target", "task", "private", "port")}
+    settings = {name: getattr(given, name) for name in ("target", "group", "task", "private", "port")}
     for line in init.init_site(
         given.folder, given.name, given.server, given.data, ca=given.ca, user=given.user,
         settings={name: value for name, value in settings.items() if value is not None},
@@ -62,8 +74,11 @@ def init_site(given: argparse.Namespace) -> None:
 def new_key(given: argparse.Namespace) -> None:
     from fedekd.flower.settings import read_site
     from fedekd.flower.setup.keys import renew_node_key
+    from fedekd.flower.site.audit import record
 
-    public = renew_node_key(read_site(given.file).key)
+    site = read_site(given.file)
+    public = renew_node_key(site.key)
+    record(site.state, "key", public=public.read_text().strip())
     print(f"send {public} to the server's administrator, to replace the old one")
 
 
@@ -87,7 +102,7 @@ def write_schema(given: argparse.Namespace) -> None:
     from fedekd.flower.settings import read_site
 
     site = read_site(given.file)
-    dataset = load_dataset(site.data, target=site.target, task=site.task)
+    dataset = load_dataset(site.data, target=site.target, task=site.task, reading=site.reading, group=site.group)
     schema = Schema.of(dataset, Scaling.of(dataset) if given.with_scaling else Scaling.public(dataset))
     schema.write(given.out)
     if schema.labels:
@@ -126,6 +141,66 @@ def accept_offer(given: argparse.Namespace) -> None:
         print("the last offer that was refused:", *offer.lines(), sep="\n  ")
         print("otherwise than agreed to:", *pins.changes(), sep="\n  ")
         print(f"accept it with: fedekd site accept {given.file} {offer.fingerprint}")
+
+
+def show_status(given: argparse.Namespace) -> None:
+    from html import escape
+
+    from fedekd.flower.supervise.status import site_status
+    from fedekd.report.monitoring import lines
+
+    def page() -> str:
+        text = escape("\n".join(lines(site_status(given.file))))
+        return f'<!doctype html><meta charset="utf-8"><title>fedekd site</title><pre>{text}</pre>\n'
+
+    show(given, lambda: site_status(given.file), page)
+
+
+def show_audit(given: argparse.Namespace) -> None:
+    import json
+
+    from fedekd.flower.settings import read_site
+    from fedekd.flower.site.audit import AUDIT, read_audit, told
+
+    state, hashes = read_site(given.file).state, list[str]()
+    for entry in read_audit(state):
+        print(json.dumps(entry) if given.json else told(entry))
+        hashes.append(entry["hash"])
+    if given.expect and given.expect not in hashes:
+        raise FedekdError(f"no entry of {state / AUDIT} has the hash {given.expect}: entries were cut off, or replaced")
+    if not given.json:
+        print(f"{len(hashes)} entries, none changed or missing in between; the last is {hashes[-1]}")
+
+
+def verify_result(given: argparse.Namespace) -> None:
+    import hashlib
+    from pathlib import Path
+
+    from fedekd.flower.settings import read_site
+    from fedekd.flower.setup.keys import read_bytes
+    from fedekd.flower.setup.signing import SignedStatement
+    from fedekd.flower.site.results import compared, verified
+    from fedekd.runs.federation_report import SIGNED
+
+    site, report = read_site(given.file), Path(given.report) if given.report else None
+    found = sorted(site.state.glob(f"*/{SIGNED}"))
+    if not found:
+        raise FedekdError(f"the server has signed no result that this site has in {site.state}")
+    content, reports = read_bytes(report) if report else b"", dict[str, str]()
+    for path in found:
+        statement = verified(site, path.parent, SignedStatement.read(path))
+        print(f"federation {path.parent.name}: {statement['rounds']} rounds of {statement['method']}, signed on "
+              f"{statement['time']} by the server {site.server}")  # fmt: skip
+        for line in compared(path.parent, statement):
+            print(f"  {line}")
+        reports[statement["report"]] = path.parent.name
+    if report:
+        own = hashlib.sha256(content).hexdigest()
+        if own not in reports:
+            raise FedekdError(
+                f"{report} is not the report that the server had signed when it told this site of the end"
+            )
+        print(f"{report} is the report of federation {reports[own]} that the server has signed")
 
 
 def run_site(given: argparse.Namespace) -> None:

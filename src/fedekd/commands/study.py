@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 from fedekd.commands.parser import command
@@ -22,6 +23,7 @@ def add(commands: Any) -> None:
 
 def run_study(given: argparse.Namespace) -> None:
     overrides = {name: getattr(given, name) for name in STUDY}
+    print(f"loading study {given.study}", file=sys.stderr, flush=True)  # torch and the data take their time
     from fedekd import studies
 
     study = studies.load_study(given.study, overrides, given.only)

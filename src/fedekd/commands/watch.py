@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +34,8 @@ def watch_folder(given: argparse.Namespace) -> None:
     from fedekd.runs.progress_file import read
 
     folder, screen = Path(given.folder), console()
+    if not 0 <= given.timeout < math.inf:
+        raise FedekdError(f"--timeout must be a number of seconds >= 0, got {given.timeout}")
     _check(folder)
     if given.once:
         progress = read(folder)
@@ -52,8 +56,8 @@ def _check(folder: Path) -> None:
     if state is not None:
         log = next((path for path in (state / "log", state.parent / "log") if path.exists()), state / "log")
         raise FedekdError(
-            f"{folder} belongs to a federation of real sites: follow it with `tail -f {log}`; when it is complete, "
-            f"`fedekd report {folder}` shows what came of it"
+            f"{folder} belongs to a federation of real sites: `fedekd server status` or `fedekd site status` tells how "
+            f"far it is, `tail -f {log}` follows it, and `fedekd report {folder}` shows what came of it"
         )
 
 
@@ -66,9 +70,19 @@ def _wait(folder: Path, timeout: float, screen: Console) -> None:
         if time.monotonic() > deadline:
             raise FedekdError(f"nothing has started in {folder} within {timeout:g} s")
         if not said:
-            screen.print(f"waiting for a run to start in {folder}", soft_wrap=True)
+            missing = "" if folder.exists() else f"{folder} is not there yet; "
+            screen.print(f"{missing}waiting for a run to start in {folder}{_beside(folder)}", soft_wrap=True)
             said = True
         time.sleep(LOOK)
+
+
+def _beside(folder: Path) -> str:
+    """The folder beside it that was probably meant, where it is not there itself."""
+    if folder.exists():
+        return ""
+    found = [path.parent.name for path in folder.absolute().parent.glob("*/progress.json")]
+    close = difflib.get_close_matches(folder.name, found, 1)
+    return f" (did you mean {folder.parent / close[0]}?)" if close else ""
 
 
 def _follow(folder: Path, screen: Console) -> dict[str, Any]:

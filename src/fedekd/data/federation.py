@@ -75,6 +75,7 @@ def federate(
         splits = tuple(_thinned(split, fraction, seed, client) for client, split in enumerate(splits))
     names = dataset.site_names if partition == "sites" else tuple(str(client) for client in range(clients))
     train = np.concatenate([split.train for split in splits])
+    fill = fills(whole, train) if whole.gaps else None
     whole = filled(whole, train)
     shift, gain = input_statistics(whole, train)
     mean, std = target_statistics(whole, train)
@@ -98,7 +99,7 @@ def federate(
     if fraction < 1:
         how["fraction"] = fraction
     labelled = public.labelled if isinstance(public, PublicRows) else True
-    return Federation(whole, splits, names, how, shift, gain, mean, std, shared, labelled)
+    return Federation(whole, splits, names, how, shift, gain, mean, std, shared, labelled, fill)
 
 
 def _deal(
@@ -203,12 +204,18 @@ def _features(dataset: Dataset) -> np.ndarray:
 
 
 def filled(dataset: Dataset, train: np.ndarray) -> Dataset:
-    """With each missing value replaced by its column's median over the rows ``train``; 0 where none of them has one."""
+    """With each missing value replaced by what ``fills`` says."""
     if not dataset.gaps:
         return dataset
+    return replace(dataset, x=np.where(np.isnan(dataset.x), fills(dataset, train), dataset.x), gaps=False)
+
+
+def fills(dataset: Dataset, train: np.ndarray) -> np.ndarray:
+    """For each column its median or mean over the rows ``train``, as ``dataset.fill`` says; 0 where all are missing."""
     known = [column[~np.isnan(column)] for column in dataset.x[train].T]
-    medians = np.array([np.median(values) if len(values) else 0 for values in known], np.float32)
-    return replace(dataset, x=np.where(np.isnan(dataset.x), medians, dataset.x), gaps=False)
+    if dataset.fill == "mean":
+        return np.array([values.mean(dtype=np.float64) if len(values) else 0 for values in known], np.float32)
+    return np.array([np.median(values) if len(values) else 0 for values in known], np.float32)
 
 
 def input_statistics(dataset: Dataset, train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

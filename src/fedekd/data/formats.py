@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
-import pickle
+import math
+import os
+import struct
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
 from fedekd.errors import FedekdError
+from fedekd.files import is_damage, unreadable
 
+MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+READ_ERRORS = (
+    OSError,
+    EOFError,
+    ValueError,
+    NotImplementedError,
+    RuntimeError,
+    OverflowError,
+    struct.error,
+    zlib.error,
+    zipfile.BadZipFile,
+)  # by zipfile and numpy, of content that is not what it should be
 CIFAR_RECORD = 1 + 3 * 32 * 32
 Arrays = tuple[np.ndarray, np.ndarray]
 
@@ -30,6 +47,7 @@ class Raw:
     columns: tuple[str, ...] = ()
     group: np.ndarray | None = None
     subgroup: np.ndarray | None = None
+    notes: tuple[str, ...] = ()
 
 
 class BadFile(FedekdError):
@@ -87,39 +105,106 @@ def read_cifar(paths: Iterable[Path]) -> Arrays:
 
 
 def read_npz(path: Path, wanted: Iterable[str], optional: Iterable[str] = ()) -> dict[str, np.ndarray]:
-    """The named arrays of an .npz file; pickled objects are refused, since unpickling can run code."""
+    """The named arrays of an .npz file. Nothing in it is taken on trust: an array is read only where it is as long as
+    its header says, and pickled objects never are, since unpickling can run code."""
     with _open_npz(path) as archive:
-        missing = [key for key in wanted if key not in archive.files]
+        members = _members(path, archive)
+        missing = [key for key in wanted if key not in members]
         if missing:
-            raise BadFile(path, f"has no array {missing[0]!r} (it has: {', '.join(archive.files) or 'none'})")
-        keys = [*wanted, *(key for key in optional if key in archive.files)]
-        return {key: _npz_array(path, archive, key) for key in keys}
+            raise BadFile(path, f"has no array {missing[0]!r} (it has: {', '.join(members) or 'none'})")
+        keys = [*wanted, *(key for key in optional if key in members)]
+        return {key: _npz_array(path, archive, key, members[key]) for key in keys}
 
 
 def npz_keys(path: Path) -> list[str]:
     with _open_npz(path) as archive:
-        return list(archive.files)
+        return list(_members(path, archive))
 
 
-def _open_npz(path: Path) -> np.lib.npyio.NpzFile:
+def npz_shapes(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    """The shape and type of each array, without reading it."""
+    with _open_npz(path) as archive:
+        found = {}
+        for key, member in _members(path, archive).items():
+            with _opened(path, archive, key, member) as stream:
+                shape, _, kind = _header(path, key, member, stream)
+                found[key] = shape, kind
+        return found
+
+
+def _open_npz(path: Path) -> zipfile.ZipFile:
     try:
-        archive = np.load(path, allow_pickle=False)
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else "not a whole .npz file"
-        raise BadFile(path, why) from None
-    if not isinstance(archive, np.lib.npyio.NpzFile):
-        raise BadFile(path, "a single array, not an .npz file")
-    return archive
+        with path.open("rb") as file:
+            if file.read(6) == b"\x93NUMPY":
+                raise BadFile(path, "a single array, not an .npz file")
+        return zipfile.ZipFile(path)
+    except READ_ERRORS as error:
+        if not is_damage(error):
+            raise unreadable(path, error) from None
+        raise BadFile(path, "not a whole .npz file") from None
 
 
-def _npz_array(path: Path, archive: np.lib.npyio.NpzFile, key: str) -> np.ndarray:
+def _members(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    """By the arrays' names, as numpy gives them."""
+    found: dict[str, zipfile.ZipInfo] = {}
+    for member in archive.infolist():
+        key = member.filename.removesuffix(".npy")
+        if key in found:
+            raise BadFile(path, f"holds two arrays called {key!r}")
+        found[key] = member
+    return found
+
+
+@contextlib.contextmanager
+def _opened(path: Path, archive: zipfile.ZipFile, key: str, member: zipfile.ZipInfo) -> Iterator[IO[bytes]]:
+    if member.flag_bits & 1:
+        raise BadFile(path, f"array {key!r} is encrypted")
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise BadFile(path, f"array {key!r} is compressed in a way that numpy does not know")
     try:
-        return archive[key]
-    except ValueError as error:
-        why = "holds pickled Python objects, which are not read" if "allow_pickle" in str(error) else str(error)
-        raise BadFile(path, f"array {key!r} {why}") from None
-    except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+        with archive.open(member) as stream:
+            yield stream
+    except READ_ERRORS as error:
+        if not is_damage(error):
+            raise unreadable(path, error) from None
         raise BadFile(path, f"array {key!r} is damaged ({error})") from None
+
+
+def _header(path: Path, key: str, member: zipfile.ZipInfo, stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, whether columns come first, and type, if what follows is as long as they say."""
+    try:
+        version = np.lib.format.read_magic(stream)
+        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+        shape, columns_first, kind = read(stream)
+    except READ_ERRORS:
+        raise
+    except Exception:  # numpy has Python's own parser read the header, which can raise almost anything
+        raise BadFile(path, f"array {key!r} has no header that numpy could have written") from None
+    if kind.hasobject:
+        raise BadFile(path, f"array {key!r} holds pickled Python objects, which are not read")
+    if kind.kind not in "buifcSUMm":
+        raise BadFile(path, f"array {key!r} holds records with named fields; save each field as an array")
+    size, left = math.prod(shape) * kind.itemsize, member.file_size - stream.tell()
+    if min(shape, default=0) < 0 or size != left:
+        raise BadFile(path, f"array {key!r} is damaged: its header says {size} bytes and it has {left}")
+    if size > MEMORY:
+        raise BadFile(path, f"array {key!r} would take {size / 1e9:,.0f} GB, and this machine has {MEMORY / 1e9:,.0f}")
+    return shape, columns_first, kind
+
+
+def _npz_array(path: Path, archive: zipfile.ZipFile, key: str, member: zipfile.ZipInfo) -> np.ndarray:
+    with _opened(path, archive, key, member) as stream:
+        shape, columns_first, kind = _header(path, key, member, stream)
+        content = np.empty(math.prod(shape) * kind.itemsize, np.uint8)
+        have, view = 0, memoryview(content.data)
+        while have < len(content) and (got := stream.readinto(view[have:])):  # type: ignore[attr-defined]
+            have += got
+        if have < len(content) or stream.read(1):  # the read at the end makes zipfile compare the checksums
+            raise BadFile(path, f"array {key!r} is damaged: it is cut short")
+        if not kind.itemsize:
+            return np.zeros(shape, kind)
+        values = content.view(kind)
+        return values.reshape(shape[::-1]).T if columns_first else values.reshape(shape)
 
 
 def read_medmnist(path: Path) -> Arrays:

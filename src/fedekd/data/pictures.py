@@ -9,6 +9,7 @@ import numpy as np
 
 from fedekd.data.formats import Raw
 from fedekd.errors import FedekdError
+from fedekd.files import check_name
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 GREY = ("1", "L", "LA", "I;16", "I;16B", "I;16L")
@@ -18,6 +19,8 @@ def read_folder(folder: Path) -> Raw:
     """8-bit pictures [N, H, W], or [N, H, W, 3] as soon as one of them is coloured; 16-bit ones lose the low byte."""
     files = {sub.name: pictures_in(sub) for sub in sorted(folder.iterdir()) if sub.is_dir() and sub.name[0] != "."}
     files = {name: paths for name, paths in files.items() if paths}
+    for name in files:
+        check_name(folder / name)
     if not files:
         raise FedekdError(
             f"{folder} holds no data: put pictures in a subfolder for each class, or one .npz or .csv for each client"

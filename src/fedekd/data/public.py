@@ -15,6 +15,7 @@ from fedekd import rng
 from fedekd.data import formats, own, pictures, tables
 from fedekd.dataset import Dataset, RowNames
 from fedekd.errors import FedekdError
+from fedekd.files import TABLES, file_kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,12 +72,12 @@ def read_public(path: Path, dataset: Dataset, target: str | None = None, clients
 
     Labels may be there or not: ``y``, the column ``target``, or a subfolder of pictures for each class.
     """
-    suffix = path.suffix.lower()
+    suffix = file_kind(path)
     if not path.exists():
         raise FedekdError(f"there is no file or folder {str(path)!r} of public rows; check the path, or give a share")
     if path.is_dir():
         x, y = _pictures(path, dataset)
-    elif suffix == ".csv":
+    elif suffix in TABLES:
         x, y = _table(path, dataset, target, clients_from)
     elif suffix == ".npz":
         x, y = _arrays(path, dataset)
@@ -124,7 +125,7 @@ def _arrays(path: Path, dataset: Dataset) -> Rows:
 def _table(path: Path, dataset: Dataset, target: str | None, clients_from: str | None) -> Rows:
     texts = own.Whole(dataset.columns, dataset.labels).texts(target)
     no_inputs = (clients_from, dataset.groups.column if dataset.groups else None)
-    x, y, names = tables.read_loose_table(path, target, no_inputs, texts)
+    x, y, names = tables.read_loose_table(path, target, no_inputs, texts, dataset.reading, dataset.columns)
     return _in_order(path, x, names, dataset) if dataset.columns else x, y
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedekd.dataset import TASKS, Dataset
+from fedekd.dataset import TASKS, Dataset, Reading
 from fedekd.errors import FedekdError, unknown
+from fedekd.files import DATA_FILES, file_kind
 from fedekd.objects import import_object
 
 if TYPE_CHECKING:
@@ -121,11 +122,13 @@ def load_dataset(
     part_of: Whole | None = None,
     group: str | None = None,
     subgroups: str | None = None,
+    reading: Reading | None = None,
 ) -> Dataset:
     """A dataset by its name, by the path of the user's own file or folder, or by ``package.module:loader``.
 
     ``part_of``: the file holds one site's rows of a larger whole, whose columns and labels are known. ``group`` names
-    the column (CSV) or array (npz) of rows that belong together, ``subgroups`` the one that results are shown by.
+    the column (table) or array (npz) of rows that belong together, ``subgroups`` the one that results are shown by.
+    ``reading`` is how a table of the user's own is read.
     """
     if task is not None and task not in TASKS:
         raise unknown("task", task, TASKS)
@@ -134,12 +137,16 @@ def load_dataset(
         from fedekd.data.own import load_own
 
         given = {"target": target, "task": task, "clients_from": clients_from, "group": group, "subgroups": subgroups}
-        return load_own(Path(text).expanduser(), part_of=part_of, **given)
+        return load_own(Path(text).expanduser(), part_of=part_of, reading=reading or Reading(), **given)
     loader = _imported(text) if ":" in text else recipe(text).load
-    for option, value in (("target", target), ("clients-from", clients_from), ("group", group)):
+    own = {"target": target, "clients-from": clients_from, "group": group, **(reading or Reading()).changes()}
+    for option, value in own.items():
         if value is not None:
-            raise FedekdError(f"--{option} {value!r} is for your own files; dataset {text!r} needs none: leave it out")
+            option, shown = option.replace("_", "-"), ",".join(value) if isinstance(value, tuple) else value
+            raise FedekdError(f"--{option} {shown!r} is for your own files; dataset {text!r} needs none: leave it out")
     dataset = loader(data_folder(data_dir))
+    if not isinstance(dataset, Dataset):
+        raise FedekdError(f"{text!r} gives {type(dataset).__name__}, not a Dataset; see fedekd.data.Dataset")
     if task not in (None, dataset.task):
         raise FedekdError(f"dataset {text!r} is a {dataset.task}, not a {task}; leave --task out")
     if subgroups is not None:
@@ -164,7 +171,7 @@ def _plain(name: str) -> str:
 def _is_path(text: str) -> bool:
     """A registered name wins over a file or folder that happens to be called the same; ./name means the file."""
     path = Path(text).expanduser()
-    spelt_as_path = os.sep in text or "/" in text or path.suffix.lower() in (".npz", ".csv")
+    spelt_as_path = os.sep in text or "/" in text or file_kind(path) in DATA_FILES
     return spelt_as_path or (_plain(text) not in _NAMES and path.exists())
 
 

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fedekd.engines import return_checks
-from fedekd.engines.augment import DRAWS, flip_crop
+from fedekd.engines import augment, return_checks
 from fedekd.engines.cuda_graphs import WORTH_CAPTURING, capturing
 from fedekd.engines.groups import Find, MethodGroup, mapped
 from fedekd.engines.job import make_optimizer
@@ -66,10 +65,13 @@ class Chunk:
         self.positions, self.rows = (torch.zeros(shape, dtype=torch.int32, device=device) for _ in range(2))
         self.real = torch.zeros(shape, dtype=torch.bool, device=device)
         self.uniform = torch.zeros((*shape, engine.method.uniforms), device=device)
-        self.augmented, self.longest = self.training.augments(step.split), max(1, int(lengths.max()))
-        self.moves = torch.zeros((*shape, DRAWS if self.augmented else 0), device=device)
+        self.longest = max(1, int(lengths.max()))
+        self.augmented = self.training.augments(step.split) or step.mixed
+        width = augment.MIXES if step.mixed else augment.MOVES if self.augmented else 0
+        self.moves = torch.zeros((*shape, width), device=device)
+        self.partners = torch.zeros_like(self.rows) if step.mixed else self.rows
         self.lessons = torch.zeros_like(self.positions) if self.augmented else self.positions
-        """Places in the frozen roles' outputs, which are other ones in every epoch where images are augmented."""
+        """Places in the frozen roles' outputs, which are other ones in every epoch where rows are altered."""
         self.clock = torch.zeros(1, dtype=torch.long, device=device)  # the step, on the device
         self.at = torch.tensor(indices, device=device)
         self.scale = engine.scale_of(self.at)
@@ -147,6 +149,7 @@ class Chunk:
             batch_size=self.training.batch_size,
             draws=self.method.uniforms,
             augment=self.augmented,
+            mixed=self.step.mixed,
         )
 
     def _read(self, plans: Sequence[Schedule]) -> dict[str, Any]:
@@ -175,14 +178,15 @@ class Chunk:
         return name not in self.weights.get(role, {}) and name not in self.buffers.get(role, {})
 
     def _taught(self, role: str, rows: Sequence[np.ndarray], plans: Sequence[Schedule]) -> Both:
-        """What a frozen role gives for all rows; where images are augmented, for those of one epoch after another."""
+        """What a frozen role gives for all rows; where rows are altered, for those of one epoch after another."""
         outputs, epochs = self.engine.forward.outputs, self.training.epochs if self.augmented else 0
         if not epochs:
             return outputs(role, self.indices, rows, self.features)
-        found = [
-            outputs(role, self.indices, rows, self.features, self.longest, [plan.moves[epoch] for plan in plans])
-            for epoch in range(epochs)
-        ]
+        found = []
+        for epoch in range(epochs):
+            moves = [plan.moves[epoch] for plan in plans]
+            others = [r[plan.partners[epoch]] for r, plan in zip(rows, plans, strict=True)] if self.step.mixed else None
+            found.append(outputs(role, self.indices, rows, self.features, self.longest, moves, others))
         return torch.cat([o for o, _ in found], dim=1), torch.cat([f for _, f in found], dim=1)
 
     def fits(self) -> bool:
@@ -195,7 +199,7 @@ class Chunk:
         engine, size = self.engine, self.training.batch_size
         self._set_rate(engine.settings_of(self.step).lr)
         plans = [self._schedule(i) for i in self.indices]
-        positions, rows, lessons = (np.zeros(self.rows.shape, np.int32) for _ in range(3))
+        positions, rows, lessons, partners = (np.zeros(self.rows.shape, np.int32) for _ in range(4))
         real = np.zeros(self.rows.shape, bool)
         uniform, moves = (np.zeros(table.shape, np.float32) for table in (self.uniform, self.moves))
         for at, (i, plan) in enumerate(zip(self.indices, plans, strict=True)):
@@ -209,6 +213,7 @@ class Chunk:
                 (uniform, plan.uniform),
                 (moves, np.take_along_axis(plan.moves, plan.order[:, :, None], axis=1)),
                 (lessons, plan.order + self.longest * np.arange(epochs)[:, None]),
+                (partners, mine[np.take_along_axis(plan.partners, plan.order, axis=1)] if self.step.mixed else 0),
             ):
                 padded = np.zeros((epochs, full, *whole.shape[3:]), whole.dtype)
                 padded[:, :n] = part
@@ -220,6 +225,8 @@ class Chunk:
         if self.augmented:
             self.moves.copy_(torch.from_numpy(moves))
             self.lessons.copy_(torch.from_numpy(lessons))
+        if self.step.mixed:
+            self.partners.copy_(torch.from_numpy(partners))
         inputs = self._read(plans)
         if self.inputs:
             pytree.tree_map_(Tensor.copy_, self.inputs, inputs)  # in place, where a CUDA graph reads them
@@ -326,13 +333,13 @@ class Chunk:
     def loss(self, segment: Segment) -> Tensor:
         """The sum of the active models' losses on the batches that the clock points to."""
         engine, active, known = self.engine, segment.active, self.inputs
-        rows, positions, lessons, real, uniform, moves = (
+        rows, positions, lessons, real, uniform, moves, partners = (
             table.index_select(0, self.clock)[0, :active]
-            for table in (self.rows, self.positions, self.lessons, self.real, self.uniform, self.moves)
+            for table in (self.rows, self.positions, self.lessons, self.real, self.uniform, self.moves, self.partners)
         )
         scale, mine = self.scale.first(active), slice(0, active)
-        raw = flip_crop(engine.x[rows], moves) if self.augmented else engine.x[rows]
-        x, y = scale.inputs(raw), scale.targets(engine.y[rows])
+        altered = moves if self.augmented else None, partners if self.step.mixed else None
+        x, y = augment.inputs(engine.x, scale, rows, *altered), scale.targets(engine.y[rows])
         fixed = pick(known["fixed"], mine)
         buffers = pick(self.buffers, mine)
         weights = {role: {**fixed[role], **buffers.get(role, {}), **segment.leaves.get(role, {})} for role in fixed}

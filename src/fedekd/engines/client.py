@@ -102,11 +102,13 @@ class Client(ClientModels):
             batch_size=training.batch_size,
             draws=self.method.uniforms,
             augment=training.augments(step.split),
+            mixed=step.mixed,
         )
         self.steps = plan.steps
-        augmented = training.augments(step.split)
+        augmented = plan.moves.size > 0
         moves = torch.from_numpy(plan.moves).to(self.device).flatten(0, 1) if augmented else None
-        taught, weights = self._taught(step, rows, moves), self._readable_weights()
+        partners = rows[torch.from_numpy(plan.partners).to(self.device).flatten()] if step.mixed else None
+        taught, weights = self._taught(step, rows, moves, partners), self._readable_weights()
         trained = {role: self._part(role, step) for role in step.roles}
         return_checks.to_train(self.method, step, trained)
         every = [w for tree in trained.values() for w in tree.values()]
@@ -114,8 +116,8 @@ class Client(ClientModels):
         optimizer, key = FusedOptimizer(training, every), self._dropout_key(root, round, again)
 
         def advance(here: Tensor, lessons: Tensor, draws: Tensor, key: Tensor | None) -> None:
-            """One batch, of these places in the split; ``lessons`` are their places in ``moves`` and ``taught``."""
-            x = self._inputs(rows[here], None if moves is None else moves[lessons])
+            """One batch, of these places in the split; ``lessons``: their places in what is ``taught`` and altered."""
+            x = self._inputs(rows[here], *(t if t is None else t[lessons] for t in (moves, partners)))
             out = {role: (o[lessons], f[lessons]) for role, (o, f) in taught.items()}
             with training_pass(TrainingPass(key)):
                 out = self._named(step, self._through(step.roles, x, out))
@@ -148,12 +150,16 @@ class Client(ClientModels):
         if not all(bool(torch.isfinite(w).all()) for w in every):
             raise FedekdError(f"{self.method.name}: client {self.name} diverged in round {round + 1}; lower --lr")
 
-    def _taught(self, step: Train, rows: Tensor, moves: Tensor | None) -> dict[str, tuple[Tensor, Tensor]]:
-        """What frozen roles give for all rows; where images are augmented, for those of one epoch after another."""
+    def _taught(
+        self, step: Train, rows: Tensor, moves: Tensor | None, partners: Tensor | None
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """What frozen roles give for all rows; where rows are altered, for those of one epoch after another."""
         if moves is None:
             return {role: self.outputs(role, rows) for role in self._still(step)}
-        drawn = moves.split(len(rows)) if len(rows) else [moves]
-        found = {role: [self.outputs(role, rows, own) for own in drawn] for role in self._still(step)}
+        drawn = moves.split(len(rows))
+        others = [None] * len(drawn) if partners is None else partners.split(len(rows))
+        altered = list(zip(drawn, others, strict=True))
+        found = {role: [self.outputs(role, rows, *own) for own in altered] for role in self._still(step)}
         return {r: (torch.cat([o for o, _ in every]), torch.cat([f for _, f in every])) for r, every in found.items()}
 
     def _dropout_key(self, role: str, round: int, again: int) -> Tensor | None:
@@ -342,12 +348,19 @@ class Client(ClientModels):
         """What it gets wrong, sample by sample of one split."""
         return self.task.errors(*self._answers(split))
 
-    def measure(self) -> Measured:
+    def measure(self, training_rows: int = 0) -> Measured:
+        """``training_rows``: how many of them, at most, to tell the loss of; the same in every round."""
         with self.personalised():
-            return Measured.of(self.task, self._answers("test"), self._answers("val"))
+            found = Measured.of(self.task, self._answers("test"), self._answers("val"))
+            if not training_rows:
+                return found
+            order = rng.stream(self.job.seed, "training loss", self.number).permutation(len(self.rows["train"]))
+            some = torch.from_numpy(order[:training_rows]).to(self.device)
+            loss = self.task.loss(*self._answers("train", self.rows["train"][some]))
+            return replace(found, train_loss=float(loss.double().mean()))
 
-    def _answers(self, split: str) -> tuple[Tensor, Tensor]:
-        rows = self.rows[split]
+    def _answers(self, split: str, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        rows = self.rows[split] if rows is None else rows
         with self.personalised(), precision(self.job.training.precision, self.device):
             return self.predictions(rows, split), self.data.y[rows]
 

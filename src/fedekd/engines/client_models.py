@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedekd import models, parts
-from fedekd.engines import return_checks
-from fedekd.engines.augment import flip_crop
+from fedekd.engines import augment, return_checks
 from fedekd.engines.job import SERVER, Job, Rows, pick_device
 from fedekd.engines.layers import own_streams
 from fedekd.exchange import Message
@@ -99,18 +98,19 @@ class ClientModels:
         with self._autocast():
             return self.task.read(self.models[role](features)), features
 
-    def _inputs(self, rows: Tensor, moves: Tensor | None = None) -> Tensor:
-        raw = self.data.x[rows]
-        return self.data.scale.inputs(raw if moves is None else flip_crop(raw, moves))
+    def _inputs(self, rows: Tensor, moves: Tensor | None = None, partners: Tensor | None = None) -> Tensor:
+        return augment.inputs(self.data.x, self.data.scale, rows, moves, partners)
 
     @torch.no_grad()
-    def outputs(self, role: str, rows: Tensor, moves: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """A frozen model's outputs and features on whole splits; with ``moves``, on the images flipped and cropped."""
+    def outputs(
+        self, role: str, rows: Tensor, moves: Tensor | None = None, partners: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """A frozen model's outputs and features on whole splits; with ``moves``, on the rows as they are altered."""
         if role in self.method.heads:
-            return self._head(role, self.outputs(self.method.heads[role], rows, moves)[1])
+            return self._head(role, self.outputs(self.method.heads[role], rows, moves, partners)[1])
         module, batches = self.models[role].eval(), rows.split(EVALUATION_BATCH)
-        drawn = moves.split(EVALUATION_BATCH) if moves is not None else [None] * len(batches)
-        pieces = [self._forward(module, self._inputs(*some)) for some in zip(batches, drawn, strict=True)]
+        altered = [[None] * len(batches) if t is None else t.split(EVALUATION_BATCH) for t in (moves, partners)]
+        pieces = [self._forward(module, self._inputs(*some)) for some in zip(batches, *altered, strict=True)]
         return torch.cat([o for o, _ in pieces]), torch.cat([f for _, f in pieces])
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from fedekd import models
-from fedekd.engines.augment import DRAWS, flip_crop
+from fedekd.engines import augment
 from fedekd.engines.client_models import EVALUATION_BATCH
 from fedekd.engines.groups import MethodGroup, mapped
 from fedekd.engines.job import SERVER
@@ -209,20 +209,23 @@ class Forward:
         features: bool = False,
         longest: int | None = None,
         moves: Sequence[np.ndarray] | None = None,
+        partners: Sequence[np.ndarray] | None = None,
     ) -> Both:
         """Frozen models' outputs on whole splits, padded to the longest, or further: [models, n, ...].
 
-        With ``moves``, on the images flipped and cropped.
+        With ``moves``, on the rows as they are altered.
         """
         engine = self.engine
         at = torch.tensor(list(indices), device=engine.device)
         if role in self.method.heads:
-            below = self.outputs(self.method.heads[role], indices, rows, True, longest, moves)[1]
+            below = self.outputs(self.method.heads[role], indices, rows, True, longest, moves, partners)[1]
             return self._head(role, pick(engine.weights[role], at), below)
         table, _ = padded(rows, engine.device, longest)
-        lengths, drawn = [len(r) for r in rows], None
+        lengths, drawn, others = [len(r) for r in rows], None, None
+        if partners is not None:
+            others, _ = padded(partners, engine.device, longest)
         if moves is not None:
-            drawn = torch.zeros(*table.shape, DRAWS)
+            drawn = torch.zeros(*table.shape, moves[0].shape[-1])
             for i, own in enumerate(moves):
                 drawn[i, : len(own)] = torch.from_numpy(own)
             drawn = drawn.to(engine.device)
@@ -234,10 +237,8 @@ class Forward:
             active = max(1, sum(n > start for n in lengths))
             here = order[:active]
             part = table[here, start : start + size]
-            raw = engine.x[part]
-            if drawn is not None:
-                raw = flip_crop(raw, drawn[here, start : start + size])
-            x = scale.first(active).inputs(raw)
+            altered = [t if t is None else t[here, start : start + size] for t in (drawn, others)]
+            x = augment.inputs(engine.x, scale.first(active), part, *altered)
             out = self(role, {n: w[:active] for n, w in weights.items()}, x, features)
             if result is None:
                 result = tuple(o.new_zeros(len(rows), table.shape[1], *o.shape[2:]) for o in out)  # type: ignore[assignment]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -47,6 +48,8 @@ class Training:
     """Whether each client ends with the model of the round with its lowest validation loss, not of the last."""
     metric: str | None = None
     """What Δ is taken in, where that is not the task's own metric."""
+    combine: str = "mean"
+    """How uploads become one: see ``robust``."""
     measure_every: int = 1
     """After how many rounds all clients are measured; they are after the last in any case."""
 
@@ -57,7 +60,7 @@ class Training:
     def of(self, step: Train) -> Training:
         """The settings of one training step, which may have its own epochs, rate and optimiser."""
         own = {name: value for name in ("epochs", "lr", "optimizer") if (value := getattr(step, name)) is not None}
-        return replace(self, **own)
+        return replace(self, **own) if own else self
 
     def at(self, round: int | None) -> Training:
         """With the learning rate of a round; None: outside of the rounds, as before a client answers."""
@@ -93,15 +96,16 @@ class Job:
 
     def work(self) -> int:
         """Samples trained on in the whole run, for the progress display."""
-        steps = [s for r in range(self.training.rounds) for s in self.method.steps(r) if isinstance(s, Train)]
-        return round(self.training.participation * sum(self._samples(step) for step in steps))
+        steps = (s for r in range(self.training.rounds) for s in self.method.steps(r) if isinstance(s, Train))
+        passes = Counter[str]()  # over each split
+        for step in steps:
+            passes[step.split] += self.training.epochs if step.epochs is None else step.epochs
+        return round(self.training.participation * sum(n * self._rows(split) for split, n in passes.items()))
 
-    def _samples(self, step: Train) -> int:
-        rows = [
-            len(self.federation.public if step.split == "public" else getattr(client, step.split))
-            for client in self.federation.clients
-        ]
-        return self.training.of(step).epochs * sum(rows)
+    def _rows(self, split: str) -> int:
+        """Of all clients; public rows are trained on by each."""
+        clients = self.federation.clients
+        return sum(len(self.federation.public if split == "public" else getattr(one, split)) for one in clients)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +118,7 @@ class Measured:
     errors: np.ndarray  # of each test row: see Task.errors
     val_losses: np.ndarray  # of each validation row
     answers: Callable[[str], np.ndarray]  # on "test" or "val": see Task.answers
+    train_loss: float = math.nan  # the task's mean loss on some training rows, where it was asked for
 
     @property
     def val_error(self) -> float:

@@ -57,7 +57,7 @@ def rehearse(job: Job) -> list[list[ExchangeCost]]:
     dataset, public = federation.dataset, (len(federation.public), federation.public_labelled)
     clients = len(federation.clients) if _own_models(job) else min(CLIENTS, len(federation.clients))
     about = (dataset.x.shape[1:], dataset.outputs, dataset.task, public, clients, _lone(job), training.rounds)
-    key = (type(job.method), job.method, job.private, job.proxy, about, training.participation < 1)
+    key = (type(job.method), job.method, job.private, job.proxy, about, training.participation < 1, training.combine)
     try:
         hash(key)
     except TypeError:  # a method or a model of the user's that cannot be a key

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedekd import rng
-from fedekd.engines.augment import DRAWS
+from fedekd.engines.augment import MIXES, MOVES
 from fedekd.methods.base import Step, Train
 
 
@@ -19,7 +19,8 @@ class Schedule:
 
     order: np.ndarray  # int64 [epochs, n]
     uniform: np.ndarray  # float32 [epochs, n, draws], one row for each entry of `order`
-    moves: np.ndarray  # float32 [epochs, n, DRAWS or 0], one row for each position: see ``augment.flip_crop``
+    moves: np.ndarray  # float32 [epochs, n, MOVES, MIXES or 0], one row for each position: see ``engines.augment``
+    partners: np.ndarray  # int64 [epochs, n], the position that each is mixed with; of no columns where none is
     batch_size: int
 
     @property
@@ -41,6 +42,7 @@ def schedule(
     split: str = "train",
     again: int = 0,
     augment: bool = False,
+    mixed: bool = False,
 ) -> Schedule:
     """Batches are keyed by the first trained role, so that a private model sees what it sees in Local.
 
@@ -57,9 +59,11 @@ def schedule(
         else np.empty((0, n), np.int64)
     )
     uniform = rng.stream(seed, "uniform", role, client, round, *more).random((epochs, n, draws), dtype=np.float32)
-    width = DRAWS if augment else 0
-    moves = rng.stream(seed, "augment", role, client, round, *more).random((epochs, n, width), dtype=np.float32)
-    return Schedule(order, uniform, moves, batch_size)
+    drawn = rng.stream(seed, "mixed" if mixed else "augment", role, client, round, *more)
+    width = MIXES if mixed else MOVES if augment else 0
+    moves = drawn.random((epochs, n, width), dtype=np.float32)
+    partners = drawn.integers(0, n, (epochs, n)) if mixed and n else np.empty((epochs, 0), np.int64)
+    return Schedule(order, uniform, moves, partners, batch_size)
 
 
 def numbered(steps: Iterable[Step]) -> list[tuple[Step, int]]:

@@ -126,9 +126,9 @@ class Serial:
         """The task's metric per job and client."""
         return [[client.score(split) for client in self.clients]]
 
-    def measure(self) -> list[list[Measured]]:
-        """The same on test and validation rows, with what it is made of."""
-        return [[client.measure() for client in self.clients]]
+    def measure(self, training_rows: int = 0) -> list[list[Measured]]:
+        """The same on test and validation rows, with what it is made of; the loss on so many training rows besides."""
+        return [[client.measure(training_rows) for client in self.clients]]
 
     def clients_of(self, job: int) -> list[Client]:
         return self.clients

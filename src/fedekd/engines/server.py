@@ -15,6 +15,7 @@ from fedekd.engines.job import SERVER, Job, Rows
 from fedekd.exchange import Message
 from fedekd.federation import Split
 from fedekd.methods.base import Exchange
+from fedekd.robust import combination
 
 
 def server_facts(job: Job, data: Rows) -> dict[str, Any]:
@@ -28,7 +29,8 @@ def server_facts(job: Job, data: Rows) -> dict[str, Any]:
         return built.to(data.x.device)
 
     rows = (data.scale.inputs(data.x[public]), data.y[public]) if len(public) else None
-    return {"clients": len(federation.clients), "public": rows, "module": module, "seed": job.seed}
+    facts = {"clients": len(federation.clients), "public": rows, "module": module, "seed": job.seed}
+    return {**facts, "average": combination(job.training.combine)}
 
 
 class ServerClient(Client):

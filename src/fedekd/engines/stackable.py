@@ -50,10 +50,13 @@ def signature(job: Job) -> tuple[Any, ...]:
     )
 
 
+TRAIN = tuple(field.name for field in fields(Train) if field.name != "loss")
+
+
 def shape(step: Step | None) -> tuple[Any, ...]:
     """A step without its functions, which differ between variants of a method."""
     if isinstance(step, Train):
-        return ("train", *(getattr(step, f.name) for f in fields(step) if f.name != "loss"))
+        return ("train", *(getattr(step, name) for name in TRAIN))
     if isinstance(step, Remember):
         return "remember", step.split, step.roles
     if isinstance(step, Copy):

@@ -276,8 +276,8 @@ class Stacked:
             found = self._answered(split)
         return self._by_job([self.task.value(errors) for errors, *_ in found])
 
-    def measure(self) -> list[list[Measured]]:
-        """The same on test and validation rows, with what it is made of."""
+    def measure(self, training_rows: int = 0) -> list[list[Measured]]:
+        """The same on test and validation rows, with what it is made of; of training rows it tells nothing."""
         with precision(self.training.precision, self.device), self.personalised():
             test, val = self._answered("test"), self._answered("val")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fedekd.runs.aggregate import shared_settings
+from fedekd.runs.federation_report import signed_lines
 from fedekd.runs.metadata import ModelMetadata
 from fedekd.runs.records import Record
 from fedekd.runs.subgroups import HEADS, by_subgroup
@@ -43,7 +44,7 @@ def make_card(metadata: ModelMetadata, records: Sequence[Record], file: str, fol
         "Data": _data(metadata, record),
         "Inputs": _inputs(metadata),
         "Output": [*_answers(metadata), *_output(metadata)],
-        "Training": _training(metadata, record),
+        "Training": [*_training(metadata, record), *(f"- {line}" for line in (signed_lines(folder) if folder else []))],
         "Use": [f"`fedekd predict {file} FILE`: a class and its probability for each row, or a number.", *LIMITS],
     }
     title = (

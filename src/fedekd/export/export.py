@@ -39,7 +39,13 @@ def export(
     target = Path(to)
     if target.suffix.lower() not in KINDS:
         raise FedekdError(f"cannot export to {str(target)!r}; name a file that ends in {' or '.join(KINDS)}")
-    metadata = choose(find_models(Path(folder)), client, method, seed)
+    unusable: list[str] = []
+    kept = find_models(Path(folder), unusable)
+    try:
+        metadata = choose(kept, client, method, seed)
+    except FedekdError as error:
+        also = f"; {len(unusable)} more cannot be used: {unusable[0]}" if unusable else ""
+        raise FedekdError(f"{error}{also}") from None
     if metadata.keeps_rows and not with_rows:
         raise FedekdError(
             f"{metadata.method} answers from the training rows of client {metadata.client}, so the file would hold "

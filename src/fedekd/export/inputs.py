@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedekd.data import formats, pictures
+from fedekd.data.columns import ages, flag_name, kind_of
 from fedekd.data.own import channels
 from fedekd.data.tables import read_table
 from fedekd.dataset import as_float32
 from fedekd.errors import FedekdError
+from fedekd.files import TABLES, file_kind
 from fedekd.runs.metadata import ModelMetadata
 
 if TYPE_CHECKING:
@@ -36,13 +38,13 @@ def read_inputs(path: Path, metadata: ModelMetadata) -> InputRows:
         raise FedekdError(
             f"there is no file or folder {str(path)!r}; give a .csv, an .npz, a picture or a folder of them"
         )
-    suffix = path.suffix.lower()
+    suffix = file_kind(path)
     if path.is_dir() or suffix in pictures.PICTURES:
         found = _pictures(path, metadata)
-    elif suffix == ".csv":
+    elif suffix in TABLES:
         found = _table(path, metadata)
     elif suffix == ".npz":
-        found = _arrays(path)
+        found = _arrays(path, metadata)
     else:
         raise FedekdError(
             f"{path} is a {suffix or 'nameless'} file; give a .csv, an .npz, a picture or a folder of them"
@@ -73,24 +75,35 @@ def _table(path: Path, metadata: ModelMetadata) -> InputRows:
     """Columns are found by name, in any order; text is encoded as it was in training."""
     if len(metadata.shape) != 1:
         raise FedekdError(f"{path} is a table, but the model was trained on pictures of shape {metadata.shape}")
-    frame = read_table(path, texts=None)
+    frame = read_table(path, texts=None, reading=metadata.reading)
     names = [str(row + 1) for row in range(len(frame))]
     columns = metadata.columns or tuple(frame.columns)  # trained without names: the columns as they stand
     text = {column: _categories(column, columns) for column in frame.columns if column not in columns}
     text = {column: known for column, known in text.items() if known}
-    lacking = [c for c in columns if c not in frame.columns and not any(c.startswith(f"{t}=") for t in text)]
+    flags = {} if metadata.fill is None else {flag_name(c): c for c in frame.columns if flag_name(c) in columns}
+    known = {*frame.columns, *flags}
+    lacking = [c for c in columns if c not in known and not any(c.startswith(f"{t}=") for t in text)]
     if lacking:
         raise FedekdError(f"{path} has no column {_source(lacking[0])!r}, which the model was trained on")
     x = np.empty((len(frame), len(columns)))
     for place, column in enumerate(columns):
         if column in frame.columns:
-            x[:, place] = _numbers(path, frame[column])
-    for column, known in text.items():
-        values = _texts(path, frame[column], known)
-        for value, place in known.items():
+            x[:, place] = _numbers(path, frame[column], metadata)
+        elif column in flags:
+            x[:, place] = frame[flags[column]].isna()
+    for column, places in text.items():
+        values = _texts(path, frame[column], places, metadata.fill is not None)
+        for value, place in places.items():
             x[:, place] = values == value
     ignored = tuple(column for column in frame.columns if column not in columns and column not in text)
-    return InputRows(as_float32(x), names, ignored)
+    return InputRows(_filled(as_float32(x), metadata), names, ignored)
+
+
+def _filled(x: np.ndarray, metadata: ModelMetadata) -> np.ndarray:
+    """With what training had in the place of missing values, where it had any."""
+    if metadata.fill is None or x.shape[1:] != metadata.shape:
+        return x
+    return np.where(np.isnan(x), metadata.fill, x)
 
 
 def _categories(column: str, columns: tuple[str, ...]) -> dict[str, int]:
@@ -103,12 +116,18 @@ def _source(column: str) -> str:
     return column.partition("=")[0]
 
 
-def _numbers(path: Path, column: pd.Series) -> np.ndarray:
+def _numbers(path: Path, column: pd.Series, metadata: ModelMetadata) -> np.ndarray:
     import pandas as pd
 
-    plain = column.map(lambda value: TRUTH.get(str(value).lower(), value))
-    numbers = pd.to_numeric(plain, errors="coerce").to_numpy(np.float64)
-    wrong = np.flatnonzero(np.isnan(numbers))
+    if metadata.reading.dates == "age" and kind_of(column) == "date":
+        numbers = ages(path, column)
+    else:
+        plain = column.map(lambda value: TRUTH.get(str(value).lower(), value))
+        if metadata.reading.decimal == ",":
+            plain = plain.astype(object).map(lambda value: value.replace(",", ".") if isinstance(value, str) else value)
+        numbers = pd.to_numeric(plain, errors="coerce").to_numpy(np.float64)
+    gaps = column.isna().to_numpy() & (metadata.fill is not None)
+    wrong = np.flatnonzero(np.isnan(numbers) & ~gaps)
     if len(wrong):
         value = column.iloc[wrong[0]]
         what = "nothing" if pd.isna(value) else repr(value)
@@ -118,10 +137,10 @@ def _numbers(path: Path, column: pd.Series) -> np.ndarray:
     return numbers
 
 
-def _texts(path: Path, column: pd.Series, known: dict[str, int]) -> np.ndarray:
+def _texts(path: Path, column: pd.Series, known: dict[str, int], gaps: bool) -> np.ndarray:
     values = column.astype(object).to_numpy()
     for row, value in enumerate(values):
-        if value not in known:
+        if value not in known and (isinstance(value, str) or not gaps):
             what = repr(value) if isinstance(value, str) else "nothing"
             names = ", ".join(sorted(known))
             raise FedekdError(f"{path}: column {column.name!r} holds {what} in row {row + 1}; training knew {names}")
@@ -131,7 +150,7 @@ def _texts(path: Path, column: pd.Series, known: dict[str, int]) -> np.ndarray:
 # Arrays and pictures
 
 
-def _arrays(path: Path) -> InputRows:
+def _arrays(path: Path, metadata: ModelMetadata) -> InputRows:
     try:
         x = formats.read_npz(path, ("x",))["x"]
     except formats.BadFile as error:
@@ -139,7 +158,8 @@ def _arrays(path: Path) -> InputRows:
     if x.ndim not in (2, 3, 4) or x.dtype.kind not in "buif":
         raise FedekdError(f"{path}: x is {x.dtype} of shape {x.shape}; give it as for training")
     x = channels(x) if x.ndim > 2 else x
-    return InputRows(x if x.dtype == np.uint8 else as_float32(x), [str(row + 1) for row in range(len(x))])
+    x = x if x.dtype == np.uint8 else _filled(as_float32(x), metadata)
+    return InputRows(x, [str(row + 1) for row in range(len(x))])
 
 
 def _pictures(path: Path, metadata: ModelMetadata) -> InputRows:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import importlib
 import io
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,10 @@ import numpy as np
 
 from fedekd.errors import FedekdError
 from fedekd.export.inputs import read_inputs
+from fedekd.files import unreadable
 from fedekd.runs.metadata import ModelMetadata, OwnCode
 from fedekd.runs.saved_models import read_metadata
+from fedekd.validation import parse_json
 
 BATCH = 256
 Answer = Callable[[np.ndarray], np.ndarray]
@@ -60,7 +61,7 @@ def predict(
     proxy: str | None = None,
     method: str | None = None,
 ) -> Predictions:
-    """The model's answers for the rows of a .csv or .npz file, a picture or a folder of pictures.
+    """The model's answers for the rows of a table or an .npz file, a picture or a folder of pictures.
 
     ``private`` and ``proxy`` name the factories of models of one's own, ``method`` the class of a method of one's own
     that answers with more than its private model; an .onnx file holds its graph and needs none.
@@ -69,7 +70,13 @@ def predict(
     metadata, answer = _from_onnx(path) if path.suffix.lower() == ".onnx" else _from_safetensors(path, code)
     unseen = read_inputs(Path(file), metadata)
     pieces = [answer(unseen.x[start : start + BATCH]) for start in range(0, len(unseen.x), BATCH)]
-    return Predictions(metadata, unseen.names, np.concatenate(pieces), unseen.ignored)
+    values = np.concatenate(pieces)
+    if values.shape != ((len(unseen.x), metadata.outputs) if metadata.classifies else (len(unseen.x),)):
+        raise FedekdError(f"{path} gives answers of shape {values.shape} for {len(unseen.x)} rows; export it again")
+    if not np.isfinite(values).all():
+        row = unseen.names[int(np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(1))[0])]
+        raise FedekdError(f"{path} gives no number for row {row}; is it as large as those it was trained on?")
+    return Predictions(metadata, unseen.names, values, unseen.ignored)
 
 
 def _from_safetensors(path: Path, code: OwnCode) -> tuple[ModelMetadata, Answer]:
@@ -98,8 +105,13 @@ def _from_onnx(path: Path) -> tuple[ModelMetadata, Answer]:
         ) from None
     runtime.set_default_logger_severity(4)
     try:
+        with path.open("rb") as file:
+            file.read(1)
+    except OSError as error:
+        raise unreadable(path, error) from None
+    try:
         session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
-        about = {name: json.loads(text) for name, text in session.get_modelmeta().custom_metadata_map.items()}
+        about = {name: parse_json(text.encode()) for name, text in session.get_modelmeta().custom_metadata_map.items()}
     except Exception as error:  # the runtime has a dozen kinds of its own, with no common base
         why = str(error).strip().splitlines()[0]
         raise FedekdError(f"{path} is not a whole .onnx file ({why}); export it again") from None

@@ -7,6 +7,7 @@ import logging
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from fedekd.errors import FedekdError
 from fedekd.flower.protocol import wire
 from fedekd.flower.protocol.codes import StatusCode
 from fedekd.flower.protocol.wire import Payload
@@ -51,4 +52,8 @@ def _answer(kind: str, message: Message, context: Context) -> Payload:
 
     if site.threads:
         torch.set_num_threads(site.threads)
-    return answer(site, kind, wire.from_records(message.content))
+    try:
+        request = wire.from_records(message.content)
+    except FedekdError:
+        request = None
+    return answer(site, kind, request)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedekd.errors import FedekdError
-from fedekd.files import write_whole
+from fedekd.files import unreadable, write_whole
 
 log = logging.getLogger("fedekd.state")
 MARK = b"fedekd state 1\n"
@@ -97,8 +97,10 @@ def _payload(path: Path) -> bytes | None:
     """A version's content, or None where there is none or it is not what was written."""
     try:
         content = path.read_bytes()
-    except OSError:
+    except FileNotFoundError:
         return None
+    except OSError as error:
+        raise unreadable(path, error) from None
     head, payload = content[: len(MARK) + DIGEST + 1], content[len(MARK) + DIGEST + 1 :]
     return payload if head == MARK + hashlib.sha256(payload).hexdigest().encode() + b"\n" else None
 

@@ -139,6 +139,7 @@ def main(grid: Grid, context: Context) -> None:
     from fedekd.flower.protocol.schema import Schema
     from fedekd.flower.server.conversation import TooFew
     from fedekd.flower.server.rounds import Rounds
+    from fedekd.flower.server.watched import WatchedTransport
 
     file = Path(str(context.run_config["server-file"]))
     server, finish = read_server(file), float(str(context.run_config["finish"]))
@@ -146,10 +147,11 @@ def main(grid: Grid, context: Context) -> None:
     try:
         if server.schema is None:
             raise FedekdError(f"{file} names no `schema`; make one with `fedekd site schema`")
-        transport = GridTransport(grid, server)
+        transport = WatchedTransport(GridTransport(grid, server), server.state)
         expected = max(server.min_sites, len(transport.admitted()))
         rounds = Rounds(server, Schema.read(server.schema), transport, expected)
-        rounds.finish(finish) if finish else rounds.run()
+        with transport.following(rounds):
+            rounds.finish(finish) if finish else rounds.run()
     except TooFew as error:
         log.error("%s", error)
         raise

@@ -17,18 +17,24 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fedekd.dataset import Reading
 from fedekd.errors import FedekdError, unknown
-from fedekd.settings import CHOICES, read_toml
+from fedekd.files import DATA_FILES, file_kind
+from fedekd.settings import CHOICES, check_combine, read_toml
 
 T = TypeVar("T")
 COMPRESSIONS = ("none", "fp16", "int8")
 STARTING = 120.0  # seconds from the start of `fedekd server run` until sites are asked, and to spare
-COMBINATIONS = ("mean", "median", "trimmed", "krum")
 SHARED = ("n", "metric", "delta", "verdict")
 MENU, PLAIN = "menu", "plain"
 VISITS_DONE = "visits_done"  # file in the server's state: how many visits are complete
 ENDED = "ended"  # file in state/FEDERATION: the server has said that the federation is complete
-GUARANTEES = ("the sent models, end to end", "the sent models, for a fixed private model only")
+GUARANTEES = (
+    "the sent models, end to end",
+    "the sent models, for a fixed private model only",
+    "the sent models, end to end, for all rows of a patient together",
+    "the sent models, for a fixed private model only, for all rows of a patient together",
+)
 
 
 def entry(
@@ -87,7 +93,7 @@ class ServerSettings:
     combine: str = entry(
         "how the sites' models become one: mean; or, of three and more, median, trimmed or krum",
         "mean",
-        choices=COMBINATIONS,
+        choices=CHOICES["combine"],
     )
     weighting: str = entry(
         "of the mean: uniform, or by the samples of each site", "uniform", choices=CHOICES["weighting"]
@@ -143,6 +149,19 @@ class SiteSettings:
     state: Path = entry("folder for the private model and what else the site keeps between rounds")
     data: str = entry("the site's rows: a .csv, .npz or folder, a dataset's name, or package.module:loader")
     target: str | None = entry("target column of a .csv", None, example="outcome")
+    drop: tuple[str, ...] = entry("columns of a .csv that are no inputs", ())
+    decimal: str = entry("decimal mark of a .csv", ".", choices=CHOICES["decimal"])
+    dates: str = entry("what columns of dates become", "text", choices=CHOICES["dates"])
+    missing: str | None = entry('"drop" leaves rows with a missing value out', None, choices=("drop",), example="drop")
+    na_values: tuple[str, ...] | None = entry(
+        "texts that mean a missing value, in place of the usual NA, null, ..", None, example=["NA", "<5"]
+    )
+    group: str | None = entry(
+        "column of a .csv, or array of a .npz, that tells the patient of each row: no input; nobody's rows are both "
+        "trained and tested on, and [dp] protects all rows of one patient together",
+        None,
+        example="patient",
+    )
     public: Path | None = entry(
         "the public rows that the server names, where a method needs them: a .npz, .csv or folder",
         None,
@@ -187,6 +206,10 @@ class SiteSettings:
         example={"epsilon": 8.0, "delta": 1e-5, "clip": 1.0, "teacher": "labels"},
     )
 
+    @property
+    def reading(self) -> Reading:
+        return Reading.of(self)
+
 
 # --- reading -------------------------------------------------------------------------------------------------------
 
@@ -204,8 +227,7 @@ def read_server(path: str | Path) -> ServerSettings:
             f"{file}: give_up must be at least {least:g} s, got {server.give_up:g}: a healthy round may wait one "
             f"deadline ({server.deadline:g} s) for a site to join and one for an answer"
         )
-    if server.combine != "mean" and server.weighting != "uniform":
-        raise FedekdError(f'{file}: combine = {server.combine!r} knows no weights; set weighting = "uniform"')
+    check_combine(server.combine, server.weighting, f"{file}: ")
     if server.combine != "mean" and server.min_sites < 3:
         raise FedekdError(
             f"{file}: combine = {server.combine!r} cannot tell which of two sites is wrong; set min_sites to 3 or "
@@ -230,7 +252,7 @@ def read_site(path: str | Path) -> SiteSettings:
 def _located(data: str, folder: Path) -> str:
     """A path from the file's own folder; a dataset's name or a loader stays as it is."""
     path = folder / Path(data).expanduser()
-    is_path = "/" in data or Path(data).suffix.lower() in (".csv", ".npz") or path.exists()
+    is_path = "/" in data or file_kind(data) in DATA_FILES or path.exists()
     return str(path) if is_path else data
 
 

@@ -100,7 +100,8 @@ class Train:
     """Train ``roles`` for the local epochs with fresh optimiser state; ``frozen`` roles only give outputs.
 
     The loss returns a scalar, or a scalar and per-sample diagnostics ({"trust": weights} is logged). Weights outside of
-    ``part`` stay as they are. With ``gradients`` the mean gradient over all steps can be read afterwards.
+    ``part`` stay as they are. With ``gradients`` the mean gradient over all steps can be read afterwards. With
+    ``mixed`` all roles, frozen ones too, see rows that are mixed with others of the client's, which have no target.
     """
 
     roles: tuple[str, ...]
@@ -112,6 +113,7 @@ class Train:
     lr: float | None = None
     optimizer: str | None = None
     gradients: bool = False
+    mixed: bool = False
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,16 @@ with its own class counts, and the head. Nothing but the proxy is ever sent.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedekd import pooling
-from fedekd.methods import Batch, Exchange, Method, Remember, Step, Train, register
+from fedekd.methods import Batch, Copy, Exchange, Method, Remember, Step, Train, register
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 STRENGTHS = (0.03, 0.1, 0.3, 0.6, 0.9)  # of the head's shrinkage, of which validation rows choose one
+EXPERTS = ("private", "proxy")
 FOLDS = 4
 FLOOR = -10.0  # of log-probabilities: no expert is so sure that it outvotes the others by itself
 ALL = FOLDS  # the place of what was fitted to all validation rows, behind what was fitted without one fold of them
@@ -33,7 +34,8 @@ class SecondOpinion(Method):
     prior: float = 1.0  # how strongly the proxy's training corrects for the client's class counts
     caution: float = field(default=3.0, metadata={"open": True})  # validation rows that the private model counts for
 
-    roles = answers = ("private", "proxy")
+    roles: ClassVar[tuple[str, ...]] = EXPERTS
+    answers: ClassVar[tuple[str, ...]] = EXPERTS
 
     @property
     def needs_features(self) -> bool:
@@ -61,10 +63,10 @@ class SecondOpinion(Method):
 
     # --- before it answers -------------------------------------------------------------------------------
 
-    def personalise(self) -> tuple[Remember, ...]:
+    def personalise(self) -> tuple[Remember | Copy, ...]:
         return (
             Remember(self.fit_heads, split="train", roles=("proxy",)),
-            Remember(self.weigh, split="val", roles=self.answers),
+            Remember(self.weigh, split="val", roles=EXPERTS),
         )
 
     def fit_heads(self, batch: Batch) -> dict[str, Any]:

@@ -58,9 +58,11 @@ def _say_fewer(console: Console, shown: int, every: int) -> None:
 def _method(record: Record, unit: Unit) -> Column:
     values = [unit.value(c["value"]) for c in record["clients"]]
     deltas = [unit.delta(c["delta"]) for c in record["clients"]]
-    wide, signed = max(map(len, values)), max(map(len, deltas))
-    cells = [f"{value.rjust(wide)}  {delta.rjust(signed)}" for value, delta in zip(values, deltas, strict=True)]
-    return Column(record["label"], cells)
+    wide, signed = max(map(len, ("with", *values))), max(map(len, deltas))
+    below, *cells = (
+        f"{v.rjust(wide)}  {d.rjust(signed)}" for v, d in zip(("with", *values), ("Δ", *deltas), strict=True)
+    )
+    return Column(record["label"], cells, below=below)
 
 
 def print_verdicts(console: Console, method: MethodTransfer, unit: Unit) -> None:

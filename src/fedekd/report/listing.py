@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,11 +14,15 @@ from rich.text import Text
 from fedekd.architectures import NAMED
 from fedekd.methods import FAMILIES, Exchange
 from fedekd.report.tables import Column, print_columns
+from fedekd.runs.observers import planned
+from fedekd.units import count, volume
 
 if TYPE_CHECKING:
     from fedekd.data import Entry
     from fedekd.methods import Method
     from fedekd.runs.costs import Costs
+    from fedekd.runs.plan import RunSpec
+    from fedekd.settings import Settings
 
 ROUNDS = 3  # which a method's steps are read for: later ones exchange nothing new
 
@@ -27,6 +31,10 @@ def print_methods(console: Console, methods: Mapping[str, Method], groups: Mappi
     """By family, each method with what it does, sends, needs and takes; below it its variants with what they change."""
     others = sorted(name for name, method in methods.items() if name == method.name and not method.family)
     grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_row(
+        Text("method", "dim"), Text("what it does; where from; what leaves a client; tasks; engine; parameters", "dim")
+    )
+    grid.add_row()
     for family, about in {**FAMILIES, "others": ""}.items():
         members = groups[family] if family in FAMILIES else others
         if not members:
@@ -111,6 +119,36 @@ def print_costs(console: Console, costs: Costs) -> None:
         console.print(Text(f"less in the first round: {', '.join(costs.sooner)}", "dim"))
     for reason in costs.refused.values():
         console.print(Text(reason, "dim"))
+
+
+def print_plan(console: Console, runs: Sequence[RunSpec], done: Collection[str], settings: Settings) -> None:
+    """What a run would do: by method its runs, those that are there already, and what the rest would cost."""
+    by_label: dict[str, list[RunSpec]] = {}
+    for run in runs:
+        by_label.setdefault(run.label, []).append(run)
+    waiting = [[run for run in own if run.key not in done] for own in by_label.values()]
+    columns = [
+        Column("runs", [str(len(own)) for own in by_label.values()]),
+        Column(
+            "kept",
+            [str(len(own) - len(rest)) for own, rest in zip(by_label.values(), waiting, strict=True)],
+        ),
+        Column("samples", [f"{sum(run.samples for run in rest):,}" for rest in waiting]),
+        Column("sent", [volume(sum(run.traffic for run in rest)) for rest in waiting]),
+    ]
+    about = [
+        runs[0].dataset,
+        "the data's own sites" if runs[0].alpha is None else f"alpha {runs[0].alpha:g}",
+        count(len(settings.seeds), "seed"),
+        f"{count(settings.rounds or 0, 'round')} of {count(settings.epochs or 0, 'epoch')}",
+    ]
+    console.print(Text(", ".join(about)), soft_wrap=True)
+    console.print()
+    print_columns(console, [Column("method", list(by_label), "left")], columns)
+    left = sum(map(len, waiting))
+    console.print(
+        Text(f"a dry run; without --dry-run: {planned(left, len(runs) - left)}; into {settings.out}"), soft_wrap=True
+    )
 
 
 def _values(method: Method) -> dict[str, Any]:

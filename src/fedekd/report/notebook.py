@@ -15,8 +15,8 @@ MOST_LINES = 20
 class Notebook(Watcher):
     """A bar, what is being trained now, and the latest lines about what has ended."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, doing: str = "starting") -> None:
+        super().__init__(doing)
         self.lines: list[str] = []
         self.handle, self.shown = None, 0.0
 

@@ -39,29 +39,59 @@ def write_handout(folder: str | Path, site: str, out: Path | None = None) -> Pat
     """One page about one site of a run, by default as ``site-NAME.html`` beside its results."""
     from fedekd.report.html.handout import render_handout
 
-    records = load(folder).records
-    if len({(r["dataset"], r["alpha"]) for r in records}) > 1:
-        raise FedekdError(f"{folder} holds several datasets or splits; --site needs the results of one run")
-    text = render_handout(_run_data(folder, records)[0], site)
+    text = render_handout(_run_data(folder, _one_run(folder, "--site"))[0], site)
     path = Path(out) if out else Path(folder) / f"site-{re.sub(r'[^A-Za-z0-9.-]+', '_', site).strip('_')}.html"
     write_whole(path, text.encode())
     return path
 
 
+def write_difference(folder: str | Path, other: str | Path, out: Path | None = None) -> Path:
+    """Two runs side by side, by default as ``difference.html`` in the first one's folder."""
+    from fedekd.report.html.difference import TwoRuns, difference_page
+    from fedekd.report.html.render import render
+
+    folders = (Path(folder), Path(other))
+    records = [_one_run(where, "a comparison") for where in folders]
+    if len(found := {some[0]["metric"] for some in records}) > 1:
+        raise FedekdError(f"one run is in {' and the other in '.join(sorted(found))}: nothing of them can be compared")
+    one, two = (_run_data(where, some)[0] for where, some in zip(folders, records, strict=True))
+    short = folders[0].name != folders[1].name and all(where.name for where in folders)
+    names = (folders[0].name, folders[1].name) if short else (str(folder), str(other))
+    path = out or folders[0] / "difference.html"
+    write_whole(path, render(difference_page(TwoRuns(names, (one, two), folders))).encode())
+    return path
+
+
+def _one_run(folder: str | Path, what: str) -> list[Record]:
+    records = load(folder).records
+    if len({(r["dataset"], r["alpha"]) for r in records}) > 1:
+        raise FedekdError(f"{folder} holds several datasets or splits; {what} needs the results of one run")
+    return records
+
+
 def write_federation(state: Path, out: Path | None = None) -> Path:
     """The same for a federation of real sites, from the state that its server keeps."""
+    path = out or state / "report.html"
+    write_whole(path, federation_text(state).encode())
+    return path
+
+
+def federation_text(state: Path) -> str:
+    """The page of a federation: what came of it, or how far it is."""
     from fedekd.report.html.federation import federation_page
+    from fedekd.report.html.progress import progress_page
     from fedekd.report.html.render import render
     from fedekd.runs.federation_report import read_report
+    from fedekd.runs.federation_status import read_status
 
     report = read_report(state)
-    if report is None:
-        raise FedekdError(f"the federation in {state} is not complete; how far it is stands in {state / 'log'}")
-    if report.error:
+    if report and report.error:
         raise FedekdError(f"the federation in {state} stopped: {report.error}")
-    path = out or state / "report.html"
-    write_whole(path, render(federation_page(report)).encode())
-    return path
+    if report:
+        return render(federation_page(report))
+    if status := read_status(state):
+        return render(progress_page(status))
+    raise FedekdError(f"the federation in {state} has not begun; its log is {state / 'log'}")
 
 
 def make_page(folder: str | Path, keys: Collection[str] | None = None, thumbnails: bool = False) -> Page:

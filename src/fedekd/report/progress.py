@@ -22,17 +22,22 @@ from fedekd.runs.observers import (
     RunFinished,
     RunsPlanned,
     RunStarted,
+    outcome,
+    planned,
 )
 from fedekd.runs.records import Record
-from fedekd.units import Unit, count, duration
+from fedekd.units import duration
 
 QUIET_SECONDS = 60.0  # between plain lines about one long run
 
 
 @contextmanager
-def watch(progress: bool | None = None, also: Sequence[Observer] = ()) -> Iterator[Observer]:
-    """An observer for ``runner.run``; False means that nothing is shown. Those in ``also`` see the same."""
-    observers = [_display(progress), *also]
+def watch(progress: bool | None = None, also: Sequence[Observer] = (), doing: str = "starting") -> Iterator[Observer]:
+    """An observer for ``runner.run``; False means that nothing is shown. Those in ``also`` see the same.
+
+    ``doing`` is shown at once, until the runs are planned.
+    """
+    observers = [_display(progress, doing), *also]
     with ExitStack() as stack:
         for each in observers:
             if isinstance(each, AbstractContextManager):
@@ -40,15 +45,15 @@ def watch(progress: bool | None = None, also: Sequence[Observer] = ()) -> Iterat
         yield ObserverGroup(observers) if also else observers[0]
 
 
-def _display(progress: bool | None) -> Observer:
+def _display(progress: bool | None, doing: str) -> Observer:
     if progress is False:
         return Watcher()
     if in_notebook():
         from fedekd.report.notebook import Notebook
 
-        return Notebook()
+        return Notebook(doing)
     console = Console(stderr=True, highlight=False)
-    return Live(console) if console.is_terminal and not console.is_dumb_terminal else Lines()
+    return Live(console, doing) if console.is_terminal and not console.is_dumb_terminal else Lines(doing)
 
 
 def in_notebook() -> bool:
@@ -60,9 +65,9 @@ def in_notebook() -> bool:
 class Watcher(Observer):
     """Keeps count of the work and of what is being trained; how that is shown is up to the subclass."""
 
-    def __init__(self) -> None:
+    def __init__(self, doing: str = "starting") -> None:
         self.runs = self.finished = self.kept = 0
-        self.eta, self.now = Eta(), "starting"
+        self.eta, self.now = Eta(), doing
         self.label, self.seed, self.rounds = "", 0, 0
         self.running: list[tuple[str, int]] = []
         self.goal: int | None = None  # what `eta.done` must be when the current run ends, where it is the only one
@@ -75,6 +80,8 @@ class Watcher(Observer):
 
     def on_runs_planned(self, event: RunsPlanned) -> None:
         self.runs, self.eta.total = len(event.runs), sum(work for *_, work in event.runs)
+        self.kept = event.kept
+        self.show_line(planned(self.runs, self.kept))
         self.show()
 
     def on_run_started(self, event: RunStarted) -> None:
@@ -91,9 +98,7 @@ class Watcher(Observer):
         self.show(urgent=False)
 
     def on_run_finished(self, event: RunFinished) -> None:
-        if event.cached:
-            self.kept += 1
-        else:
+        if not event.cached:
             self.finished += 1
             if self.goal is not None:
                 self.eta.done = self.goal
@@ -137,14 +142,16 @@ class Lines(Watcher):
 
     wrote = 0.0
 
+    def __enter__(self) -> Lines:
+        self.show_line(self.now)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
     def show_line(self, line: str) -> None:
         self.wrote = time.monotonic()
         print(line, file=sys.stderr, flush=True)
-
-    def on_runs_planned(self, event: RunsPlanned) -> None:
-        super().on_runs_planned(event)
-        todo = f"training {count(self.runs, 'run')}" if self.runs else "nothing to train: every run is in the results"
-        self.show_line(todo)
 
     def on_run_started(self, event: RunStarted) -> None:
         super().on_run_started(event)
@@ -177,18 +184,19 @@ class Bar(Progress):
 class Live(Watcher):
     """One bar over all runs and, above it, what is being trained now."""
 
-    def __init__(self, console: Console) -> None:
-        super().__init__()
+    def __init__(self, console: Console, doing: str = "starting") -> None:
+        super().__init__(doing)
         self.progress = Bar(
-            BarColumn(bar_width=32),
+            BarColumn(bar_width=None),
             TaskProgressColumn(),
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}", markup=False, style="cyan"),
             console=console,
             refresh_per_second=5,
             transient=True,
+            expand=True,
         )
-        self.task = self.progress.add_task("starting", total=None, left="")
+        self.task = self.progress.add_task(doing, total=None, left="")
 
     def __enter__(self) -> Live:
         self.progress.start()
@@ -203,14 +211,3 @@ class Live(Watcher):
 
     def show_line(self, line: str) -> None:
         self.progress.console.print(Text(line, "dim"), soft_wrap=True)
-
-
-def outcome(record: Record) -> str:
-    """A finished run in one line."""
-    unit = Unit.of([record])
-    result = (
-        f"mean {unit.name} {unit.value(record['mean'])}{' %' if unit.percent else ''}"
-        if record["method"] == "local"
-        else f"Avg Δ {unit.delta(record['avg_delta'])}{' points' if unit.percent else ''}"
-    )
-    return f"{record['label']}, seed {record['seed']}: {result}, {duration(record['seconds'])}"

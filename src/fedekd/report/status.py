@@ -52,8 +52,10 @@ def _headline(progress: dict[str, Any]) -> Text:
 def _bar(progress: dict[str, Any]) -> RenderableType:
     done, total = min(progress["done"], progress["total"]), progress["total"]
     share = done / total if total else 1.0
-    row = Table.grid(padding=(0, 1))
-    row.add_row(ProgressBar(total=1.0, completed=share, width=40), Text(f"{share:.0%}"))
+    row = Table.grid(padding=(0, 1), expand=True)
+    row.add_column(ratio=1)
+    row.add_column()
+    row.add_row(ProgressBar(total=1.0, completed=share), Text(f"{share:.0%}"))
     return row
 
 

@@ -17,6 +17,8 @@ from fedekd.runs.transfer import MethodTransfer
 from fedekd.runs.verdict_text import PARTS, STATES
 from fedekd.units import Unit, blocks, count
 
+ENOUGH_SEEDS = 5  # of fewer, the interval is so wide that zero within it says little
+
 
 def print_summary(console: Console, rows: Sequence[SummaryRow], analysed: Sequence[MethodTransfer], unit: Unit) -> None:
     """``rows`` as ``aggregate`` makes them, ``analysed`` as ``analyse`` does."""
@@ -37,10 +39,18 @@ def verdict(method: MethodTransfer, unit: Unit) -> Text:
         found = method.states[state]
         text.append(", " if k else "").append(f"{found:,} {words}", COLOURS.get(state, "") if found else "")
     if len(method.seeds) > 1:
-        low, high = sorted(unit.harm(x) for x in method.summary["gain"]["interval"])
-        effect = "harms" if low > 0 else "helps" if high < 0 else "makes no clear difference"
-        text.append(f"; on average it {effect}")
+        text.append(f"; {_average(method, unit)}")
     return text
+
+
+def _average(method: MethodTransfer, unit: Unit) -> str:
+    low, high = sorted(unit.harm(x) for x in method.summary["gain"]["interval"])
+    if low > 0 or high < 0:
+        return f"on average it {'harms' if low > 0 else 'helps'}"
+    seeds = len(method.seeds)
+    if seeds < ENOUGH_SEEDS:
+        return f"{seeds} seeds are too few to tell whether it helps on average"
+    return "on average it makes no clear difference"
 
 
 def parts(method: MethodTransfer, unit: Unit) -> Text:

@@ -23,12 +23,13 @@ class Column:
     style: str = ""
     widest: int = 28  # what is longer folds
     whole: bool = False  # keep the header on one line
+    below: str = ""  # what the parts of a cell are, right above them
 
     @property
     def width(self) -> int:
         """As wide as the widest cell and the longest word of the header, which may take several lines."""
         words = [self.header] if self.whole else self.header.split(" ")
-        return min(max(cell_len(str(word)) for word in [*words, *self.cells]), self.widest)
+        return min(max(cell_len(str(word)) for word in [*words, self.below, *self.cells]), self.widest)
 
 
 def print_columns(console: Console, keys: Sequence[Column], columns: Sequence[Column]) -> None:
@@ -59,9 +60,8 @@ def _table(keys: Sequence[Column], columns: Sequence[Column]) -> Table:
     """Rows that would hold nothing but their keys are left out."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0))
     for column in (*keys, *columns):
-        table.add_column(
-            Text(column.header), justify=column.justify, style=column.style, width=column.width, overflow="fold"
-        )
+        head = Text("\n".join(filter(None, (column.header, column.below))))
+        table.add_column(head, justify=column.justify, style=column.style, width=column.width, overflow="fold")
     for row in zip(*(column.cells for column in (*keys, *columns)), strict=True):
         if not columns or any(str(cell) for cell in row[len(keys) :]):
             table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))

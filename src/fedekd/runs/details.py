@@ -22,12 +22,12 @@ from fedekd.errors import FedekdError
 from fedekd.exchange import size
 from fedekd.federation import Federation
 from fedekd.files import write_whole
+from fedekd.runs.records import Calibration, DoubtedSample, Holdings, Reliability, read_details
 from fedekd.runs.records import Details as Details
-from fedekd.runs.records import DoubtedSample, Holdings, Reliability, read_details
 from fedekd.validation import parse_json
 
 DOUBTED = 24  # samples shown
-DECILES = 10
+DECILES = TENTHS = 10
 THUMBNAIL = 96  # pixels at most on a side
 
 
@@ -61,7 +61,7 @@ def describe(
     job = clients[0].job
     federation, dataset = job.federation, job.federation.dataset
     counts, edges = partition(federation)
-    seen, errors, confusion = zip(*(_observed(client) for client in clients), strict=True)
+    seen, errors, confusion, calibration = zip(*(_observed(client) for client in clients), strict=True)
     found: Details = {
         "key": key,
         "task": dataset.task,
@@ -77,22 +77,40 @@ def describe(
         "distrusted": doubted(clients, [s["train"] for s in seen if s], thumbnails),
         "reliability": reliability(job.task.name, [s["test"] for s in seen if s]),
     }
-    return {**found, "confusion": list(confusion)} if dataset.task == "classification" else found
+    if dataset.task == "classification":
+        found |= {"confusion": list(confusion), "calibration": [one for one in calibration if one]}
+    return found
 
 
-def _observed(client: Client) -> tuple[dict[str, dict[str, np.ndarray]] | None, list[float], list[list[int]]]:
+def _observed(
+    client: Client,
+) -> tuple[dict[str, dict[str, np.ndarray]] | None, list[float], list[list[int]], Calibration | None]:
     """Of the client as it answers: what the gate makes of the samples, and on the test samples its errors and, for
-    classes, how many of each were answered as which."""
+    classes, how many of each were answered as which, and how sure it was of them."""
     with client.personalised():
         rows = client.rows["test"]
         with precision(client.job.training.precision, client.device):
             output, target = client.predictions(rows, "test"), client.data.y[rows]
         errors = client.task.errors(output, target).tolist()
         if client.task.name == "regression":
-            return examine(client), errors, []
+            return examine(client), errors, [], None
+        sureness = calibration(_array(client.task.answers(output, target)))
         number = client.job.federation.dataset.outputs
         pairs = _array(target).astype(np.int64) * number + _array(output).argmax(-1)
-        return examine(client), errors, np.bincount(pairs, minlength=number**2).reshape(number, number).tolist()
+        counts = np.bincount(pairs, minlength=number**2).reshape(number, number).tolist()
+        return examine(client), errors, counts, sureness
+
+
+def calibration(answers: np.ndarray) -> Calibration:
+    """``answers`` as ``Task.answers`` gives them: [rows, target and probabilities]."""
+    target, chances = answers[:, 0].astype(np.int64), answers[:, 1:]
+    sure = chances.max(1)
+    tenth = np.minimum((sure * TENTHS).astype(int), TENTHS - 1)
+    count = np.bincount(tenth, minlength=TENTHS)
+    total = np.bincount(tenth, sure, TENTHS)
+    right = np.bincount(tenth[chances.argmax(1) == target], minlength=TENTHS)
+    mean = np.divide(total, count, out=np.zeros(TENTHS), where=count > 0)
+    return {"count": count.tolist(), "sure": [round(float(x), 4) for x in mean], "right": right.tolist()}
 
 
 def partition(federation: Federation) -> tuple[list[Holdings], list[float] | None]:

@@ -44,6 +44,11 @@ class Artifacts:
     seeds: frozenset[int] = frozenset()
     thumbnails: bool = False
 
+    @property
+    def training_rows(self) -> int:
+        """Of each client, to tell the training loss of after every round: few enough to cost next to nothing."""
+        return 200 if self.details else 0
+
     @classmethod
     def of(cls, settings: Settings) -> Artifacts:
         seeds = {"first": settings.seeds[:1], "all": settings.seeds, "none": ()}[settings.models]
@@ -92,7 +97,7 @@ NOTHING = Artifacts()
 def announce(runs: Collection[RunSpec], store: Store, observer: Observer) -> dict[str, Record]:
     """Tell what is to do and what is there already; the latter's records by key."""
     known = store.among({r.key for r in runs})
-    observer.observe(RunsPlanned([(r.label, r.seed, r.cost) for r in runs if r.key not in known]))
+    observer.observe(RunsPlanned([(r.label, r.seed, r.cost) for r in runs if r.key not in known], len(known)))
     for key, record in known.items():
         store.discard(key)  # a process killed at its very end may have left a checkpoint
         observer.observe(RunFinished(record, cached=True))
@@ -205,14 +210,14 @@ def train_together(
         if worker.round_number == rounds:
             break
         if worker.round_number % training.measure_every == 0:
-            _measure(runs, worker, history, observer if artifacts.details else None)
+            _measure(runs, worker, history, observer, artifacts)
         few = len(runs) == 1 and len(runs[0].job.federation.clients) < MANY
         if few or time.perf_counter() - saved_at > STACK_CHECKPOINTS:
             saved_at = time.perf_counter()
             so_far = replace(history, seconds=history.seconds + saved_at - began)
             store.save(key, {"format": CHECKPOINT_FORMAT, "engine": worker.state(), "story": vars(so_far)})
     with worker.personalised():  # once, for the record, the details and the models
-        measured = worker.measure()
+        measured = worker.measure(artifacts.training_rows)
         history.add(rounds, measured, training)
         _tell(observer, runs, worker, history)
         seconds = history.seconds + time.perf_counter() - began
@@ -230,6 +235,8 @@ def train_together(
                 found = details.describe(
                     r.key, clients, history.curves[j], worker.trust[j], history.exchange[j], artifacts.thumbnails
                 )
+                if len(history.training[j]) == len(history.measured):
+                    found["train_loss"] = history.training[j]
                 if training.measure_every != 1:
                     found["rounds"] = history.measured
                 _leave(store, observer, record, found, clients if r.seed in artifacts.seeds else ())
@@ -240,14 +247,20 @@ def train_together(
     store.discard(key)
 
 
-def _measure(runs: Sequence[PlannedRun], worker: Serial | Stacked, history: History, observer: Observer | None) -> None:
+def _measure(
+    runs: Sequence[PlannedRun],
+    worker: Serial | Stacked,
+    history: History,
+    observer: Observer,
+    artifacts: Artifacts,
+) -> None:
     """All clients after a round that is not the last."""
     training = runs[0].job.training
     with worker.personalised() if training.choose_rounds else nullcontext():  # what is kept is what was measured
-        better = history.add(worker.round_number, worker.measure(), training)
+        better = history.add(worker.round_number, worker.measure(artifacts.training_rows), training)
         if training.choose_rounds:
             history.keep(worker, better)
-    if observer:
+    if artifacts.details:
         _tell(observer, runs, worker, history)
 
 

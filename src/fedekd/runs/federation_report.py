@@ -13,6 +13,8 @@ from fedekd.units import Unit
 from fedekd.validation import Finite, Invalid, parse_json, validator
 from fedekd.verdicts import HARMED, HELPED, LEVEL, STATES, UNDECIDED, holm
 
+SIGNED = "signed.json"  # beside a report: what the server states of the result, with its signature
+
 
 class SiteRow(TypedDict, total=False):
     """A site and what it shares."""
@@ -154,6 +156,19 @@ def read_report(state: Path) -> FederationReport | None:
         return None
     except (OSError, ValueError, TypeError) as error:
         raise FedekdError(f"cannot read {path}: {error}; move it away to start anew") from None
+
+
+def signed_lines(folder: Path) -> list[str]:
+    """What a site was told of its federation's result and found to be signed by its server."""
+    try:
+        statement = parse_json(parse_json((folder / SIGNED).read_bytes())["statement"].encode())
+        models = {str(name): str(model["sha256"]) for name, model in statement["models"].items()}
+        about = f"federation {statement['federation']}, signed by its server on {str(statement['time'])[:10]}"
+        return [about, *(f"its final {name}: sha256 {sha}" for name, sha in models.items())]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return [f"{SIGNED} cannot be read"]
 
 
 def read_site_report(content: Any, path: Path) -> SiteReport:

@@ -101,7 +101,7 @@ class Finding:
         return f"{self.mean(part, unit)} {self.interval(part)}".rstrip()
 
     def _signed(self, value: float) -> str:
-        return self.unit.delta(value).replace("-", "−")
+        return self.unit.delta(value)
 
     def sentence(self) -> str:
         """Everything that is known, in words; what may be chance is called so."""

@@ -43,6 +43,8 @@ class History:
     """After which it was measured; all of them in a checkpoint that does not say so."""
     answers: list[dict[int, Tensor]] = field(default_factory=list)
     """By run and client, where they are asked for: what it answered on the test rows in its best round."""
+    training: list[Values] = field(default_factory=list)
+    """By run, round and client: the loss on training rows, where that was measured."""
 
     @classmethod
     def fresh(cls, runs: int) -> History:
@@ -54,6 +56,7 @@ class History:
         if not self.best:
             self.validation, self.best = [[] for _ in measured], [[None for _ in own] for own in measured]
         self.answers = self.answers or [{} for _ in measured]
+        self.training = self.training or [[] for _ in measured]
         self.last, better = [], []
         for run, own in enumerate(measured):
             curve, seen, best = self.curves[run], self.validation[run], self.best[run]
@@ -68,6 +71,8 @@ class History:
                     self.answers[run][k] = torch.from_numpy(own[k].answers("test"))
             seen.append([(val, one.val_loss, one.val_error) for one, (_, val) in zip(own, values, strict=True)])
             self.last.append(rows)
+            if all(math.isfinite(one.train_loss) for one in own):
+                self.training[run].append([_short(one.train_loss) for one in own])
         return better
 
     @property

@@ -16,6 +16,7 @@ from torch.func import functional_call
 from fedekd import architectures, methods, models
 from fedekd.engines.batch import held_to_answer, make_batch
 from fedekd.errors import FedekdError
+from fedekd.files import is_damage, unreadable
 from fedekd.methods.base import Method
 from fedekd.models import trainable
 from fedekd.runs.metadata import KNOWLEDGE, ModelMetadata, OwnCode
@@ -124,7 +125,11 @@ def load_model(metadata: ModelMetadata, code: OwnCode | None = None) -> Inferenc
             raise FedekdError(f"{metadata.path} holds a model of your own; say where its code is: --{kind} {named}")
         return _looked_for(lambda: models.factory(kind, given))
 
-    return _assembled(metadata, method, find, read_weights(metadata))
+    weights = read_weights(metadata)
+    for name, tensor in weights.items():
+        if not torch.isfinite(tensor).all():
+            raise FedekdError(f"{metadata.path} holds weights that are no numbers ({name}); train or export it again")
+    return _assembled(metadata, method, find, weights)
 
 
 def check_answers(path: Path, about: Mapping[str, Any], job: Job, tensors: Mapping[str, Tensor]) -> None:
@@ -136,6 +141,8 @@ def read_weights(metadata: ModelMetadata) -> dict[str, Tensor]:
     try:
         return load_file(metadata.path)
     except (SafetensorError, OSError, ValueError) as error:
+        if not is_damage(error):
+            raise unreadable(metadata.path, error) from None
         raise FedekdError(f"{metadata.path} is not a whole .safetensors file ({error}); export it again") from None
 
 

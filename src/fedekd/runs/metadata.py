@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -10,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from fedekd.dataset import TASKS
+from fedekd.dataset import TASKS, Reading
 from fedekd.errors import FedekdError
 
 KNOWLEDGE = ("memory", "received", "gradients")  # of a client, besides its models
+MOST = 100_000  # outputs, or values along one side of a row: more is a forged size, and takes for ever
+MOST_VALUES = 2**27  # in a row
 NEEDED = ("client", "method", "model", "shape", "outputs", "task", "gain", "shift", "target_mean", "target_std")
 
 
@@ -88,7 +91,7 @@ class ModelMetadata:
         metadata = cls(path, about)
         try:
             metadata._check()
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError) as error:
             raise FedekdError(f"{path} is damaged: its metadata cannot be right ({error}); export it again") from None
         return metadata
 
@@ -96,8 +99,12 @@ class ModelMetadata:
         """Read everything once, so that a damaged file is found here and not somewhere in the middle of its use."""
         if self.about["task"] not in TASKS or len(self.shape) not in (1, 3) or min(*self.shape, self.outputs) < 1:
             raise ValueError(f"a {self.about['task']} from {self.shape} to {self.outputs}")
-        for name in ("seed", "position", "scale", "target", "labels", "columns", "answers"):
+        if max(*self.shape, self.outputs) > MOST or math.prod(self.shape) > MOST_VALUES:
+            raise ValueError(f"rows of shape {self.shape} and {self.outputs} outputs")
+        for name in ("seed", "position", "scale", "target", "labels", "columns", "answers", "reading", "fill"):
             getattr(self, name)
+        if not (0 <= self.seed < 2**63 and 0 <= self.position < 2**32 and all(map(math.isfinite, self.target))):
+            raise ValueError(f"seed {self.seed}, client number {self.position} or target {self.target}")
         for name in ("value", "local", "delta"):
             self.number(name)
 
@@ -157,6 +164,28 @@ class ModelMetadata:
         if not (np.isfinite(shift).all() and np.isfinite(gain).all() and gain.all()):
             raise ValueError("a gain or shift that is no number")
         return gain, shift
+
+    @cached_property
+    def reading(self) -> Reading:
+        """How the table was read that it was trained on, as far as new rows are read alike."""
+        about = self.about.get("reading", {})
+        if not isinstance(about, dict):
+            raise TypeError(f"reading: {about!r}")
+        reading = Reading.of({name: about.get(name) for name in ("decimal", "dates", "na_values")})
+        if reading.decimal not in (".", ",") or reading.dates not in ("text", "age", "drop"):
+            raise ValueError(f"reading: {about!r:.80}")
+        _words(list(reading.na_values or ()))
+        return reading
+
+    @cached_property
+    def fill(self) -> np.ndarray | None:
+        """What a missing value in each column becomes; None where new rows must have none."""
+        if "fill" not in self.about:
+            return None
+        values = np.asarray(self.about["fill"], np.float32)
+        if values.shape != self.shape or not np.isfinite(values).all():
+            raise ValueError("values in the place of missing ones that are no numbers")
+        return values
 
     @property
     def top(self) -> float | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from fedekd.runs.records import Record
+from fedekd.units import Unit, count, duration
 
 Trust = dict[str, Any]  # mean, std and histogram of one client's trust weights in one round
 
@@ -16,6 +17,8 @@ Trust = dict[str, Any]  # mean, std and histogram of one client's trust weights 
 class RunsPlanned:
     runs: list[tuple[str, int, int]]
     """What is waiting: (label, seed, work). Work is counted in samples times their width, which time goes with."""
+    kept: int = 0
+    """How many runs the results hold already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +97,21 @@ class ObserverGroup(Observer):
     def observe(self, event: Event) -> None:
         for each in self.observers:
             each.observe(event)
+
+
+def planned(runs: int, kept: int) -> str:
+    """What there is to do, in one line, as every display tells it."""
+    if not runs:
+        return f"nothing to train: {count(kept, 'run')} kept from earlier"
+    return f"training {count(runs, 'run')}" + (f"; {kept:,} kept from earlier" if kept else "")
+
+
+def outcome(record: Record) -> str:
+    """A finished run in one line, as every display tells it."""
+    unit = Unit.of([record])
+    result = (
+        f"mean {unit.name} {unit.value(record['mean'])}{' %' if unit.percent else ''}"
+        if record["method"] == "local"
+        else f"Avg Δ {unit.delta(record['avg_delta'])}{' points' if unit.percent else ''}"
+    )
+    return f"{record['label']}, seed {record['seed']}: {result}, {duration(record['seconds'])}"

@@ -17,14 +17,16 @@ import numpy as np
 from fedekd import architectures, methods, models
 from fedekd.data import PublicRows, data_folder, federate, find_public, load_dataset
 from fedekd.data.clusters import by_clusters, clusters_for
-from fedekd.dataset import Dataset
+from fedekd.dataset import Dataset, Reading
 from fedekd.engines.job import Job, Training
 from fedekd.engines.rehearsal import traffic
-from fedekd.errors import unknown
+from fedekd.engines.schedule import round_half_up
+from fedekd.errors import FedekdError, unknown
 from fedekd.exchange import exchanges
 from fedekd.federation import Federation
 from fedekd.methods.base import Method
 from fedekd.methods.twins import check_taught
+from fedekd.robust import LEAST
 from fedekd.settings import MANY, NEWER, SHORTCUTS, Settings, model_name
 from fedekd.units import METRICS
 
@@ -32,7 +34,9 @@ ALONE = "@alone"
 SMOOTH = ("local-smooth-tenth", "local-smooth-quarter", "local-smooth")  # of what a client could do alone
 SUFFICES = {"": ("",), "rows": ("", "rows"), "labels": ("", "rows", "labels")}
 """By what there is of public rows: which needs of a method it meets."""
-SOURCE = ("dataset", "data", "target", "task", "clients_from", "group", "subgroups", "public")  # what decides the data
+READING = tuple(field.name for field in fields(Reading))
+SOURCE = ("dataset", "data", "target", "task", "clients_from", "group", "subgroups", *READING, "public")
+"""What decides the data."""
 FEDERATION = (
     "clients",
     "alpha",
@@ -205,6 +209,7 @@ def load(settings: Settings, dataset: Dataset | None = None) -> LoadedData:
             clients_from=clients_from,
             group=settings.group,
             subgroups=settings.subgroups,
+            reading=Reading.of(settings),
         )
     public = find_public(settings.public, dataset, target=target, clients_from=clients_from)
     return LoadedData(dataset, fingerprint(dataset), public)
@@ -300,6 +305,12 @@ def _choose(name: str, method: Method, settings: Settings) -> Chosen:
 
 def make_job(settings: Settings, federation: Federation, method: Method, seed: int) -> Job:
     shared = {f.name: getattr(settings, f.name) for f in fields(Training)}
+    taking_part = round_half_up(settings.participation * len(federation.clients))
+    if settings.combine != "mean" and taking_part < LEAST:
+        raise FedekdError(
+            f"combine = {settings.combine!r} cannot tell which of {taking_part} clients is wrong; have at least "
+            f"{LEAST} of them in each round, or set combine to mean"
+        )
     if settings.measure_every is None:
         last_alone = len(federation.clients) >= MANY and not settings.choose_rounds
         shared["measure_every"] = shared["rounds"] if last_alone else 1
@@ -391,4 +402,6 @@ def fingerprint(dataset: Dataset) -> str:
     digest = hashlib.sha256()
     for array in (dataset.x, dataset.y, *(names.codes for names in (dataset.groups, dataset.subgroups) if names)):
         digest.update(np.ascontiguousarray(array).data)
+    if dataset.gaps and dataset.fill != "median":
+        digest.update(dataset.fill.encode())
     return digest.hexdigest()[:16]

@@ -210,6 +210,14 @@ class Reliability(TypedDict):
     trust: list[float]
 
 
+class Calibration(TypedDict):
+    """A client's test rows by tenths of how sure it was: how many, how sure in the mean, and how many right."""
+
+    count: list[int]
+    sure: list[float]
+    right: list[int]
+
+
 class Details(TypedDict):
     """What a report shows beyond a run's record, in ``details/KEY.json``; lists are by round or by client."""
 
@@ -221,6 +229,8 @@ class Details(TypedDict):
     errors: NotRequired[list[list[float | bool]]]
     confusion: NotRequired[list[list[list[int]]]]
     """By client, true class and answer: how many test rows."""
+    calibration: NotRequired[list[Calibration]]
+    train_loss: NotRequired[list[list[float]]]
     trust: list[ClientsTrust]
     exchange: list[Traffic]
     private_bytes: int

@@ -43,6 +43,8 @@ def run(
     if settings.precision == "bf16" and not has_bf16(runs[0].job.training.device):
         observer.observe(Note("this CPU has no bf16 instructions: bf16 is emulated here, and slower than fp32"))
     records = announce(runs, store, observer)
+    for line in runs[0].job.federation.dataset.notes:
+        observer.observe(Note(line))
     todo = [(cell, run) for cell, run in of_cells if run.key not in records]
     artifacts = Artifacts.of(settings)
     if len(todo) == 1 or (workers is None and not _worth_processes([run for _, run in todo], crew)):

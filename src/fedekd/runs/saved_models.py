@@ -13,15 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedekd import __version__
+from fedekd.dataset import Reading
 from fedekd.errors import FedekdError
-from fedekd.files import write_whole
+from fedekd.files import is_damage, unreadable, write_whole
 from fedekd.runs.metadata import KNOWLEDGE, ModelMetadata
 from fedekd.settings import model_name
+from fedekd.validation import parse_json
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fedekd.engines.client import Client
+    from fedekd.federation import Federation
 
 
 def write(folder: Path, record: Mapping[str, Any], position: int, client: Client) -> None:
@@ -101,6 +104,7 @@ def describe(record: Mapping[str, Any], position: int, client: Client, tensors: 
         "gain": federation.gain.tolist(),
         "shift": federation.shift.tolist(),
         "scaled_by": federation.partition.get("scaling", "pooled"),
+        **_filling(federation),
         "target_mean": federation.target_mean,
         "target_std": federation.target_std,
         "metric": record["metric"],
@@ -110,6 +114,15 @@ def describe(record: Mapping[str, Any], position: int, client: Client, tensors: 
         **_answers(client, tensors),
         "fedekd": __version__,
     }
+
+
+def _filling(federation: Federation) -> dict[str, Any]:
+    """How the table was read, and what missing values become, where the user has said so."""
+    reading = getattr(federation.dataset, "reading", Reading()).changes()
+    about: dict[str, Any] = {"reading": reading} if reading else {}
+    if federation.fill is not None and reading.get("missing"):
+        about["fill"] = federation.fill.tolist()
+    return about
 
 
 def _answers(client: Client, tensors: dict[str, Tensor]) -> dict[str, Any]:
@@ -146,17 +159,25 @@ def _about(path: Path) -> dict[str, Any]:
     from safetensors import SafetensorError, safe_open
 
     try:
+        with path.open("rb") as file:
+            file.read(1)  # what the system refuses, it refuses here, and safetensors says no more than that
         with safe_open(path, "numpy") as file:
             about = file.metadata() or {}
-        return {name: json.loads(value) for name, value in about.items()}
+        return {name: parse_json(value.encode()) for name, value in about.items()}
     except (OSError, SafetensorError, ValueError) as error:
+        if not is_damage(error):
+            raise unreadable(path, error) from None
         raise FedekdError(f"{path} is not a whole .safetensors file ({error})") from None
 
 
 def saved(folder: Path) -> Iterator[ModelMetadata]:
     """Every model that the runs in a results folder have left."""
-    for path in sorted((folder / "models").glob("*/*.safetensors")):
+    for path in _files(folder):
         yield ModelMetadata.of(path, _about(path))
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted((folder / "models").glob("*/*.safetensors"))
 
 
 def read_metadata(path: Path) -> ModelMetadata:
@@ -166,11 +187,23 @@ def read_metadata(path: Path) -> ModelMetadata:
     return ModelMetadata.of(path, _about(path))
 
 
-def find_models(folder: Path) -> list[ModelMetadata]:
-    """The models that a run has kept in its folder."""
+def find_models(folder: Path, unusable: list[str] | None = None) -> list[ModelMetadata]:
+    """The models that a run has kept in its folder; what is wrong with a file goes to ``unusable``, if that is given.
+
+    One that cannot be used does not stand in the way of the others, unless it is the only one.
+    """
     if not folder.is_dir():
         raise FedekdError(f"there is no folder {str(folder)!r}; give the --out folder of a run")
-    found = list(saved(folder))
+    found, wrong = list[ModelMetadata](), list[FedekdError]()
+    for path in _files(folder):
+        try:
+            found.append(read_metadata(path))
+        except FedekdError as error:
+            wrong.append(error)
+    if wrong and not found:
+        raise wrong[0]
+    if unusable is not None:
+        unusable += map(str, wrong)
     if not found and (below := _newest_below(folder)):
         raise FedekdError(f"no models are kept in {folder} itself; give the folder of one federation: {below}")
     if not found:

@@ -6,27 +6,33 @@ A line is there whole or not at all, and two processes may write to one folder.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import gzip
 import json
 import os
+import re
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedekd.errors import FedekdError
-from fedekd.files import writing
+from fedekd.files import unreadable, writing
 from fedekd.runs.records import FailureRow, read_failure, read_record
 from fedekd.runs.records import Record as Record
 from fedekd.validation import parse_json
 
+KEY = re.compile(rb'"key": ?"([^"\\]*)"')
+
 
 class Store:
+    """Lines of ``results.jsonl`` are records, of which there is one for each key; another ``file`` is a log."""
+
     def __init__(self, folder: str | Path, file: str = "results.jsonl") -> None:
         self.folder = Path(folder)
         self.results = self.folder / file
+        self._once = file == "results.jsonl"
+        self._keys, self._looked_to = set[bytes](), 0
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / ".lock").touch()
@@ -39,11 +45,14 @@ class Store:
         return {record["key"]: record for record in self.records() if record["key"] in keys}
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Append one line. A line that an earlier crash cut short is removed first."""
+        """Append one line, unless another process has added that run meanwhile. A line that an earlier crash cut short
+        is removed first."""
         line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
         with writing(self.results), self._locked(), open(self.results, "ab+", buffering=0) as file:
             end = _end_of_last_line(file.fileno())
             os.ftruncate(file.fileno(), end)
+            if self._once and "key" in record and self._has(file.fileno(), end, str(record["key"]).encode()):
+                return
             try:
                 while line:
                     line = line[file.write(line) :]
@@ -52,6 +61,17 @@ class Store:
                 with contextlib.suppress(OSError):
                     os.ftruncate(file.fileno(), end)
                 raise
+
+    def _has(self, fd: int, end: int, key: bytes) -> bool:
+        """Whether a line before ``end`` is that of this run; only what is new since the last look is read."""
+        if end < self._looked_to:
+            self._keys, self._looked_to = set(), 0
+        while self._looked_to < end:
+            chunk = os.pread(fd, min(end - self._looked_to, 1 << 24), self._looked_to)
+            whole = chunk.rfind(b"\n") + 1 or len(chunk)
+            self._keys.update(KEY.findall(chunk[:whole]))
+            self._looked_to += whole
+        return key in self._keys
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -72,21 +92,25 @@ class Store:
             path.parent.mkdir(exist_ok=True)
             partial = path.with_suffix(f".{os.getpid()}.part")
             try:
-                torch.save(state, partial)
+                with partial.open("wb") as file:  # given a path, torch says nothing of what the system said
+                    torch.save(state, file)
                 with contextlib.suppress(FileNotFoundError):  # another process has finished the run, and swept
                     os.replace(partial, path)
-            except RuntimeError as error:  # torch reports a full disk as a RuntimeError
-                raise OSError(errno.ENOSPC, str(error).splitlines()[0]) from None
             finally:
                 partial.unlink(missing_ok=True)
 
     def restore(self, key: str) -> Any | None:
-        """The run's last checkpoint; an unreadable one counts as none."""
+        """The run's last checkpoint; a damaged one counts as none, one that may not be read does not."""
         import torch
 
         path = self.checkpoint(key)
-        if not path.exists():
+        try:
+            with path.open("rb") as file:
+                file.read(1)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
+        except OSError as error:
+            raise unreadable(path, error) from None
         try:
             return torch.load(path, weights_only=True, map_location="cpu")
         except Exception:

@@ -15,7 +15,6 @@ from fedekd.runs.verdict_text import STATES, caveats
 from fedekd.units import BAD, GOOD, SAME, Unit, count, duration, volume
 from fedekd.verdicts import HARMED, HELPED
 
-COLOURS = {GOOD: "#1a7f37", BAD: "#d1242f"}  # readable on white and on black; the sign says the same
 PARTITIONS = {"sites": "the data's own sites", "iid": "dealt out evenly"}  # without an alpha
 
 Deltas = Literal["avg_delta", "worst_delta", "tail_delta"]
@@ -129,7 +128,7 @@ def title(records: Sequence[Record], unit: Unit) -> str:
         count(len(first["clients"]), "client"),
         f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds",
         f"{count(params['rounds'], 'round')} of {count(params['epochs'], 'epoch')}",
-        unit.titled,
+        unit.titled if unit.higher_is_better else f"{unit.titled} (lower is better)",
     ]
     return ", ".join(parts)
 
@@ -163,5 +162,5 @@ def _table(records: Sequence[Record], folder: Path | None) -> str:
 
 
 def _cell(column: SummaryColumn, cell: StyledText) -> str:
-    colour = f"; color: {COLOURS[cell.style]}" if cell.style in COLOURS else ""
+    colour = f"; color: {cell.style}" if cell.style in (GOOD, BAD) else ""
     return f'<td style="text-align: {column.justify}; white-space: nowrap{colour}">{escape(cell.text)}</td>'

@@ -8,8 +8,17 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from fedekd.runs.eta import Eta
-from fedekd.runs.observers import ClientTrained, Note, Observer, RunFailed, RunFinished, RunsPlanned, RunStarted
-from fedekd.runs.records import Record
+from fedekd.runs.observers import (
+    ClientTrained,
+    Note,
+    Observer,
+    RunFailed,
+    RunFinished,
+    RunsPlanned,
+    RunStarted,
+    outcome,
+    planned,
+)
 
 QUIET_SECONDS = 60.0  # at most, while there is nothing to tell but the time
 
@@ -29,7 +38,7 @@ class Tally(Observer):
 
     def on_runs_planned(self, event: RunsPlanned) -> None:
         self.runs, self.eta.total = len(event.runs), sum(work for *_, work in event.runs)
-        self.write_line(f"{self.runs:,} runs to do" if self.runs else "nothing to do: every run is in the results")
+        self.write_line(planned(self.runs, event.kept))
 
     def on_run_started(self, event: RunStarted) -> None:
         self.eta.skip(event.work * event.resumed // max(event.rounds, 1))
@@ -45,13 +54,7 @@ class Tally(Observer):
         self.ended += 1
         record = event.record
         alpha = "" if record["alpha"] is None else f" α={record['alpha']:g}"
-        self.write_line(
-            f"{self.ended:,}/{self.runs:,} {record['dataset']}{alpha} seed {record['seed']} {record['label']}: "
-            f"{self.result(record)}, {record['seconds']:.1f} s"
-        )
-
-    def result(self, record: Record) -> str:
-        return f"mean {record['mean']:.4f}" if record["method"] == "local" else f"Avg Δ {record['avg_delta']:+.4f}"
+        self.write_line(f"{self.ended:,}/{self.runs:,} {record['dataset']}{alpha} {outcome(record)}")
 
     def on_run_failed(self, event: RunFailed) -> None:
         self.ended += 1

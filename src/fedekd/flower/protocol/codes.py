@@ -22,6 +22,7 @@ class StatusCode(IntEnum):
     FAULT = 8
     BUDGET = 9
     UNREADABLE = 10
+    VERSION = 11
 
     @property
     def meaning(self) -> str:
@@ -39,6 +40,7 @@ MEANINGS = {
     StatusCode.BEHIND: "it lacks the model that a difference was made to",
     StatusCode.BUDGET: "its privacy budget does not allow it",
     StatusCode.FAULT: "an unforeseen fault; its own log says which",
+    StatusCode.VERSION: "its version of fedekd does not understand this one",
     StatusCode.UNREADABLE: "its answer cannot be read",
 }
 

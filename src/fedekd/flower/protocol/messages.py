@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedekd.errors import FedekdError
+from fedekd.flower.protocol import versions
 from fedekd.flower.protocol.codes import Failed, StatusCode
 from fedekd.flower.protocol.schema import Schema
-from fedekd.flower.protocol.terms import Terms
+from fedekd.flower.protocol.terms import Terms, UnknownTerms
 from fedekd.flower.protocol.wire import Packed, Payload
 from fedekd.flower.settings import GUARANTEES, usable_name
 from fedekd.tasks import Classification, Regression
@@ -45,6 +46,8 @@ class Reply:
     size: int
     faults: tuple[str, ...] = ()
     """What it said that does not fit, and was left out."""
+    version: str = ""
+    protocol: int = 1
 
     @property
     def problem(self) -> str:
@@ -73,6 +76,7 @@ class Reply:
             payload.models,
             payload.size,
             tuple(faults),
+            *versions.read(words),
         )
 
 
@@ -143,10 +147,14 @@ class VisitRequest:
 @dataclass(frozen=True)
 class EndRequest:
     federation: str
+    signed: Mapping[str, str]
+    """The server's signed statement, part by part; nothing where it makes none."""
 
     @classmethod
     def parse(cls, payload: Payload) -> EndRequest:
-        return cls(_Words(payload).federation())
+        words = _Words(payload)
+        parts = {name: words.optional(name) for name in ("statement", "signature", "certificate")}
+        return cls(words.federation(), {name: part for name, part in parts.items() if part is not None})
 
 
 class _Words:
@@ -171,6 +179,9 @@ class _Words:
     def terms(self) -> Terms:
         try:
             return Terms.parse(self.text("terms"))
+        except UnknownTerms as error:
+            version = versions.read(self.words)[0] or versions.UNTOLD
+            raise Failed(StatusCode.VERSION, f"{error}; the server runs fedekd {version}") from None
         except FedekdError as error:
             raise _refused(str(error)) from None
 

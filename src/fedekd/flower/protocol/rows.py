@@ -19,6 +19,7 @@ from fedekd.data.partition import SMALLEST_SITE, cut
 from fedekd.dataset import Dataset
 from fedekd.errors import FedekdError
 from fedekd.federation import Federation, Split
+from fedekd.files import TABLES, file_kind
 from fedekd.flower.protocol.schema import Schema
 
 
@@ -27,6 +28,7 @@ def of_site(
 ) -> Federation:
     """60 % train, 20 % validation, 20 % test of a site's own rows, drawn from (seed, number), and the public ones.
 
+    Rows of one group (a patient) stay together.
     Scaling that is the site's own follows from the training rows, so it is the same in every visit.
     """
     rows = len(dataset.y)
@@ -34,7 +36,8 @@ def of_site(
         raise FedekdError(
             f"site {name!r} has {rows} rows, too few to train, validate and test on; give at least {SMALLEST_SITE}"
         )
-    split = Split(*cut(np.arange(rows), rng.stream(seed, "split", number)))
+    groups = dataset.groups.codes if dataset.groups else None
+    split = Split(*cut(np.arange(rows), rng.stream(seed, "split", number), groups))
     scaling = schema.scaling.at_site(dataset, split.train)
     gain, shift = scaling.arrays()
     by = "own" if schema.scaling.own else "given"
@@ -82,6 +85,7 @@ def joined(sites: Sequence[Federation]) -> Federation:
         first.dataset,
         x=np.concatenate([site.dataset.x[:rows] for site, rows in zip(sites, own, strict=True)]),
         y=np.concatenate([site.dataset.y[:rows] for site, rows in zip(sites, own, strict=True)]),
+        groups=None,
     )
     names = tuple(name for site in sites for name in site.names)
     whole = replace(first, dataset=dataset, clients=tuple(splits), names=names)
@@ -103,8 +107,8 @@ class PublicFile:
 
 def read_public(path: Path, schema: Schema, target: str | None = None) -> PublicFile:
     """Rows in the schema's columns and classes; a .npz may do without ``y``."""
-    labelled = path.suffix.lower() != ".npz" or "y" in formats.npz_keys(path)
-    dataset = schema.load(path, target if path.suffix.lower() == ".csv" else None) if labelled else _bare(path, schema)
+    labelled = file_kind(path) != ".npz" or "y" in formats.npz_keys(path)
+    dataset = schema.load(path, target if file_kind(path) in TABLES else None) if labelled else _bare(path, schema)
     digest = hashlib.sha256(b"labelled" if labelled else b"")
     for array in (dataset.x, dataset.y):
         digest.update(np.ascontiguousarray(array).tobytes())

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedekd.data import load_dataset
 from fedekd.data.own import Whole
-from fedekd.dataset import TASKS, Dataset
+from fedekd.dataset import TASKS, Dataset, Reading
 from fedekd.errors import FedekdError
 from fedekd.flower.protocol.scaling import Scaling
 from fedekd.flower.saved_state import write_text
@@ -115,10 +115,12 @@ class Schema:
 
     # --- a site's rows in it ------------------------------------------------------------------------------
 
-    def load(self, data: str | Path, target: str | None = None) -> Dataset:
+    def load(
+        self, data: str | Path, target: str | None = None, reading: Reading | None = None, group: str | None = None
+    ) -> Dataset:
         """A site's own data, as ``fedekd run`` would load it, brought into this schema."""
         whole = Whole(self.columns, self.labels)
-        return self.fit(load_dataset(data, target=target, task=self.task, part_of=whole))
+        return self.fit(load_dataset(data, target=target, task=self.task, part_of=whole, reading=reading, group=group))
 
     def fit(self, dataset: Dataset) -> Dataset:
         """The same rows with this schema's columns and labels in this schema's order; raises for what differs."""

@@ -7,17 +7,20 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
-from fedekd import methods, models
+from fedekd import __version__, methods, models
 from fedekd.architectures import NAMED
 from fedekd.engines.job import Training
 from fedekd.errors import FedekdError
 from fedekd.flower.settings import COMPRESSIONS, ServerSettings
 from fedekd.methods.base import Method
-from fedekd.settings import CHOICES, NEWER
+from fedekd.settings import CHOICES, MOST, NEWER
 from fedekd.validation import parse_json
 
-MOST = 100_000  # rounds, epochs or samples per batch: more is a mistake, or an attack
 LONGEST, LETTERS = 100_000, 300  # letters of the terms, and of a name in them
+
+
+class UnknownTerms(FedekdError):
+    """Terms of a newer version than this one."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Terms:
     weight_decay: float = 0.0
     lr_schedule: str = "constant"
     augment: str = "none"
+    combine: str = "mean"
     public: str | None = None
     """Fingerprint of the rows that everybody holds."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -64,7 +68,13 @@ class Terms:
         try:
             if len(text) > LONGEST:
                 raise ValueError(f"{len(text)} letters")
-            terms = cls(**parse_json(text.encode()))
+            given = dict(parse_json(text.encode()))
+            if unknown := sorted(name[:LETTERS] for name in given if name not in {f.name for f in fields(cls)}):
+                raise UnknownTerms(
+                    f"the server's terms have {', '.join(unknown)[:LETTERS]}, which fedekd {__version__} at this site "
+                    "does not know: update it to the server's version"
+                )
+            terms = cls(**given)
             for name in ("rounds", "epochs", "batch_size"):
                 value = getattr(terms, name)
                 if type(value) is not int or not 1 <= value <= MOST:
@@ -75,7 +85,7 @@ class Terms:
                 value = getattr(terms, name)
                 if type(value) not in (int, float) or not low <= value <= high:
                     raise ValueError(f"{name} is {value!r:.40}")
-            for name in ("optimizer", "weighting", "lr_schedule", "augment", "compression"):
+            for name in ("optimizer", "weighting", "lr_schedule", "augment", "combine", "compression"):
                 if getattr(terms, name) not in {**CHOICES, "compression": COMPRESSIONS}[name]:
                     raise ValueError(f"{name} is {getattr(terms, name)!r:.40}")
             texts = [terms.method, *(name for name in (terms.proxy, terms.private, terms.public) if name is not None)]

@@ -1,10 +1,6 @@
-"""Nothing from elsewhere counts before it is checked: names, shapes, types, finite numbers; a model at the server also
-for a norm like the other sites', and where these are few, like the global model's."""
+"""Nothing from elsewhere counts before it is checked: names, shapes, types, finite numbers."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from statistics import median
 
 import torch
 from torch import Tensor
@@ -12,21 +8,6 @@ from torch import Tensor
 from fedekd.exchange import Message
 from fedekd.flower.protocol import wire
 from fedekd.flower.protocol.wire import LETTERS, NAMES, Packed
-
-FACTOR = 5.0
-"""A model whose norm is so many times the median of all, or so many times less, is no honest neighbour of theirs.
-
-The norm is the whole model's, not its update's: a site with twenty times the rows takes twenty times the steps and
-may rightly move twenty times as far, but its weights stay of one size with the others'.
-"""
-ALONE = 20.0
-"""The same for a model that has none beside it, but only the global model that it was trained from.
-
-That is no neighbour: in the first round it has the size that a factory gave it. The built-in proxies stay near it (in
-10 rounds on digits and on diabetes, with the settings of ``fedekd run``, a round changed the norm by 7 % at most), but
-a linear one shrank to a ninth in a first round of 100 epochs, and a hundredfold learning rate or the noise of a small
-privacy budget made a first round's norm seven to ten times as large.
-"""
 
 
 def fits(packed: Packed, held: Message, how: str, partly: bool = False) -> str | None:
@@ -72,28 +53,3 @@ def _finite(message: dict[str, Tensor]) -> dict[str, Tensor] | str:
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             return f"{name[:60]} has NaN or infinite numbers"
     return message
-
-
-def outsized(messages: Mapping[str, Message], held: Message) -> dict[str, str]:
-    """By site: why its model is too large or too small.
-
-    Two models cannot outvote each other, so the global model that the sites were given has a third voice. Where both
-    agree against it they have learnt much, and are right.
-    """
-    norms, given = {site: norm(message) for site, message in messages.items()}, norm(held)
-    middle = median([*norms.values(), given, given][: max(3, len(norms))])
-    if not middle:
-        return {}  # models may begin with zeros, from which everything is far
-    factor = ALONE if len(norms) == 1 else FACTOR
-    voices = {1: "the global model's", 2: "the median of 2 sites and the global model"}
-    whose = voices.get(len(norms), f"the median of {len(norms)} sites")
-    return {
-        site: f"its norm {one:.3g} is far from {middle:.3g}, {whose}"
-        for site, one in norms.items()
-        if not middle / factor <= one <= middle * factor
-    }
-
-
-def norm(message: Message) -> float:
-    squares = (t.double().square().sum() for t in message.values() if t.is_floating_point())
-    return float(sum(squares)) ** 0.5

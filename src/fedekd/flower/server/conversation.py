@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from typing import Any, Protocol
 
 from fedekd.errors import FedekdError
+from fedekd.flower.protocol import versions
 from fedekd.flower.protocol.codes import StatusCode
 from fedekd.flower.protocol.messages import Reply
 from fedekd.flower.protocol.wire import Payload
@@ -93,7 +94,11 @@ class JoinRequests:
             self.asked.discard(node)
             return
         name = self.known[node]
-        if reply.code == StatusCode.DONE and reply.name != name:
+        done = reply.code == StatusCode.DONE
+        if reply.code == StatusCode.VERSION or (done and not versions.OLDEST <= reply.protocol <= versions.PROTOCOL):
+            self.away.add(node)
+            log.warning("%s", versions.site_problem(name, reply.version, reply.protocol))
+        elif reply.code == StatusCode.DONE and reply.name != name:
             self.away.add(node)
             says = f"calls itself {reply.name!r}" if reply.name else "gives no name"
             log.warning("turned away: the site with the key %s.pub %s; its name is that of its key", name, says)

@@ -20,11 +20,12 @@ from torch import Tensor
 
 from fedekd import parts
 from fedekd.engines.job import Job, Rows
+from fedekd.engines.rehearsal import rehearse
 from fedekd.engines.schedule import participants
 from fedekd.engines.server import ServerClient, server_facts
 from fedekd.errors import FedekdError
 from fedekd.exchange import Aggregator, Message, answer_of, averaging_weights, exchanges, size
-from fedekd.flower.protocol import layouts, uploads, wire
+from fedekd.flower.protocol import layouts, uploads, versions, wire
 from fedekd.flower.protocol.messages import Reply
 from fedekd.flower.protocol.offers import differences
 from fedekd.flower.protocol.rows import check_public, of_server, read_public
@@ -33,7 +34,6 @@ from fedekd.flower.protocol.terms import Terms
 from fedekd.flower.protocol.visits import Visit, called, inwards, outwards, visits
 from fedekd.flower.protocol.wire import Payload
 from fedekd.flower.saved_state import SavedState, write_text
-from fedekd.flower.server.combine import combination
 from fedekd.flower.server.conversation import (
     PARTING,
     EndNotices,
@@ -45,8 +45,10 @@ from fedekd.flower.server.conversation import (
     converse,
 )
 from fedekd.flower.server.progress import FederationProgress
+from fedekd.flower.server.results import signed_result
 from fedekd.flower.settings import VISITS_DONE, ServerSettings
 from fedekd.methods.base import Exchange
+from fedekd.upload_checks import UploadChecks
 
 Uploaded = dict[str, dict[str, Tensor]]  # what one site sent, by exchange
 log = logging.getLogger("fedekd.server")
@@ -62,11 +64,12 @@ class Rounds:
         method.check(schema.task)
         check_public(method.public, public, self.terms.method, "server.toml")
         self.visits = visits(method, server.rounds)
-        self.mean = combination(server.combine)
         self.away: set[int] = set()
         federation = of_server(schema, server.seed, public.dataset if public else None)
         factories = (self.terms.factory(role) for role in ("private", "proxy"))
         self.job = Job(federation, method, server.seed, self.terms.training(), *factories)
+        if server.combine != "mean":
+            rehearse(self.job)  # a method that takes no mean is found before the sites train
         self.rows = Rows.of(self.job)
         own = ServerClient(self.job, self.rows)
         self.exchanges = exchanges(method, server.rounds)
@@ -89,6 +92,7 @@ class Rounds:
             raise FedekdError(f"an upload has {largest / 1e6:.1f} MB, more than `largest` allows: set it higher")
         start = {name: own.weights(s.target, s.part) for name, s in self.exchanges.items() if s.target}
         self.combiner = Aggregator(start, **server_facts(self.job, self.rows))
+        self.checks = UploadChecks()
         self.saved = SavedState(server.state / "federation")
         self.began = time.monotonic()
         self.progress = FederationProgress(secrets.token_hex(8), json.dumps([self.terms.text(), schema.text()]))
@@ -116,7 +120,8 @@ class Rounds:
         report, progress = self._write_report(), self.progress
         had = {*progress.numbers, *self._failed_last()}
         nodes = [node for name, node in progress.roster.nodes.items() if name in had]
-        converse(self.transport, EndNotices(nodes, Payload({"federation": progress.federation})), PARTING)
+        words = {"federation": progress.federation, **signed_result(self)}
+        converse(self.transport, EndNotices(nodes, Payload(dict(words))), PARTING)
         return report
 
     def _failed_last(self) -> set[str]:
@@ -182,6 +187,7 @@ class Rounds:
         self.held, self.answers, self.apart = state["held"], state["answers"], state["apart"]
         self.began = time.monotonic() - self.progress.seconds
         self.combiner.restore(state["combiner"])
+        self.checks.restore(state.get("checks", {}))  # a version without them kept nothing
         self._tell_progress()
         log.info("going on after %d of %d visits", self.progress.done + 1, len(self.visits))
 
@@ -192,17 +198,18 @@ class Rounds:
     def _save(self) -> None:
         self.progress.seconds = time.monotonic() - self.began
         state = {"progress": self.progress.state(), "held": self.held, "combiner": self.combiner.state()}
-        state |= {"answers": self.answers, "apart": self.apart}
+        state |= {"answers": self.answers, "apart": self.apart, "checks": self.checks.state()}
         self.saved.save(self.progress.done, state)
 
     def gather(self) -> None:
         """Let new sites join; before the first visit, wait for those that are expected."""
         server, roster, first = self.server, self.progress.roster, self.progress.done < 0
-        words = {"federation": self.progress.federation, "terms": self.terms.text(), "schema": self.schema.text()}
+        words: dict[str, wire.Word] = {**versions.own(), "federation": self.progress.federation}
+        words |= {"terms": self.terms.text(), "schema": self.schema.text()}
         if self.layouts:
             words["layouts"] = layouts.text(self.layouts)
         expected = self.expected if first else 0
-        joining = JoinRequests(roster, self.away, Payload(dict(words)), expected, self.transport.admitted)
+        joining = JoinRequests(roster, self.away, Payload(words), expected, self.transport.admitted)
         if first and len(roster.nodes) < self.expected:
             log.info("waiting up to %g s for %d sites to join", server.deadline, self.expected)
         if not converse(self.transport, joining, server.deadline):
@@ -248,6 +255,7 @@ class Rounds:
             progress.numbers = {name: dict(reply.numbers) for name, reply in replies.items()}
         for step in visit.sends:
             self._combine(step, visit.round or 0, counted, replies)
+        self.checks.remember(counted)
         progress.done, progress.answered = visit.number, sorted(replies)
         progress.current = sorted({*progress.current} - {*wanted} | {*replies})
         progress.counted.append(sorted(counted))
@@ -324,7 +332,8 @@ class Rounds:
         for step in visit.sends:
             if step.send is None:
                 messages = {name: sent[step.name] for name, sent in good.items()}
-                for name, reason in uploads.outsized(messages, self._expected(step)).items():
+                updates = step.target == step.name and not step.each
+                for name, reason in self.checks.refused(step.name, messages, self._expected(step), updates).items():
                     failed(name, reason)
                     del good[name]
         return good
@@ -349,7 +358,7 @@ class Rounds:
         weights = averaging_weights(self.terms.weighting, sizes)
         messages = [sent[name] for sent in counted.values()]
         self.combiner.about["clients"] = len(numbers)
-        answer = self.combiner.combine(step, messages, weights, [numbers[site] for site in counted], round, self.mean)
+        answer = self.combiner.combine(step, messages, weights, [numbers[site] for site in counted], round)
         progress.has[name] = []
         if step.each:
             self.apart[name] = {site: answer_of(answer, place, True) for place, site in enumerate(counted)}

@@ -23,48 +23,85 @@ if TYPE_CHECKING:
 
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 825  # the most that common TLS clients accept
+EARLY = timedelta(days=30)  # before the end of a certificate, that people are told
 EARLIER = timedelta(hours=1)  # certificates begin a little earlier, for clocks that are behind
 
 
 def make_authority(folder: Path) -> tuple[Path, Path]:
     """``ca.crt`` and ``ca.key`` of an authority that can sign server certificates and nothing else."""
     need_flower()
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
 
     key = ec.generate_private_key(ec.SECP384R1())
+    signed = authority_certificate(key)
+    return _written(signed, folder / "ca.crt"), write_new(folder / "ca.key", _pem(key), private=True)
+
+
+def authority_certificate(key: EllipticCurvePrivateKey) -> Certificate:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+
     name = _name("fedekd trial authority")
     builder = _certificate(name, name, key.public_key(), AUTHORITY_DAYS)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
-    signed = builder.sign(key, hashes.SHA384())
-    return _written(signed, folder / "ca.crt"), write_new(folder / "ca.key", _pem(key), private=True)
+    return builder.sign(key, hashes.SHA384())
 
 
 def make_server_certificate(folder: Path, authority: tuple[Path, Path], hosts: list[str]) -> tuple[Path, Path]:
     """``server.crt`` and ``server.key`` for these host names and addresses, signed by (certificate, key)."""
     need_flower()
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP384R1())
+    signed = _server_certificate(authority, key.public_key(), [_host(host) for host in dict.fromkeys(hosts)])
+    return _written(signed, folder / "server.crt"), write_new(folder / "server.key", _pem(key), private=True)
+
+
+def server_certificate(authority: tuple[Path, Path], before: Certificate) -> Certificate:
+    """One for the same key and hosts, from now on."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = before.public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise FedekdError("the server's certificate is not of the kind that fedekd makes; have its authority renew it")
+    names = before.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    return _server_certificate(authority, key, list(names.value))
+
+
+def _server_certificate(
+    authority: tuple[Path, Path], public: EllipticCurvePublicKey, hosts: list[x509.GeneralName]
+) -> Certificate:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    issuer = read_certificate(authority[0])
-    issuer_key = serialization.load_pem_private_key(authority[1].read_bytes(), None)
-    assert isinstance(issuer_key, ec.EllipticCurvePrivateKey)
-    key = ec.generate_private_key(ec.SECP384R1())
-    builder = _certificate(_name(hosts[0][:64]), issuer.subject, key.public_key(), SERVER_DAYS)
+    issuer, issuer_key = read_certificate(authority[0]), read_private_key(authority[1])
+    builder = _certificate(_name(str(hosts[0].value)[:64]), issuer.subject, public, SERVER_DAYS)
     for extension, critical in (
         (x509.BasicConstraints(ca=False, path_length=None), True),
         (_usage(signs_certificates=False), True),
         (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
-        (x509.SubjectAlternativeName([_host(host) for host in dict.fromkeys(hosts)]), False),
+        (x509.SubjectAlternativeName(hosts), False),
         (x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), False),
     ):
         builder = builder.add_extension(extension, critical)
-    signed = builder.sign(issuer_key, hashes.SHA384())
-    return _written(signed, folder / "server.crt"), write_new(folder / "server.key", _pem(key), private=True)
+    return builder.sign(issuer_key, hashes.SHA384())
+
+
+def read_private_key(path: Path) -> EllipticCurvePrivateKey:
+    """Of an authority that fedekd made."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        key = load_pem_private_key(read_bytes(path), None)
+    except (ValueError, TypeError):
+        raise FedekdError(f"{path} is not a private key without a passphrase") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise FedekdError(f"{path} is not the key of an authority that fedekd made; have yours renew the certificate")
+    return key
 
 
 def read_certificate(path: Path, remedy: str = "") -> Certificate:
@@ -76,6 +113,16 @@ def read_certificate(path: Path, remedy: str = "") -> Certificate:
         return x509.load_pem_x509_certificate(read_bytes(path, remedy))
     except ValueError:
         raise FedekdError(f"{path} is not a certificate in PEM form (-----BEGIN CERTIFICATE-----)") from None
+
+
+def ends_soon(path: Path, remedy: str) -> str | None:
+    """That a certificate has ended or will before long; None: there is time."""
+    end = read_certificate(path).not_valid_after_utc
+    left = end - datetime.now(UTC)
+    if left > EARLY:
+        return None
+    when = f"ends in {left.days} days, on {end:%Y-%m-%d}" if left > timedelta() else f"has ended on {end:%Y-%m-%d}"
+    return f"{path} {when}: {remedy}"
 
 
 def check_certificate(server: ServerSettings) -> None:
@@ -209,6 +256,10 @@ def _pem(key: EllipticCurvePrivateKey) -> bytes:
 
 
 def _written(certificate: Certificate, path: Path) -> Path:
+    return write_new(path, pem(certificate))
+
+
+def pem(certificate: Certificate) -> bytes:
     from cryptography.hazmat.primitives.serialization import Encoding
 
-    return write_new(path, certificate.public_bytes(Encoding.PEM))
+    return certificate.public_bytes(Encoding.PEM)

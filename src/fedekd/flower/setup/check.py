@@ -17,7 +17,7 @@ from fedekd.errors import FedekdError
 from fedekd.flower import need_flower
 from fedekd.flower.protocol.codes import Failed, StatusCode
 from fedekd.flower.settings import Privacy, ServerSettings, SiteSettings, read_site
-from fedekd.flower.setup.certificates import read_certificate
+from fedekd.flower.setup.certificates import ends_soon, read_certificate
 from fedekd.flower.setup.connection import Connection, NotChecked
 from fedekd.flower.setup.keys import public_line, read_node_key
 
@@ -83,7 +83,8 @@ def _certificate(site: SiteSettings) -> str:
         raise FedekdError(f"{site.ca} is valid only from {start:%Y-%m-%d %H:%M} UTC on, which is later than this clock")
     if now > end:
         raise FedekdError(f"{site.ca} has expired on {end:%Y-%m-%d}; ask the server's administrator for the new one")
-    return f"{site.ca} is valid until {end:%Y-%m-%d}"
+    soon = ends_soon(site.ca, "ask the server's administrator for the new one")
+    return soon or f"{site.ca} is valid until {end:%Y-%m-%d}"
 
 
 def _state(site: SiteSettings) -> str:
@@ -202,7 +203,9 @@ def _data(site: SiteSettings) -> str:
     from fedekd.data.own import Whole
     from fedekd.data.partition import SMALLEST_SITE
 
-    data = load_dataset(site.data, target=site.target, task=site.task, part_of=Whole())
+    data = load_dataset(
+        site.data, target=site.target, task=site.task, part_of=Whole(), reading=site.reading, group=site.group
+    )
     if len(data.y) < SMALLEST_SITE:
         raise FedekdError(f"{site.data} has {len(data.y)} rows; give at least {SMALLEST_SITE}")
     return f"{len(data.y)} rows of shape {tuple(data.x.shape[1:])}, {_kind(data.task, data.outputs)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import socket
 import ssl
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -39,11 +40,17 @@ class Connection:
             ) from None
         except ssl.SSLError as error:
             raise FedekdError(f"{site.server} does not speak TLS ({error.reason}); check `server`") from None
-        except (OSError, http.client.HTTPException) as error:
+        except socket.gaierror as error:
             raise FedekdError(
-                f"no answer from {site.server} ({getattr(error, 'strerror', None) or error or type(error).__name__}); "
-                "check the address, the firewall, and whether the server runs"
+                f"the host of {site.server} is not known here ({error.strerror}); check `server`"
             ) from None
+        except OSError as error:  # which before the server is started is no fault
+            raise NotChecked(
+                f"no answer from {site.server} ({error.strerror or error or type(error).__name__}); check again when "
+                "the server runs, and if it does, the address and the firewall"
+            ) from None
+        except http.client.HTTPException as error:
+            raise FedekdError(f"{site.server} does not speak HTTP ({type(error).__name__}); check `server`") from None
         finally:
             server.close()
         if date := answer.getheader("Date"):

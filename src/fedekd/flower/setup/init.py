@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedekd.errors import FedekdError
-from fedekd.files import write_new
+from fedekd.files import DATA_FILES, file_kind, write_new
 from fedekd.flower import need_flower
 from fedekd.flower.settings import (
     ServerSettings,
@@ -33,6 +33,9 @@ from fedekd.flower.setup.keys import make_node_key
 
 AMBIENT = "AmbientCapabilities=CAP_NET_BIND_SERVICE"  # what a service needs for a port below 1024
 LOCAL = ["localhost", "127.0.0.1"]  # how the server's own processes reach it
+FROM_FIVE = (
+    'with five sites or more, so that one bad site does little, set combine = "median" and min_sites = 3 or more'
+)
 
 
 def init_server(
@@ -89,6 +92,7 @@ def _fill_server(
         f"put each site's public key into: {folder / 'nodes'}/",
         f"put the schema that the sites agree on (`fedekd site schema` at one of them) at: {folder / 'schema.json'}",
         f"set method, rounds and the rest in: {file}",
+        *([] if server.combine != "mean" else [f"{FROM_FIVE} in: {file}"]),
         f"let user {user} read {key}, if the server is to run as a service"
         if certificates
         else f"keep {folder / 'certificates' / 'ca.key'} offline: who has it can pose as server",
@@ -180,7 +184,7 @@ def _inside(path: Path, folder: Path) -> str:
 def _absolute(data: str) -> str:
     """A file as seen from where the command was given; a dataset's name or a loader as it is."""
     path = Path(data).expanduser()
-    return str(path.absolute()) if "/" in data or path.suffix.lower() in (".csv", ".npz") or path.exists() else data
+    return str(path.absolute()) if "/" in data or file_kind(path) in DATA_FILES or path.exists() else data
 
 
 def _unit(

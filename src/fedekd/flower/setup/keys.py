@@ -5,6 +5,7 @@ A file that exists is never overwritten, and a private one is readable by its ow
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 from collections.abc import Mapping
@@ -35,18 +36,20 @@ def make_node_key(path: Path) -> Path:
 
 def renew_node_key(path: Path) -> Path:
     """A new pair at ``path``, for whom the old one belonged to; that one stays beside it, each file as NAME.old."""
-    pair = [old for old in (path, path.with_name(f"{path.name}.pub")) if old.exists()]
-    for aside in (old.with_name(f"{old.name}.old") for old in pair):
-        if aside.exists():
-            raise FedekdError(f"{aside} exists; it is kept: move it away")
     try:
-        owners = {old: old.rename(old.with_name(f"{old.name}.old")).stat() for old in pair}
+        owners = {old: put_aside(old).stat() for old in (path, path.with_name(f"{path.name}.pub")) if old.exists()}
         public = make_node_key(path)
         for new, old in owners.items():
             os.chown(new, old.st_uid, old.st_gid)
     except OSError as error:
         raise FedekdError(f"cannot replace {path}: {error.strerror}; do it as its owner") from None
     return public
+
+
+def put_aside(path: Path) -> Path:
+    """Rename it to NAME.old, or to the first of NAME.old2, NAME.old3 and so on that is free; returns the new path."""
+    names = (path.with_name(f"{path.name}.old{number if number > 1 else ''}") for number in itertools.count(1))
+    return path.rename(next(name for name in names if not name.exists()))
 
 
 def public_line(key: EllipticCurvePublicKey, comment: str) -> bytes:

@@ -8,6 +8,7 @@ change in the middle of a federation.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections import Counter
@@ -27,13 +28,16 @@ from fedekd.flower.settings import Privacy
 
 try:
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-    from opacus.accountants import RDPAccountant
+    from opacus.accountants import PRVAccountant, RDPAccountant
     from opacus.accountants.utils import get_noise_multiplier
     from opacus.optimizers import DPOptimizer
 except ImportError:
     raise FedekdError("[dp] needs Opacus; get it with: pip install 'fedekd[dp]'") from None
 
 SPENT = "spent.json"
+LARGE = 50.0
+"""Epsilon up to which the PRV accountant is asked. It needs about 6 % less noise than RDP for the same budget, but for
+much more than this its grid takes gigabytes."""
 
 
 class Budget:
@@ -68,7 +72,7 @@ class Budget:
         with SavedState(self.folder.parent).locked():  # a server may begin two federations in the same moment
             self._check_others()
             self.ledger = {"noise": self.noise, "weak": self.weak or weak, "spent": spent}
-            write_text(self.folder / SPENT, json.dumps(self.ledger) + "\n")
+            write_text(self.folder / SPENT, json.dumps({**self.ledger, "epsilon": epsilon}) + "\n")
 
     def _check_others(self) -> None:
         for other in self.folder.parent.glob(f"*/{SPENT}"):
@@ -93,9 +97,22 @@ class Budget:
         steps: Counter[float] = Counter()
         for rate, count in spent.values():
             steps[rate] += count
-        accountant = RDPAccountant()
-        accountant.history = [(self.noise, rate, count) for rate, count in steps.items()]
-        return max(0.0, float(accountant.get_epsilon(self.dp.delta))) if steps else 0.0
+        return _epsilon(tuple((self.noise, rate, count) for rate, count in steps.items()), self.dp.delta)
+
+
+@cache
+def _epsilon(history: tuple[tuple[float, float, int], ...], delta: float) -> float:
+    """The smaller of two bounds that both hold, so that what was begun under one of them stays within it."""
+    found = math.inf if history else 0.0
+    for kind in (RDPAccountant, PRVAccountant):
+        if kind is PRVAccountant and not 0 < found <= LARGE:
+            break
+        accountant = kind()
+        accountant.history = [*history]
+        # PRV raises for what its grid does not hold, and divides by 0 where every row is drawn, which it expects.
+        with contextlib.suppress(ValueError, RuntimeError, MemoryError), np.errstate(all="ignore"):
+            found = min(found, float(accountant.get_epsilon(delta)))
+    return max(0.0, found)
 
 
 @cache
@@ -103,16 +120,20 @@ def _noise(dp: Privacy, rate: float, steps: int) -> float:
     """The least noise (in multiples of the clipping norm) that keeps all steps within the budget."""
     if not steps:
         return 0.0
-    try:
-        return float(
-            get_noise_multiplier(
-                target_epsilon=dp.epsilon, target_delta=dp.delta, sample_rate=rate, steps=steps, accountant="rdp"
-            )
-        )
-    except ValueError as error:
-        raise FedekdError(
-            f"no noise keeps {steps} steps within epsilon {dp.epsilon:g} at delta {dp.delta:g} ({error}); raise epsilon"
-        ) from None
+    why = ""
+    for accountant in ("prv", "rdp") if dp.epsilon <= LARGE else ("rdp",):
+        try:
+            with np.errstate(all="ignore"):
+                noise = get_noise_multiplier(
+                    target_epsilon=dp.epsilon, target_delta=dp.delta, sample_rate=rate, steps=steps,
+                    accountant=accountant,
+                )  # fmt: skip
+            return float(noise)
+        except (ValueError, RuntimeError, MemoryError) as error:
+            why = str(error)
+    raise FedekdError(
+        f"no noise keeps {steps} steps within epsilon {dp.epsilon:g} at delta {dp.delta:g} ({why}); raise epsilon"
+    )
 
 
 class KeyedRandom:

@@ -15,6 +15,8 @@ from fedekd.data import load_dataset
 from fedekd.data.own import Whole
 from fedekd.errors import FedekdError
 from fedekd.exchange import exchanges
+from fedekd.files import TABLES, file_kind
+from fedekd.flower.protocol import versions
 from fedekd.flower.protocol.codes import Failed, StatusCode
 from fedekd.flower.protocol.schema import Schema
 from fedekd.flower.protocol.terms import Terms
@@ -56,9 +58,11 @@ def consent(site: SiteSettings, terms: Terms, schema: Schema) -> None:
 def kept_kinds(site: SiteSettings, schema: Schema) -> None:
     """Raise for a schema that reads numbers of this site as categories: a model would show which of them occur."""
     texts = Whole(schema.columns, schema.labels).texts(site.target)
-    if not texts or Path(site.data).suffix.lower() != ".csv":
+    if not texts or not (file_kind(site.data) in TABLES or Path(site.data).is_dir()):
         return
-    own = load_dataset(site.data, target=site.target, task=schema.task, part_of=Whole())
+    own = load_dataset(
+        site.data, target=site.target, task=schema.task, part_of=Whole(), reading=site.reading, group=site.group
+    )
     if numbers := sorted(texts & set(own.columns)):
         raise FedekdError(
             f"the schema reads column {numbers[0]!r} as categories, and here it holds numbers, which would tell which "
@@ -81,7 +85,7 @@ def guarded(site: SiteSettings, payload: Payload) -> Payload:
 
 
 def _allowed(site: SiteSettings) -> set[str]:
-    allowed = {"code", "name"} | ({"privacy"} if site.dp else set())
+    allowed = {"code", "name", *versions.own()} | ({"privacy"} if site.dp else set())
     shared = {
         "n": {"n"},
         "metric": {"metric", "local", "value"},

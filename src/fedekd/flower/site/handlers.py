@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import logging
+from datetime import UTC, datetime
+from pathlib import Path
 
 from fedekd.errors import FedekdError
-from fedekd.flower.protocol import wire
+from fedekd.flower.protocol import versions, wire
 from fedekd.flower.protocol.codes import Failed, StatusCode, failing, limited
 from fedekd.flower.protocol.messages import EndRequest, JoinRequest, VisitRequest
 from fedekd.flower.protocol.offers import Offer
@@ -20,21 +22,41 @@ from fedekd.flower.protocol.visits import Visit, visits
 from fedekd.flower.protocol.wire import Payload
 from fedekd.flower.saved_state import SavedState, write_text
 from fedekd.flower.settings import ENDED, SiteSettings
+from fedekd.flower.setup.signing import SignedStatement
+from fedekd.flower.site.audit import record_answer
 from fedekd.flower.site.guard import consent, guarded, kept_kinds
 from fedekd.flower.site.pins import MOST, Pins
+from fedekd.flower.site.results import compared, verified
 from fedekd.flower.site.trainer import SiteTrainer
+from fedekd.runs.federation_report import SIGNED
 
 log = logging.getLogger("fedekd.site")
 
 
-def answer(site: SiteSettings, kind: str, request: Payload) -> Payload:
-    """The site's reply to any message. Whatever goes wrong, only a code leaves."""
+def answer(site: SiteSettings, kind: str, request: Payload | None) -> Payload:
+    """The site's reply to any message, None being one that cannot be read. Whatever goes wrong, only a code leaves;
+    and nothing else leaves that is not in the audit log."""
+    reply = _answered(site, kind, request)
     try:
+        entry = record_answer(site.state, kind, request, reply)
+    except Exception as error:
+        log.error("the audit log cannot be written, so nothing leaves: %s", error)
+        return Payload({"code": int(StatusCode.STATE), "name": site.name})
+    if reply.models or kind == "end":
+        log.info("audit log: %s", entry)
+    return reply
+
+
+def _answered(site: SiteSettings, kind: str, request: Payload | None) -> Payload:
+    try:
+        if request is None:
+            raise Failed(StatusCode.FAULT, f"the server's {kind} cannot be read")
         with limited(site.longest):
             return guarded(site, {"join": join, "visit": visit, "end": end}[kind](site, request))
     except Failed as failure:
         log.error("%s: %s", "refused" if failure.code == StatusCode.REFUSED else failure.code.meaning, failure)
-        return Payload({"code": int(failure.code), "name": site.name})
+        more = versions.own() if failure.code == StatusCode.VERSION else {}
+        return Payload({"code": int(failure.code), "name": site.name, **more})
     except Exception:
         log.exception("fault in a %s", kind)
         return Payload({"code": int(StatusCode.FAULT), "name": site.name})
@@ -42,12 +64,16 @@ def answer(site: SiteSettings, kind: str, request: Payload) -> Payload:
 
 def join(site: SiteSettings, request: Payload) -> Payload:
     """Agree on terms and schema. Why it does not come to that stays here: the server hears "refused" and no more."""
+    if problem := versions.server_problem(request.words):
+        raise Failed(StatusCode.VERSION, problem)
     pins = Pins(site.state)
     try:
         if pins.closed():
             return Payload({"code": int(StatusCode.REFUSED), "name": site.name})
         return _joined(site, request, pins)
     except Failed as failure:
+        if failure.code == StatusCode.VERSION:
+            raise
         why = f"{failure.code.meaning}: {failure}" if failure.code != StatusCode.REFUSED else str(failure)
     except Exception:
         log.exception("fault in a join")
@@ -67,7 +93,8 @@ def _joined(site: SiteSettings, request: Payload, pins: Pins) -> Payload:
                 "`fedekd site key`"
             )
         consent(site, terms, schema)
-        accepted = pins.check(Offer.of(terms, schema))
+        offer = Offer.of(terms, schema)
+        accepted = pins.check(offer)
         agreement = {"terms": terms.text(), "schema": schema.text()}
         kept = folder / "agreement.json"
         before = json.loads(kept.read_text()) if kept.exists() else agreement
@@ -79,10 +106,10 @@ def _joined(site: SiteSettings, request: Payload, pins: Pins) -> Payload:
     work.check_rows(before)
     layout = work.try_out(asked.layouts)  # all that a visit needs, before it is promised
     with failing(StatusCode.STATE):
-        write_text(kept, json.dumps({**agreement, "rows": work.rows, "layouts": layout}))
+        write_text(kept, json.dumps({**agreement, "rows": work.rows, "layouts": layout, "offer": offer.fingerprint}))
     log.info("federation %s: joined for %d rounds of %s", folder.name, terms.rounds, terms.method)
     log.info("its terms: %s", terms.text())
-    return Payload({"code": int(StatusCode.DONE), "name": site.name})
+    return Payload({"code": int(StatusCode.DONE), "name": site.name, **versions.own()})
 
 
 def visit(site: SiteSettings, request: Payload) -> Payload:
@@ -128,11 +155,30 @@ def _planned(visit: Visit, asked: VisitRequest) -> Visit:
 
 def end(site: SiteSettings, request: Payload) -> Payload:
     """The server's word that the federation is complete; `fedekd site run` ends after it when the server does."""
-    folder = site.state / EndRequest.parse(request).federation
+    asked = EndRequest.parse(request)
+    folder = site.state / asked.federation
     with failing(StatusCode.UNKNOWN):
         (folder / "agreement.json").read_text()
     write_text(folder / ENDED, "")
+    _keep_signed(site, folder, asked)
     own = folder / "report.json"
     result = f"see {own}" if own.exists() else "this site has no result of it"
     log.info("federation %s is complete; %s", folder.name, result)
     return Payload({"code": int(StatusCode.DONE), "name": site.name})
+
+
+def _keep_signed(site: SiteSettings, folder: Path, asked: EndRequest) -> None:
+    """What the server has signed, if it has; else the administrator is told."""
+    if not asked.signed:
+        log.warning("the server has not signed the result")
+        return
+    try:
+        signed = SignedStatement.parse(asked.signed)
+        statement = verified(site, folder, signed, datetime.now(UTC))
+        lines = compared(folder, statement)
+    except Exception as error:
+        log.error("the server's signature of the result does not hold: %s", error)
+        return
+    write_text(folder / SIGNED, json.dumps(signed.words(), indent=1) + "\n")
+    for line in ("the server has signed the result", *lines):
+        log.info("%s", line)

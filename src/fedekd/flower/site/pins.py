@@ -19,6 +19,7 @@ from fedekd.errors import FedekdError
 from fedekd.flower.protocol.offers import Offer, differences
 from fedekd.flower.protocol.schema import Schema
 from fedekd.flower.saved_state import SavedState, write_text
+from fedekd.flower.site.audit import record
 
 log = logging.getLogger("fedekd.site")
 AGREED, OFFERED, REFUSALS = "agreed.json", "offered.json", "refusals.json"  # in the site's state
@@ -97,12 +98,17 @@ class Pins:
             write_text(self.state / AGREED, json.dumps(agreed))
             (self.state / OFFERED).unlink(missing_ok=True)
             (self.state / REFUSALS).unlink(missing_ok=True)
+        record(self.state, "accept", **{name: agreed[name] for name in ("terms", "schema", "leaves")})
 
     def look_again(self) -> int:
         """Forget the refusals; returns how many there were."""
         count = len(self._refusals()["times"])
         (self.state / REFUSALS).unlink(missing_ok=True)
         return count
+
+    def refusals(self) -> int:
+        """How many joins were refused within a day, at most ``MOST``."""
+        return sum(time.time() - one <= DAY for one in self._refusals()["times"])
 
     def offered(self) -> Offer | None:
         """The last offer that was refused because another one is agreed to."""

@@ -1,7 +1,9 @@
 """Differential privacy of what leaves a site: DP-SGD on the model that is sent, accounted for by Opacus.
 
 What holds, for a row of the site's training split, over all rounds of one federation. Compared are a run with the row
-and one in which it is never drawn; the number of rows counts as public.
+and one in which it is never drawn; the number of rows counts as public. With ``group`` in site.toml the same holds for
+a patient: all of a patient's rows are drawn together, and their mean gradient is clipped as one. The number of patients
+counts as public then.
 
 - ``teacher = "labels"`` (the default): (epsilon, delta) for the sent models as a whole. Each step's gradient is a sum
   of clipped gradients that depend on one row each, on the sent model and on what the server sent; noise is added to
@@ -72,9 +74,17 @@ class PrivateClient(Client):
             self.models[role].to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         steps = [step for round in range(training.rounds) for step in self.method.steps(round)]
         self.noisy = [s for s in steps if isinstance(s, Train) and self.shared & set(s.roles) and s.split != "public"]
-        rows = len(self.rows["train"])
-        if dp.delta * rows >= 1:
-            raise FedekdError(f"[dp] delta {dp.delta:g} protects no one of {rows} rows; set it far below 1/{rows}")
+        rows, groups = len(self.rows["train"]), job.federation.dataset.groups
+        self.grouped = groups is not None
+        train = self.rows["train"].cpu().numpy()
+        self.units = np.unique(groups.codes[train], return_inverse=True)[1] if groups else np.arange(rows)
+        """By training row: the number of what is protected as one, its patient or the row itself."""
+        self.count = int(self.units.max()) + 1 if rows else 0
+        if dp.delta * self.count >= 1:
+            raise FedekdError(
+                f"[dp] delta {dp.delta:g} protects no one of {self.count} {'patients' if groups else 'rows'}; set it "
+                f"far below 1/{self.count}"
+            )
         self.exposure = Exposure(self.method, self.shared, steps, begins_with_rows(self))
         self.exposure.check(self.models)
         planned = sum(map(self._batches, self.noisy))
@@ -165,25 +175,38 @@ class PrivateClient(Client):
             random,
             noise_multiplier=self.budget.noise,
             max_grad_norm=self.dp.clip,
-            expected_batch_size=min(training.batch_size, len(rows)),
+            expected_batch_size=min(training.batch_size, len(rows)) * self.count / len(rows),
         )
         for _ in range(batches):
             now = _detached(weights)
             apart = self.method.reads_weights and not self.exposure.reads_more(step)
             blank = {r: (torch.zeros_like(o[0]), torch.zeros_like(f[0])) for r, (o, f) in taught.items()}
             rest = grad(of_one)(now, *self._blank(), blank, real=False) if apart else {}
-            here = torch.from_numpy(np.flatnonzero(random.uniform(len(rows)) < self.budget.rate)).to(self.device)
+            drawn = (random.uniform(self.count) < self.budget.rate)[self.units]
+            here = torch.from_numpy(np.flatnonzero(drawn)).to(self.device)
             gradients = {name: w.new_zeros(0, *w.shape) for name, w in now.items()}
             if len(here):
                 at = rows[here]
                 uniform = torch.from_numpy(random.uniform(len(here), self.method.uniforms)).float().to(self.device)
                 x, y = self.data.scale.inputs(self.data.x[at]), self.data.y[at]
                 gradients = of_rows(now, x, y, uniform, here, {r: (o[here], f[here]) for r, (o, f) in taught.items()})
-            optimizer.take([g - rest.get(name, 0) for name, g in gradients.items()], list(rest.values()))
+            of_units = self._by_unit([g - rest.get(name, 0) for name, g in gradients.items()], here)
+            optimizer.take(of_units, list(rest.values()))
         for w in weights.values():
             del w.grad_sample  # type: ignore[attr-defined]
         if not all(bool(torch.isfinite(w).all()) for w in weights.values()):
             raise FedekdError(f"{self.method.name}: the {role} model diverged in round {round + 1}; lower `lr`")
+
+    def _by_unit(self, of_rows: list[Tensor], here: Tensor) -> list[Tensor]:
+        """The mean gradient of each patient's rows, which are all drawn or none; else each row's own."""
+        if not self.grouped:
+            return of_rows
+        _, whose = np.unique(self.units[here.cpu().numpy()], return_inverse=True)
+        place = torch.from_numpy(whose).to(self.device)
+        count = int(place.max()) + 1 if len(place) else 0
+        sums = [g.new_zeros(count, *g.shape[1:]).index_add_(0, place, g) for g in of_rows]
+        sizes = torch.bincount(place, minlength=count)
+        return [g / sizes.view(-1, *[1] * (g.ndim - 1)) for g in sums]
 
     def _own_loss(self, step: Train) -> bool:
         """Whether to take the method's own loss; else the supervised one."""
@@ -262,6 +285,8 @@ class PrivateClient(Client):
         digest = hashlib.sha256(path.read_bytes() + said.encode())
         rows = self.rows["train"]
         read: list[Any] = [trainable(self.models[step.roles[0]]), self.data.x[rows], self.data.y[rows]]
+        if self.grouped:
+            read.append(torch.from_numpy(self.units))
         below = [self.method.heads[role] for role in step.roles if role in self.method.heads]
         others = [*step.frozen, *self.method.reads_weights] if self._own_loss(step) else []
         read += [self.models[role].state_dict() for role in [*below, *others]]
@@ -273,7 +298,7 @@ class PrivateClient(Client):
     @property
     def privacy(self) -> dict[str, Any]:
         """What was spent so far, for the report."""
-        guarantee = GUARANTEES[self.budget.weak]
+        guarantee = GUARANTEES[self.budget.weak + 2 * self.grouped]
         return {
             "epsilon": self.budget.epsilon,
             "delta": self.dp.delta,

@@ -14,6 +14,7 @@ from fedekd.flower.protocol.wire import Word
 from fedekd.flower.saved_state import write_text
 from fedekd.flower.settings import SiteSettings
 from fedekd.flower.site.alone import PLAIN, AloneMenu
+from fedekd.flower.site.chosen_round import ChosenRound
 from fedekd.metrics import sample_interval
 from fedekd.runs import packing, saved_models
 from fedekd.runs.transfer import Option, best_alone, comparison
@@ -24,18 +25,26 @@ from fedekd.verdicts import Verdict, judge
 log = logging.getLogger("fedekd.site")
 
 
-def finish(site: SiteSettings, folder: Path, method: str, client: Client, menu: AloneMenu) -> dict[str, Word]:
-    """Write ``report.json`` and two models for `fedekd export`, the private and the one trained alone.
+def finish(
+    site: SiteSettings, folder: Path, method: str, client: Client, menu: AloneMenu, rounds: ChosenRound
+) -> dict[str, Word]:
+    """Write ``report.json`` and two models for `fedekd export`, the federation's and the one trained alone.
 
     Returns what is shared. The client is to be as it answers: see ``Client.personalised``.
     """
     local = menu.local()
     with client.personalised(), local.personalised():  # measured and kept after one and the same training
-        return _finish(site, folder, method, client, local, menu)
+        return _finish(site, folder, method, client, local, menu, rounds)
 
 
 def _finish(
-    site: SiteSettings, folder: Path, method: str, client: Client, local: Client, menu: AloneMenu
+    site: SiteSettings,
+    folder: Path,
+    method: str,
+    client: Client,
+    local: Client,
+    menu: AloneMenu,
+    rounds: ChosenRound,
 ) -> dict[str, Word]:
     value, alone, metric = client.score(), local.score(), client.task.metric
     counts = {f"n_{split}": len(client.rows[split]) for split in ("train", "val", "test")}
@@ -43,12 +52,16 @@ def _finish(
     privacy = getattr(client, "privacy", None)
     interval = sample_interval(client.errors().tolist(), local.errors().tolist(), client.task.higher_is_better)
     sure: dict[str, Word] = dict(zip(("low", "high"), interval, strict=True)) if interval else {}
-    judged = _judged(method, client, value, alone, menu)
+    joined = rounds.option(method, client)
+    judged = _judged(method, client, value, alone, menu, joined)
     whole = {"name": site.name, "method": method, "metric": metric, **own, **sure, **judged.told(), "privacy": privacy}
     write_text(folder / "report.json", json.dumps(whole, indent=1) + "\n")
-    result = {"metric": metric, "clients": [{"id": site.name, **own}]}
+    result: dict[str, Any] = {"metric": metric}
     if client.models:
-        saved_models.write(folder, {"key": folder.name, "label": method, **result}, 0, client)
+        then = judged.joined.value
+        result["clients"] = [{"id": site.name, **own, "value": then, "delta": then - alone}]
+        with rounds.taken(client, joined):
+            saved_models.write(folder, {"key": folder.name, "label": method, **result}, 0, client)
     if method != "local":  # what a site that was harmed goes back to
         result["clients"] = [{"id": site.name, **own, "value": alone, "delta": 0.0}]
         saved_models.write(folder, {"key": f"{folder.name}-local", "label": "local", **result}, 0, local)
@@ -75,7 +88,7 @@ def _finish(
 
 @dataclass(frozen=True)
 class _Judged:
-    """The method after its last round, beside the best that the site did alone."""
+    """The method at the round that this site ends with, beside the best that it did alone."""
 
     joined: Option
     best: Option
@@ -94,7 +107,7 @@ class _Judged:
         return {
             **self.parts,
             "gain": self.gain,
-            "joined": {"round": self.joined.round, "chosen": "last"},
+            "joined": {**_named(self.joined), "chosen": "validation"},
             "alone": {**_named(self.best), "chosen": "validation"},
             "menu": [{**_named(chosen), "last": last.value} for chosen, last in self.menu.values()],
             "verdict": {
@@ -112,12 +125,13 @@ def _named(one: Option) -> dict[str, Any]:
     return {"label": one.label, "round": one.round, "value": one.value, "val_loss": loss}
 
 
-def _judged(method: str, client: Client, value: float, local: float, menu: AloneMenu) -> _Judged:
+def _judged(method: str, client: Client, value: float, local: float, menu: AloneMenu, joined: Option | None) -> _Judged:
     metric, rows, results = client.task.metric, client.rows, menu.results()
     right = packing.unpack(packing.pack(client.errors().cpu().numpy()), len(rows["test"]), metric)
-    joined = Option(method, client.job.training.rounds, value, rows=right)
+    joined = joined or Option(method, client.job.training.rounds, value, rows=right)
     best = best_alone([chosen for chosen, _ in results.values()], len(rows["val"]), client.task.higher_is_better)
-    compared = comparison([joined], [best], metric)
+    groups = client.job.federation.dataset.groups
+    compared = comparison([joined], [best], metric, groups.codes[rows["test"].cpu().numpy()] if groups else None)
     assert compared is not None
     (verdict,) = judge([compared])
     parts = {}

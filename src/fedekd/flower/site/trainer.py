@@ -27,6 +27,7 @@ from fedekd.flower.protocol.visits import Visit, alone, called, inwards, outward
 from fedekd.flower.protocol.wire import Payload
 from fedekd.flower.settings import MENU, SiteSettings
 from fedekd.flower.site.alone import AloneMenu
+from fedekd.flower.site.chosen_round import ChosenRound
 from fedekd.flower.site.guard import apart
 from fedekd.flower.site.report import finish
 from fedekd.methods.base import Exchange
@@ -48,8 +49,9 @@ class SiteTrainer:
                     "[dp] needs a schema that gives the scaling of inputs: this site's own means and deviations would "
                     "carry rows past the noise; have the schema made from public rows, with --with-scaling"
                 )
-            dataset = schema.load(site.data, site.target)
-            self.rows = hashlib.sha256(dataset.x.tobytes() + dataset.y.tobytes()).hexdigest()
+            dataset = schema.load(site.data, site.target, site.reading, site.group)
+            groups = dataset.groups.codes.tobytes() if dataset.groups else b""
+            self.rows = hashlib.sha256(dataset.x.tobytes() + dataset.y.tobytes() + groups).hexdigest()
             federation = of_site(dataset, schema, site.name, terms.seed, number, self._public(schema))
         with failing(StatusCode.MODEL):
             method = terms.make_method()
@@ -60,6 +62,7 @@ class SiteTrainer:
             given = models_file(site.local) if site.local != "train" else None
             whole = site.alone == MENU
             self.alone = AloneMenu(job, terms.method, number, self.client.data, whole=whole, given=given)
+            self.rounds = ChosenRound()
             apart(self.client.models)
         self.exchanges = exchanges(method, terms.rounds)
         self.door = Door(frozenset(self.exchanges) & frozenset(site.leave))
@@ -120,6 +123,7 @@ class SiteTrainer:
             self._receive(visit, given)
         with failing(StatusCode.TRAINING):
             for round, step, again in visit.work:
+                self.rounds.measure(self.client, round)  # the rounds before it have ended
                 self.client.perform(step, round, again)
             count = len(visits(self.client.method, self.terms.rounds))
             self.alone.train(alone(visit.number, count, self.terms.rounds))
@@ -170,9 +174,12 @@ class SiteTrainer:
         if visit.last:
             self.client.round = self.terms.rounds
             with self.client.personalised():
-                return words | finish(self.site, self.folder, self.terms.method, self.client, self.alone)
+                self.rounds.measure(self.client, self.terms.rounds)
+                return words | finish(self.site, self.folder, self.terms.method, self.client, self.alone, self.rounds)
         if visit.sends and self.terms.weighting == "samples" and "n" in self.site.share:
             words["n"] = len(self.client.rows["train"])
+        if privacy := getattr(self.client, "privacy", None):
+            words["privacy"] = json.dumps(privacy)
         return words
 
     def state(self) -> dict[str, Any]:
@@ -180,6 +187,7 @@ class SiteTrainer:
             "number": self.number,
             "client": self.client.state(),
             "alone": self.alone.state(),
+            "rounds": self.rounds.state(),
             "held": self.held,
             "residual": self.residual,
             "dp": self.site.dp is not None,
@@ -193,6 +201,7 @@ class SiteTrainer:
             )
         self.client.restore(state["client"])
         self.alone.restore(state.get("alone", {}))  # a version without them trained Local only
+        self.rounds.restore(state.get("rounds"))
         self.held, self.residual = state["held"], state["residual"]
 
 

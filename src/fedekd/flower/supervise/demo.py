@@ -53,20 +53,23 @@ def run_demo(
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def prepare(folder: Path, settings: dict[str, Any]) -> tuple[Path, list[Path]]:
-    """The folders of a server and its sites, with digits dealt out to the sites; returns their settings files."""
+def prepare(folder: Path, settings: dict[str, Any], address: str = "") -> tuple[Path, list[Path]]:
+    """The folders of a server and its sites, with digits dealt out to the sites; returns their settings files.
+
+    Without ``address`` (host:port of the server) all of them are to run on this machine.
+    """
     from fedekd.data import load_dataset
     from fedekd.flower.protocol.schema import Schema
 
-    server, address = folder / "server", f"localhost:{free_port()}"
-    here = {"listen": "127.0.0.1", "min_sites": len(SITES), "deadline": 300.0, "give_up": 900.0}
+    server, apart, address = folder / "server", bool(address), address or f"localhost:{free_port()}"
+    here = {"listen": "0.0.0.0" if apart else "127.0.0.1", "min_sites": len(SITES), "deadline": 300.0, "give_up": 900.0}
     init_server(server, address, settings={**here, **settings})
     x, y, parts = deal_digits(len(SITES))
     np.savez(folder / "digits.npz", x=x, y=y)
     Schema.of(load_dataset(folder / "digits.npz")).write(server / "schema.json")
     files = []
     for name, rows in zip(SITES, parts, strict=True):
-        own = {"data": "digits.npz", "port": free_port(), "threads": 1, "give_up": 300.0}
+        own = {"data": "digits.npz", "threads": 1, "give_up": 300.0, **({} if apart else {"port": free_port()})}
         init_site(folder / name, name, address, "digits", ca=str(server / "certificates" / "ca.crt"), settings=own)
         np.savez(folder / name / "digits.npz", x=x[rows], y=y[rows])
         shutil.copy(folder / name / "keys" / f"{name}.pub", server / "nodes")

@@ -19,6 +19,7 @@ from typing import Any
 from fedekd.errors import FedekdError
 
 PR_SET_PDEATHSIG = 1
+TRIES = 3
 GRACE = 10.0  # seconds from SIGTERM to SIGKILL; Flower ends itself 5 s after a SIGTERM
 LOG_LIMIT = 20_000_000  # bytes; a longer log is put aside as NAME.log.old when its process starts
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
@@ -118,11 +119,29 @@ def _held(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise FedekdError(f"cannot write to {folder}: {error.strerror}; check `state` and its owner") from None
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise FedekdError(f"{folder} is in use by another process; stop that one first") from None
+        for left in range(TRIES, 0, -1):  # whoever asks whether it is held holds it for a moment
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if left == 1:
+                    raise FedekdError(f"{folder} is in use by another process; stop that one first") from None
+                time.sleep(0.1)
         yield
+
+
+def is_held(folder: Path) -> bool:
+    """Whether another process works in it."""
+    try:
+        with open(folder / ".lock") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except PermissionError:
+        raise FedekdError(f"cannot read {folder}: it is for its owner alone; run this as that user") from None
+    except OSError:
+        return True
+    return False
 
 
 def command(module: str, *arguments: str) -> list[str]:

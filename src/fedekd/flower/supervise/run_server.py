@@ -17,7 +17,7 @@ from fedekd.flower import need_flower
 from fedekd.flower.server import control
 from fedekd.flower.server.control import admit
 from fedekd.flower.settings import VISITS_DONE, ServerSettings, checked_address, read_server
-from fedekd.flower.setup.certificates import check_certificate, local_address
+from fedekd.flower.setup.certificates import check_certificate, ends_soon, local_address
 from fedekd.flower.setup.check import check_method, check_schema
 from fedekd.flower.setup.keys import read_public_keys, renew_secret, shared_keys
 from fedekd.flower.supervise.diagnosis import disk_full, why_superlink_ended
@@ -26,6 +26,7 @@ from fedekd.flower.supervise.logs import Tail
 from fedekd.flower.supervise.processes import Child, alone, command, environment, say, stop, stopping
 from fedekd.runs.federation_report import FederationReport, read_report
 
+RENEW = "make a new one with `fedekd server renew`"
 STARTING = 60.0  # seconds a SuperLink may take to answer
 PAUSE = 2.0  # seconds before it is started again
 FAILURES = 3  # of a run that made no progress, before it counts as hopeless
@@ -114,6 +115,8 @@ class ServerSupervisor:
         self.failures = 0
         self.keys: list[tuple[str, int, int]] | None = None  # as they lay in `nodes` when that was last looked through
         self.problems: dict[Path, str] = {}  # with them, as they were said
+        self.certificate = _certificate_times(server)
+        self.warned_on = ""
 
     def run(self) -> FederationReport:
         with stopping(self.children):
@@ -236,6 +239,7 @@ class ServerSupervisor:
             if (progress := self._progress()) != self.progress:
                 self.progress, self.last_progress, self.failures = progress, now, 0
             self._check_time("the run goes on, but no round has ended")
+            self._look_at_certificate()
             same = self.keys in (None, self._keys()) and _changed(self.server.state / "report.json") == report
             if same and now < asked + ASK:
                 continue
@@ -293,6 +297,23 @@ class ServerSupervisor:
         except OSError:
             return ""
 
+    def _look_at_certificate(self) -> None:
+        """Say early that it ends, once a day; and start the SuperLink anew with one that has taken its place."""
+        server = self.server
+        if (now := _certificate_times(server)) != self.certificate:
+            self.certificate = now
+            try:
+                check_certificate(server)
+            except FedekdError as error:  # perhaps its key comes next
+                self.say(f"the new certificate is not taken: {error}")
+            else:
+                raise ProcessDied("the certificate was renewed")
+        if (today := time.strftime("%F")) != self.warned_on:
+            self.warned_on = today
+            with contextlib.suppress(FedekdError):  # one that is just being replaced
+                for warning in filter(None, (ends_soon(path, RENEW) for path in (server.certificate, server.ca))):
+                    self.say(warning)
+
     def _check_disk(self, text: str) -> None:
         """Raise where what failed, with this text, did so for want of room: trying again is of no use."""
         if why := disk_full(text, self.server, shutil.disk_usage(self.server.state).free):
@@ -302,6 +323,10 @@ class ServerSupervisor:
         waited = time.monotonic() - self.last_progress
         if waited > max(self.server.give_up, self.finish + STARTING):
             raise FedekdError(f"no progress for {waited:.0f} s, given up: {why}; see {self.server.state}")
+
+
+def _certificate_times(server: ServerSettings) -> tuple[int, int]:
+    return _changed(server.certificate), _changed(server.key)
 
 
 def _changed(path: Path) -> int:

@@ -4,18 +4,22 @@ its federation, or nothing helps any more.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from fedekd import __version__
 from fedekd.errors import FedekdError
+from fedekd.files import write_whole
 from fedekd.flower import need_flower
 from fedekd.flower.patches import BEATING, SKIPPED
 from fedekd.flower.settings import ENDED, SiteSettings, read_site
-from fedekd.flower.setup.certificates import read_certificate
+from fedekd.flower.setup.certificates import ends_soon, read_certificate
 from fedekd.flower.setup.connection import Connection, NotChecked
 from fedekd.flower.setup.keys import read_node_key, renew_secret
+from fedekd.flower.site.audit import record
 from fedekd.flower.supervise.diagnosis import NOT_LET_IN, SILENT, log_of, why_not_connected, why_supernode_ended
 from fedekd.flower.supervise.executor import OWN_APP
 from fedekd.flower.supervise.launch import LAUNCH
@@ -26,6 +30,8 @@ PAUSE = 3.0  # seconds before a SuperNode is started again
 LOST = 60  # seconds a SuperNode tries to reach a server that does not answer before it is started anew
 LOOK = 0.5  # seconds between two looks at the processes
 GONE = 40  # seconds after which the server does not count a broken connection any more, and to spare
+NEW_CA = "ask the server's administrator for the new one"
+CONNECTION = "connection.json"  # file in the site's state: whether there is one
 YOUNG, CRASHES = 60, 5  # an executor that ends so young, so many times in a row, is broken
 
 
@@ -37,6 +43,9 @@ def run_site(path: str | Path, *, app: str = OWN_APP, say: Callable[[str], None]
     read_node_key(site.key)
     read_certificate(site.ca, "get it from the server's administrator, or set another `ca`")
     with alone(site.state):
+        record(site.state, "start", fedekd=__version__, server=site.server)
+        if warning := ends_soon(site.ca, NEW_CA):
+            say(f"site {site.name}: {warning}")
         SiteSupervisor(site, file, app, say).run()
 
 
@@ -52,11 +61,13 @@ class SiteSupervisor:
         self.ended = self._ended()  # before we started
         self.over = False  # whether a federation has come to its end since we started
         self.crashes = 0
+        self.known: tuple[bool, str] | None = None  # of the connection, as it was last written down
 
     def run(self) -> None:
         renew_secret(self.secret)
         with stopping(self.children):
             self.say(f"site {self.site.name}: connecting to {self.site.server}")
+            self._note("")
             node, executor = self.start_node(), self.start_executor()
             heard = Tail(node.log, self._hear)
             while True:
@@ -80,6 +91,7 @@ class SiteSupervisor:
         if not self.connected and any("SuperNode ID" in line for line in node.lines()):
             self.connected, self.reasons = True, []
             self.say(f"site {self.site.name}: connected")
+            self._note("")
         if self.connected:
             self.last_good = time.monotonic()
         elif reason := why_not_connected(log_of(node)):
@@ -100,8 +112,17 @@ class SiteSupervisor:
         if SKIPPED in line:
             why = line.partition(f"{SKIPPED}: ")[2]
             self.say(f"site {self.site.name}: the server does not take this site's sign of life ({why}); trying again")
+            self._note(f"the server does not take this site's sign of life ({why})")
         elif BEATING in line:
             self.say(f"site {self.site.name}: connected again")
+            self._note("")
+
+    def _note(self, problem: str) -> None:
+        """Write down whether there is a connection, for `fedekd site status`."""
+        if self.known != (now := (self.connected and not problem, problem)):
+            self.known = now
+            about = {"connected": now[0], "since": time.time(), "problem": problem}
+            write_whole(self.site.state / CONNECTION, json.dumps(about).encode() + b"\n", "`state`")
 
     def _ended(self) -> set[Path]:
         """The federations of which the server has said that they are complete."""
@@ -134,6 +155,7 @@ class SiteSupervisor:
 
     def _say_why(self, reason: str) -> None:
         """Each reason once, until there is a connection again."""
+        self._note(reason)
         if reason not in self.reasons:
             self.reasons.append(reason)
             if self.over and reason.startswith(SILENT):  # no wonder

@@ -24,7 +24,6 @@ from fedekd.report.html.chart import (
 )
 from fedekd.report.html.run_data import RunData, fewer
 from fedekd.report.html.section import Block, Variants
-from fedekd.report.html.words import minus
 from fedekd.runs.transfer import ClientTransfer
 from fedekd.runs.verdict_text import Advice, advice_by_client, alone_label, caveats, decided
 
@@ -61,7 +60,7 @@ def _row(client: ClientTransfer, data: RunData) -> Row:
         "gain": gain,
         "low": low,
         "high": high,
-        "said": minus(data.unit.delta(client.parts["gain"])),
+        "said": data.unit.delta(client.parts["gain"]),
         "detectable": f * verdict.detectable if verdict else None,
         "state": state_of(verdict),
     }
@@ -139,7 +138,7 @@ def advice(data: RunData) -> Block | None:
     content = {
         key: {
             "decided": decided(group.values()),
-            "rows": [(client, one.decision, minus(one.reason)) for (client, _), one in group.items()]
+            "rows": [(client, one.decision, one.reason) for (client, _), one in group.items()]
             if len(group) <= MANY
             else [],
         }

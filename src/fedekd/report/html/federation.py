@@ -19,7 +19,6 @@ from fedekd.report.html.chart import (
     zero_line,
 )
 from fedekd.report.html.section import Block, Page, Section, Variants
-from fedekd.report.html.words import minus
 from fedekd.runs.federation_report import FederationReport, SiteRow
 from fedekd.units import count, duration, volume
 from fedekd.verdicts import HARMED, HELPED
@@ -116,7 +115,7 @@ def _rows(report: FederationReport, scale: MetricScale) -> list[Row]:
                 "site": str(site.get("name", "?")),
                 "n": site.get("n"),
                 **shown,
-                "said": minus(cells(site, scale.unit)[-1]),
+                "said": cells(site, scale.unit)[-1],
                 "verdict": verdict(report, site),
                 "effect": _effect(report, site, scale),
             }
@@ -176,7 +175,7 @@ def _deltas(report: FederationReport, scale: MetricScale) -> Chart:
 
 def _table(report: FederationReport, scale: MetricScale) -> Block:
     def cell(text: str, mark: str = "") -> dict[str, str]:
-        return {"main": minus(text), "small": "", "paper": "", "mark": mark}
+        return {"main": text, "small": "", "paper": "", "mark": mark}
 
     def row(site: SiteRow) -> tuple[list[str], list[dict[str, str]]]:
         *first, delta = cells(site, scale.unit)

@@ -16,7 +16,7 @@ from fedekd.report.html.chart import Spec, lines_of, names, state_colour, state_
 from fedekd.report.html.clients import gain_title
 from fedekd.report.html.render import asset, environment
 from fedekd.report.html.run_data import RunData
-from fedekd.report.html.words import between, minus, signed
+from fedekd.report.html.words import between, signed
 from fedekd.runs.transfer import ClientTransfer
 from fedekd.runs.verdict_text import JOIN, OPEN, STATES, STAY, advice_by_client, independence, undecided
 from fedekd.units import count
@@ -46,7 +46,7 @@ def render_handout(data: RunData, site: str) -> str:
             style=Markup(asset("handout.css").replace("/*light*/", palette.variables(palette.LIGHT))),
             site=site,
             title=title.get(decision, f"Whether {site} should join is not yet known"),
-            reason=_undecided(data, clients) if decision == OPEN else minus(reason[0].upper() + reason[1:]) + ".",
+            reason=_undecided(data, clients) if decision == OPEN else reason[0].upper() + reason[1:] + ".",
             about=_about(data),
             chart=Markup(_chart(data, clients)),
             heads=["method", f"alone{percent}", f"with the method{percent}", "gain", "95 % interval", "verdict"],
@@ -84,7 +84,7 @@ def _undecided(data: RunData, clients: dict[str, ClientTransfer]) -> str:
     unit = data.unit
     label, verdict = next((x, c.verdict) for x, c in clients.items() if c.verdict and c.verdict.state == UNDECIDED)
     if verdict.reason or not math.isfinite(verdict.detectable):
-        return minus(undecided(label, verdict, unit).capitalize()) + "."
+        return undecided(label, verdict, unit).capitalize() + "."
     text = (
         f"With {label} its {unit.name} changes by {signed(verdict.difference, unit)}, which may be chance: its "
         f"{verdict.rows:,} test rows can only show a difference of about {unit.amount(verdict.detectable)} or more."
@@ -101,7 +101,7 @@ def _row(data: RunData, label: str, client: ClientTransfer) -> dict[str, Any]:
     assert verdict is not None
     alone, value = (unit.value(fmean(one.value for one in some)) for some in (client.alone, client.joined))
     marks = {HELPED: "helped", HARMED: "harmed"}
-    cells = [alone, value, minus(unit.delta(client.parts["gain"]))]
+    cells = [alone, value, unit.delta(client.parts["gain"])]
     cells += [between((verdict.low, verdict.high), unit).removesuffix(" points"), STATES[verdict.state]]
     return {"label": label, "cells": cells, "mark": marks.get(verdict.state, "")}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedekd.report.html.recommendation import what_sites_should_do, which_method
 from fedekd.report.html.run_data import RunData
-from fedekd.report.html.words import between, minus
+from fedekd.report.html.words import between
 from fedekd.runs.summary import PARTITIONS
 from fedekd.runs.transfer import ClientTransfer, MethodTransfer
 from fedekd.runs.verdict_text import PARTS, alone_label, caveats, told
@@ -50,7 +50,7 @@ def headline(data: RunData, label: str) -> dict[str, Any]:
         "lines": lines,
         "sure": " ".join([_sure(unit, method), *caveats([method], unit)[-1:]]).strip(),
         "figures": [
-            (minus(unit.delta(found["mean"])) + (" points" if unit.percent else ""), PARTS[part], "")
+            (unit.delta(found["mean"]) + (" points" if unit.percent else ""), PARTS[part], "")
             for part, found in method.summary.items()
         ],
     }

@@ -7,7 +7,6 @@ from typing import Any
 
 from fedekd.report.html.chart import Chart, ChartColumn, MetricScale, Spec, lines_of, names, tooltip, variant
 from fedekd.report.html.study_data import StudyData, alpha_title, dataset_title
-from fedekd.report.html.words import minus
 from fedekd.runs.verdict_text import told
 
 
@@ -19,7 +18,7 @@ def heat_rows(data: StudyData, task: str) -> list[dict[str, Any]]:
             figures = data.delta(label, (dataset, alpha))
             if figures:
                 place = {"method": label, "dataset": dataset_title(dataset), "alpha": alpha_title(alpha)}
-                said = minus(data.scales[task].unit.delta(figures["mean"] / data.scales[task].factor))
+                said = data.scales[task].unit.delta(figures["mean"] / data.scales[task].factor)
                 method = data.study.transfer[label, (dataset, alpha)]
                 rows.append(
                     {

@@ -161,7 +161,73 @@ def validation_losses(data: RunData) -> Chart:
         ("seed",),
         ("method",),
         empty="This run kept no losses of its rounds.",
+        half=True,
     )
+
+
+def two_losses(data: RunData) -> Chart:
+    """Of the chosen method: the loss on training rows beside that on validation rows."""
+    rows: dict[str, list[Row]] = {}
+    for key, label, seed, record in data.runs():
+        detail = data.detail(label, seed)
+        curves = [client["curve"]["val_loss"] for client in record["clients"] if "curve" in client]
+        if detail is None or not (trained := detail.get("train_loss")) or not curves:
+            continue
+        series: dict[str, Sequence[Sequence[float]]] = {
+            "training": trained,
+            "validation": list(zip(*curves, strict=False)),
+        }
+        rows[key] = [
+            {"rows": name, "round": number, "loss": float(np.mean(values))}
+            for name, by_round in series.items()
+            for number, values in enumerate(by_round, start=1)
+        ]
+    columns = [ChartColumn("rows", "rows"), ChartColumn("round", "round"), ChartColumn("loss", "loss", ".4f")]
+    base: Spec = {
+        "x": _rounds(),
+        "y": {"field": "loss", "type": "quantitative", "title": "loss", "scale": {"zero": False}},
+    }
+    names = list(SERIES)
+    line: Spec = {
+        "mark": {"type": "line", "point": {"size": 36}, "strokeWidth": 2.5},
+        "encoding": {
+            "color": {
+                "field": "rows",
+                "type": "nominal",
+                "scale": {"domain": names, "range": list(SERIES.values())},
+                "legend": None,
+            },
+            "strokeDash": {
+                "field": "rows",
+                "type": "nominal",
+                "scale": {"domain": names, "range": [[1, 0], [5, 4]]},
+                "legend": None,
+            },
+            "tooltip": tooltip(columns),
+        },
+    }
+    ends = [
+        _label(f"datum.rows === '{name}'", "rows", dy=dy, color=SERIES[name])
+        for name, dy in zip(names, (10, -8), strict=True)
+    ]
+    about = (
+        "The chosen method's mean loss over the clients, on at most 200 of each client's training rows and on its "
+        "validation rows. Where the two part, the models fit their training rows and not the data."
+    )
+    return Chart(
+        "two-losses",
+        "Training and validation loss",
+        about,
+        {"height": 260, "encoding": base, "layer": [line, *ends]},
+        columns,
+        rows,
+        ("method", "seed"),
+        empty="This run kept no training loss: runs in stacks do not.",
+        half=True,
+    )
+
+
+SERIES = {"training": "$accent", "validation": "$other"}
 
 
 def clients_learning(data: RunData) -> Chart:

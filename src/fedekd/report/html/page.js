@@ -69,7 +69,7 @@
     note.textContent = chart.notes[key(chart.follows)] ?? "";
     note.hidden = !note.textContent;
     figure.querySelector(".empty").hidden = rows.length > 0;
-    figure.querySelector(".data").hidden = !rows.length;
+    figure.querySelector(".data").hidden = figure.querySelector(".save").hidden = !rows.length;
     chart.drawing = (chart.drawing ?? 0) + 1;
     chart.drawn?.finalize();
     chart.drawn = null;
@@ -94,34 +94,106 @@
 
   // on a phone every row is a list, each figure with its heading: the roles keep it a table for who hears it
   const headed = (table) => {
-    const heads = [...(table.tHead?.rows[0]?.cells ?? [])].map((cell) => cell.textContent.trim());
+    const columns = [...(table.tHead?.querySelectorAll("th[scope=col]") ?? [])]; // in order, also below headings of groups
+    const heads = columns.map((cell) => cell.dataset.full ?? cell.textContent.trim());
+    columns.forEach((cell, i) => table.tBodies[0]?.rows[0]?.cells[i]?.matches(".words") && cell.classList.add("words"));
     table.setAttribute("role", "table");
     for (const part of [table.tHead, ...table.tBodies]) part?.setAttribute("role", "rowgroup");
     for (const row of table.rows) {
       row.setAttribute("role", "row");
       [...row.cells].forEach((cell, i) => {
-        cell.setAttribute("role", cell.tagName === "TD" ? "cell" : cell.scope === "col" ? "columnheader" : "rowheader");
-        cell.dataset.head = heads[i] ?? "";
+        cell.setAttribute("role", cell.tagName === "TD" ? "cell" : cell.scope.startsWith("col") ? "columnheader" : "rowheader");
+        if (!table.tHead?.contains(row)) cell.dataset.head = heads[i] ?? "";
         cell.toggleAttribute("data-none", cell.textContent.trim() === "–");
       });
     }
   };
 
+  // --- sorting and filtering tables --------------------------------------------------------------------------
+
+  const UNITS = { B: 1, kB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12, s: 1, min: 60, h: 3600 };
+  const sortable = (text) => {
+    const found = text.replaceAll("−", "-").replaceAll(",", "").match(/^[^\d+-]{0,2}([+-]?\d[\d.]*(?:e[+-]?\d+)?)\s*(\w+)?/);
+    return found ? Number(found[1]) * (UNITS[found[2]] ?? 1) : null;
+  };
+  const sortBy = (table, column, down) => {
+    const body = table.tBodies[0], lines = [...body.rows].map((row) => [row.cells[column]?.textContent.trim() ?? "", row]);
+    const known = lines.filter(([text]) => text && text !== "–");
+    const numbers = known.every(([text]) => sortable(text) !== null);
+    const order = ([a], [b]) => (numbers ? sortable(a) - sortable(b) : a.localeCompare(b, "en", { numeric: true }));
+    known.sort((a, b) => (down ? order(b, a) : order(a, b)));
+    body.append(...known.map(([, row]) => row), ...lines.filter(([text]) => !text || text === "–").map(([, row]) => row));
+  };
+  const SORTED = 3, FILTERED = 8; // rows from which a table can be sorted, or filtered
+  const equip = (table) => {
+    headed(table);
+    const rows = table.tBodies[0]?.rows.length ?? 0, columns = [...(table.tHead?.querySelectorAll("th[scope=col]") ?? [])];
+    if (rows >= SORTED) columns.forEach((cell, i) => {
+      const button = Object.assign(document.createElement("button"), { type: "button", className: "sort" });
+      button.append(...cell.childNodes);
+      cell.append(button);
+      button.addEventListener("click", () => {
+        const down = cell.getAttribute("aria-sort") === "ascending";
+        columns.forEach((one) => one.removeAttribute("aria-sort"));
+        cell.setAttribute("aria-sort", down ? "descending" : "ascending");
+        sortBy(table, i, down);
+      });
+    });
+    const region = table.closest(".scroll");
+    if (rows < FILTERED || !region) return;
+    const words = region.previousElementSibling?.matches(".filter")
+      ? region.previousElementSibling
+      : Object.assign(document.createElement("input"), { type: "search", className: "filter", placeholder: "Filter rows" });
+    words.setAttribute("aria-label", `Filter rows of ${(region.getAttribute("aria-label") ?? "").replace(/^Table: /, "")}`);
+    region.before(words);
+    const filter = () => {
+      const wanted = words.value.trim().toLowerCase();
+      for (const row of table.tBodies[0].rows) row.hidden = !row.textContent.toLowerCase().includes(wanted);
+    };
+    words.oninput = filter;
+    filter();
+  };
+
+  // --- what can be taken away ----------------------------------------------------------------------------------
+
+  const save = (name, kind, text) => {
+    const link = Object.assign(document.createElement("a"), { download: name, href: URL.createObjectURL(new Blob([text], { type: kind })) });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+  };
+  const quoted = (value) => {
+    const text = value === null || value === undefined ? "" : String(value);
+    const plain = /^[=+@-]/.test(text) && Number.isNaN(Number(text)) ? `'${text}` : text; // a spreadsheet runs no name
+    return /[",\n]/.test(plain) ? `"${plain.replaceAll('"', '""')}"` : plain;
+  };
+  const taken = {
+    csv: async (id, chart) => {
+      const lines = rowsOf(chart).map((row) => chart.columns.map((column) => valueOf(row, column)));
+      const known = lines.filter((values) => values.slice(1).some((v) => v !== null));
+      const text = [chart.columns.map((column) => column.title), ...known].map((line) => line.map(quoted).join(","));
+      save(`${id}.csv`, "text/csv", `${text.join("\n")}\n`);
+    },
+    svg: async (id, chart) => {
+      const text = await chart.drawn.view.toSVG();
+      save(`${id}.svg`, "image/svg+xml", text.replace("<svg ", `<svg style="background:${colour("surface")}" `));
+    },
+  };
+
+  const valueOf = (row, column) => (column.index === null ? row[column.field] : row[column.field]?.[column.index]) ?? null;
   const fillTable = (id) => {
     const chart = charts[id], details = document.getElementById(id).querySelector(".data");
     const holder = details.querySelector(".scroll");
     holder.replaceChildren();
     if (!details.open || !chart.drawn) return;
     const { format } = chart.drawn.view.locale();
-    const value = (row, column) => (column.index === null ? row[column.field] : row[column.field]?.[column.index]) ?? null;
     const table = document.createElement("table"), head = table.createTHead().insertRow(), body = table.createTBody();
     const words = (column, v) => !column.format && typeof v === "string";
     for (const column of chart.columns) {
-      const className = words(column, value(rowsOf(chart)[0], column)) ? "words" : "";
+      const className = words(column, valueOf(rowsOf(chart)[0], column)) ? "words" : "";
       head.append(Object.assign(document.createElement("th"), { scope: "col", textContent: column.title, className }));
     }
     for (const row of rowsOf(chart)) {
-      const values = chart.columns.map((column) => value(row, column));
+      const values = chart.columns.map((column) => valueOf(row, column));
       if (values.slice(1).every((v) => v === null)) continue;
       const line = body.insertRow();
       values.forEach((v, i) => {
@@ -132,8 +204,8 @@
         line.append(cell);
       });
     }
-    headed(table);
     holder.replaceChildren(table);
+    equip(table);
   };
 
   const uses = (chart, name) => !name || chart.follows.includes(name) || chart.marks.includes(name);
@@ -148,17 +220,28 @@
 
   // --- what the reader does ----------------------------------------------------------------------------------
 
+  // the address holds what was chosen, by name, so that a link shows the same
+  const asked = new URLSearchParams(location.search);
+  const remember = (name) => {
+    asked.set(name, choices[name].options[state[name]]);
+    history.replaceState(null, "", `?${asked}${location.hash}`);
+  };
   for (const select of document.querySelectorAll("[data-choice]")) {
-    const name = select.dataset.choice;
+    const name = select.dataset.choice, wanted = choices[name].options.indexOf(asked.get(name));
+    if (wanted >= 0) select.value = wanted;
     state[name] = Number(select.value); // a reloaded page keeps what was chosen
     select.addEventListener("change", () => {
       state[name] = Number(select.value);
+      remember(name);
       showBlocks();
       drawAll(name);
     });
   }
   for (const id of Object.keys(charts)) {
     document.getElementById(id).querySelector(".data").addEventListener("toggle", () => fillTable(id));
+    for (const button of document.querySelectorAll(`#${id} [data-save]`)) {
+      button.addEventListener("click", () => taken[button.dataset.save](id, charts[id]));
+    }
   }
 
   const prefers = matchMedia("(prefers-color-scheme: dark)"), button = document.getElementById("theme");
@@ -192,7 +275,7 @@
     waiting = setTimeout(() => drawAll(), 120);
   });
 
-  document.querySelectorAll("main table").forEach(headed);
+  document.querySelectorAll("main table").forEach(equip);
   showBlocks();
   button.setAttribute("aria-pressed", String(dark()));
   const start = async () => {
@@ -200,6 +283,7 @@
       await draw(id);
       await new Promise((resume) => setTimeout(resume)); // the page answers between two charts
     }
+    document.getElementById(location.hash.slice(1))?.scrollIntoView(); // charts have moved it since the browser went there
     root.dataset.drawn = "yes";
   };
   start();

@@ -9,8 +9,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
+from itertools import groupby
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -67,10 +69,17 @@ def asset(name: str) -> str:
 
 @cache
 def environment() -> Environment:
-    return Environment(
+    made = Environment(
         loader=PackageLoader("fedekd.report.html", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    made.filters["spans"] = _spans
+    return made
+
+
+def _spans(columns: Sequence[tuple[str, str]]) -> list[tuple[str, int]]:
+    """The groups of a table's columns, each with how many columns it is over."""
+    return [(group, len(list(own))) for group, own in groupby(columns, lambda column: column[0])]

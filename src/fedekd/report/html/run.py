@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fedekd.report.html import clients, confusion, cost, holdings, learning, methods, reliability, trust
+from fedekd.report.html import calibration, clients, confusion, cost, holdings, learning, methods, reliability, trust
 from fedekd.report.html.chart import Chart, variant
 from fedekd.report.html.headline import headline, kicker
 from fedekd.report.html.run_data import RunData
 from fedekd.report.html.section import Block, Page, Section, Variants
-from fedekd.report.html.words import minus
 from fedekd.runs.aggregate import SHARED, SummaryRow
 from fedekd.runs.records import DoubtedSample, PublicPart
 from fedekd.runs.subgroups import HEADS
@@ -41,11 +40,12 @@ def run_page(data: RunData, notes: Sequence[str] = (), thumbnails: bool = False)
         Section("sites", "Did joining help?", [part for part in (*compared, _subgroups(data)) if part]),
         Section("all", "All methods", [*(part for part in side_by_side if part), _summary(data)]),
     ]
-    losses = [chart] if (chart := learning.validation_losses(data)).rows else []
+    losses = [chart for chart in (learning.validation_losses(data), learning.two_losses(data)) if chart.rows]
     if data.details:
         sections += [
             Section("learning", "Learning", [learning.method_curves(data), learning.clients_learning(data), *losses]),
             Section("answers", "What is mistaken for what", confusion.confusion_charts(data)),
+            Section("calibration-curve", "Calibration", [chart] if (chart := calibration.calibration(data)) else []),
             Section("data", "The data", [holdings.holdings(data)]),
             *_gate(data, thumbnails),
             Section("cost", "Cost", [cost.traffic(data), cost.time(data), cost.per_round(data)]),
@@ -87,9 +87,9 @@ def _summary(data: RunData) -> Block:
         clear = {1: "harmed", -1: "helped", 0: ""}[direction(row, unit)]
 
         def signed(key: Deltas, effect: str = "", row: SummaryRow = row, alone: bool = alone) -> tuple[str, str]:
-            return ("", "") if alone else (minus(unit.delta(row[key]["mean"])), effect)
+            return ("", "") if alone else (unit.delta(row[key]["mean"]), effect)
 
-        between = " to ".join(minus(unit.delta(x)) for x in interval) if interval and not alone else ""
+        between = " to ".join(unit.delta(x) for x in interval) if interval and not alone else ""
         sent = row["bytes_up"] + row["bytes_down"]
         rows.append(
             {
@@ -125,7 +125,7 @@ def _subgroups(data: RunData) -> Block | None:
     marks = {STATES[HELPED]: "helped", STATES[HARMED]: "harmed"}
 
     def cells(told: list[str]) -> list[dict[str, str]]:
-        return [{"main": minus(text), "small": "", "paper": "", "mark": marks.get(text, "")} for text in told]
+        return [{"main": text, "small": "", "paper": "", "mark": marks.get(text, "")} for text in told]
 
     points = " in points" if data.unit.percent else ""
     column, group = data.subgroups[0].column, data.first["partition"].get("group")
@@ -134,7 +134,7 @@ def _subgroups(data: RunData) -> Block | None:
         "heads": ["method", HEADS[0]],
         "columns": [("", head) for head in HEADS[1:]],
         "notes": [
-            *(f"{method.label}: {minus(method.told)}." for method in data.subgroups),
+            *(f"{method.label}: {method.told}." for method in data.subgroups),
             f"Δ of {data.unit.name}{points}: with the method minus Local after the last round, mean over clients by "
             "their test rows. "
             f"{independence(group)}; clear: at 5 % over all methods and values here (Holm's method).",

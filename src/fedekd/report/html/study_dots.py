@@ -15,7 +15,6 @@ from fedekd.report.html.chart import (
     zero_line,
 )
 from fedekd.report.html.study_data import StudyData, dataset_title
-from fedekd.report.html.words import minus
 from fedekd.report.paper_tables import paper_deltas
 
 
@@ -31,7 +30,7 @@ def dot_rows(data: StudyData, dataset: str, alpha: float | None) -> list[Row]:
         if figures:
             theirs = paper.get((label, dataset, alpha))
             delta = None if theirs is None else scale.factor * theirs[0]
-            said = minus(scale.unit.delta(figures["mean"] / scale.factor))
+            said = scale.unit.delta(figures["mean"] / scale.factor)
             rows.append({"method": label, **figures, "said": said, "paper": delta})
     return sorted(rows, key=lambda row: scale.unit.harm(row["mean"]))
 

@@ -1,22 +1,16 @@
-"""How the page writes a difference: a true minus, and points where they are."""
+"""How the page writes a difference, with its unit."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from fedekd.units import Unit
 
 
-def minus(text: str) -> str:
-    """A true minus sign before every negative number, as the charts write it."""
-    return re.sub(r"(?<![\w.-])-(?=[\d.])", "−", text)
-
-
 def signed(delta: float, unit: Unit) -> str:
-    return minus(unit.delta(delta)) + (" points" if unit.percent else f" {unit.name}")
+    return unit.delta(delta) + (" points" if unit.percent else f" {unit.name}")
 
 
 def between(interval: Sequence[float], unit: Unit) -> str:
-    low, high = (minus(unit.delta(x)) for x in interval)
+    low, high = (unit.delta(x) for x in interval)
     return f"{low} to {high}" + (" points" if unit.percent else "")

@@ -1,0 +1,92 @@
+"""What the federation's model gave this site after each round, and which round's model it ends with.
+
+A site has the freedom that training alone has: the model of the last round, or of an earlier one that its validation
+rows clearly prefer. Nothing of it leaves the site, and the federation goes on from the last round as ever.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, cast
+
+from fedekd.engines.client import Client
+from fedekd.errors import FedekdError
+from fedekd.flower.protocol.codes import Failed
+from fedekd.runs import transfer
+from fedekd.runs.history import History
+from fedekd.runs.records import Record
+from fedekd.runs.transfer import Option
+from fedekd.trees import copied, moved
+
+log = logging.getLogger("fedekd.site")
+
+
+class ChosenRound:
+    def __init__(self) -> None:
+        self.history = History.fresh(1)
+        """Of the rounds that were measured: a site may have been absent from some."""
+        self.best: Any = None
+        """The client's state in its best round so far, as it answered."""
+        self.stopped = False
+
+    def measure(self, client: Client, rounds: int) -> None:
+        """After so many rounds. What fails here costs the site its choice, not its visit."""
+        if self.stopped or not client.models or rounds in self.history.measured or not rounds:
+            return
+        client.round = rounds
+        try:
+            with client.personalised():
+                (better,) = self.history.add(rounds, [[client.measure()]], client.job.training)
+                if better:
+                    self.best = copied(client.state())
+        except Failed:
+            raise
+        except Exception as error:
+            self.stopped = True
+            log.warning(
+                "measuring round %d failed, so that the last round's model is taken: %s",
+                *(rounds, error),
+                exc_info=not isinstance(error, FedekdError),
+            )
+
+    def option(self, label: str, client: Client) -> Option | None:
+        """The round that it ends with; None where nothing was measured."""
+        if self.stopped or not self.history.measured:
+            return None
+        sizes = {f"n_{split}": len(client.rows[split]) for split in ("val", "test")}
+        row = {**self.history.clients(0, client.job)[0], **sizes}
+        record = {
+            "label": label,
+            "metric": client.task.metric,
+            "params": {"rounds": self.history.measured[-1]},
+            "clients": [row],
+        }
+        return transfer.option(cast("Record", record), 0)
+
+    @contextmanager
+    def taken(self, client: Client, option: Option | None) -> Iterator[None]:
+        """The client as it answered in that round; afterwards it is what it was."""
+        with client.personalised():
+            if option is None or option.round == self.history.measured[-1]:
+                yield
+                return
+            before = copied(client.state())
+            client.restore(moved(self.best, client.device))
+            try:
+                yield
+            finally:
+                client.restore(moved(before, client.device))
+
+    def state(self) -> dict[str, Any]:
+        return {"history": copy.deepcopy(vars(self.history)), "best": self.best, "stopped": self.stopped}
+
+    def restore(self, state: Mapping[str, Any] | None) -> None:
+        """A version that measured no rounds has saved none: its federation ends with the last round's model."""
+        if state is None:
+            self.stopped = True
+            return
+        self.history = History(**copy.deepcopy(state["history"]))
+        self.best, self.stopped = state["best"], state["stopped"]

@@ -1,0 +1,63 @@
+"""Second opinion, taught back: a model of the private architecture that answers alone with what the mixture knows.
+
+What the averaged features know cannot be taught with a client's own rows, which its private model knows by heart. On
+mixtures of two rows, which no model has seen and of which there is no end, the opinions still differ: there a pupil as
+large as the private model learns, round after round, what they say together. It answers with the running mean of its
+weights over the rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fedekd.methods import Batch, ClientInit, Copy, Remember, Step, Train, register
+from fedekd.methods.second_opinion import ALL, EXPERTS, SecondOpinion
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedekd.methods.base import Tree
+
+
+@register("second-opinion-taught", family="distillation", cite="this project")
+@dataclass(frozen=True)
+class SecondOpinionTaught(SecondOpinion):
+    """The second opinion, taught to a model of the private architecture that then answers alone"""
+
+    passes: int = field(default=10, metadata={"low": 1})  # of the pupil over the rows in a round, mixed anew each time
+    keep: float = field(default=0.8, metadata={"high": 1})  # how much of the running mean stays in each round
+
+    roles: ClassVar[tuple[str, ...]] = (*EXPERTS, "pupil")
+    like: ClassVar[Mapping[str, str]] = {"pupil": "private"}
+    reads_weights: ClassVar[tuple[str, ...]] = ("pupil",)
+    answers: ClassVar[tuple[str, ...]] = ("pupil",)
+
+    def begin(self, client: ClientInit) -> dict[str, Any]:
+        return {"mean": dict(client.weights["pupil"])}
+
+    def steps(self, round: int) -> tuple[Step, ...]:
+        teach = Train(("pupil",), self.learn_from_all, frozen=EXPERTS, epochs=self.passes, mixed=True)
+        average = Remember(partial(self.average, self.keep if round else 0.0))
+        return *super().steps(round), *super().personalise(), teach, average
+
+    def learn_from_all(self, batch: Batch) -> Tensor:
+        import torch
+
+        fitted_to_all = torch.full_like(batch.rows, ALL)
+        return batch.mean(batch.distilled("pupil", self.pooled(batch.memory, fitted_to_all, self.opinions(batch))))
+
+    def average(self, keep: float, batch: Batch) -> dict[str, Any]:
+        now, before = batch.weights["pupil"], batch.memory["mean"]
+        return {"mean": {name: keep * before[name] + (1 - keep) * w for name, w in now.items()}}
+
+    def personalise(self) -> tuple[Copy, ...]:
+        return (Copy(self.mean, "pupil"),)
+
+    def mean(self, batch: Batch) -> Tree:
+        return batch.memory["mean"]
+
+    def predict(self, batch: Batch) -> Tensor:
+        return batch.outputs["pupil"]

@@ -1,0 +1,182 @@
+"""The page of two runs side by side: which settings differ, and what that changed for methods and clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fedekd import metrics, verdicts
+from fedekd.report.html.run_data import RunData
+from fedekd.report.html.section import Block, Page, Section, Variants
+from fedekd.runs.records import Record
+from fedekd.runs.transfer import compared, groups_of, rows_of
+from fedekd.runs.verdict_text import independence, interval, told
+from fedekd.units import Unit, count
+from fedekd.verdicts import EQUIVALENT, HARMED, HELPED, UNDECIDED, Comparison, Verdict
+
+WORDS = {HARMED: "clearly worse", HELPED: "clearly better", EQUIVALENT: "equivalent", UNDECIDED: "undecided"}
+MARKS = {HARMED: "harmed", HELPED: "helped"}
+Cells = list[dict[str, str]]
+
+
+@dataclass(frozen=True, eq=False)
+class TwoRuns:
+    """Records of the same metric, by the names that the page gives them."""
+
+    names: tuple[str, str]
+    data: tuple[RunData, RunData]
+    folders: tuple[Path, Path]
+
+    @property
+    def unit(self) -> Unit:
+        return Unit.of([*self.data[0].records, *self.data[1].records])
+
+    def pairs(self) -> Iterator[tuple[str, int, Record, Record]]:
+        """Runs of one method, seed, clients and test rows, of which only the settings differ."""
+        one, other = self.data
+        for label in one.labels:
+            for seed in one.seeds:
+                if (label, seed) in one.by and (label, seed) in other.by:
+                    a, b = one.by[label, seed], other.by[label, seed]
+                    if _rows(a) == _rows(b):
+                        yield label, seed, a, b
+
+
+def _rows(record: Record) -> tuple[Any, ...]:
+    """What two runs must share for a client to be the same client with the same test rows."""
+    clients = [(client["id"], client["n_test"]) for client in record["clients"]]
+    return record["dataset"], record["partition"]["fingerprint"], clients
+
+
+def difference_page(two: TwoRuns) -> Page:
+    pairs = list(two.pairs())
+    changed = _changed(two)
+    lines = [f"{count(len(changed), 'setting')} {'differs' if len(changed) == 1 else 'differ'}."]
+    if pairs:
+        seeds = len({seed for _, seed, *_ in pairs})
+        lines.append(f"Clients and test rows are the same on {count(seeds, 'seed')}, so that clients can be compared.")
+    else:
+        lines.append("No method and seed is in both with the same clients and test rows: only means can be compared.")
+    head = {"title": f"{two.names[0]} and {two.names[1]}", "tone": "", "lines": lines, "sure": "", "figures": []}
+    sections = [
+        Section("settings", "What differs", [_settings(two, changed)] if changed else []),
+        Section("methods", "Method by method", [_methods(two, pairs)]),
+        Section("clients", "Client by client", [_clients(two, pairs)] if pairs else []),
+    ]
+    datasets = " and ".join(dict.fromkeys(data.first["dataset"] for data in two.data))
+    kicker = f"{datasets} · two runs side by side · {two.unit.name}"
+    hero = Variants(("method",), {"": head}, "")
+    return Page(f"{two.names[0]} and {two.names[1]}", kicker, hero, [s for s in sections if s.parts], ())
+
+
+# --- settings ----------------------------------------------------------------------------------------------
+
+
+def _changed(two: TwoRuns) -> dict[str, tuple[str, str]]:
+    both = [label for label in two.data[0].labels if label in two.data[1].labels]
+    one, other = (_facts(data, both) for data in two.data)
+    names = dict.fromkeys((*one, *other))
+    return {n: (one.get(n, ""), other.get(n, "")) for n in names if one.get(n) != other.get(n)}
+
+
+def _facts(data: RunData, labels: Sequence[str]) -> dict[str, str]:
+    """``labels``: the methods whose parameters to tell."""
+    first, partition = data.first, data.first["partition"]
+    facts: dict[str, Any] = {
+        "dataset": first["dataset"],
+        "methods": ", ".join(data.labels),
+        "seeds": ", ".join(map(str, data.seeds)),
+        **{name: value for name, value in partition.items() if name not in ("fingerprint", "seed", "alpha")},
+        "split seed": partition["seed"] if partition.get("fixed") else None,
+        "alpha": first["alpha"],
+    }
+    for label in labels:
+        own = data.of(label)[0]["params"]
+        facts |= {name if name in first["params"] else f"{label}: {name}": value for name, value in own.items()}
+    facts |= {f"version of {name}": version for name, version in first["versions"].items()}
+    facts["hardware"] = data.made_by.get("hardware")
+    return {name: str(value) for name, value in facts.items() if value is not None}
+
+
+def _settings(two: TwoRuns, changed: Mapping[str, tuple[str, str]]) -> Block:
+    rows = [([name], [_words(text or "–") for text in values]) for name, values in changed.items()]
+    return _block("Settings", ["setting"], [("", name) for name in two.names], rows, [])
+
+
+# --- figures -----------------------------------------------------------------------------------------------
+
+
+def _methods(two: TwoRuns, pairs: Sequence[tuple[str, int, Record, Record]]) -> Block:
+    unit, rows = two.unit, []
+    for label in dict.fromkeys((*two.data[0].labels, *two.data[1].labels)):
+        own = [(a["mean"], b["mean"]) for name, _, a, b in pairs if name == label]
+        means = [_mean(data, label, unit) for data in two.data]
+        gap, between = "–", ""
+        if own:
+            gaps = [b - a for a, b in own]
+            gap, found = unit.delta(fmean(gaps)), metrics.paired_interval(gaps)
+            between = " to ".join(unit.delta(x) for x in found) if found else ""
+        states = [told(data.transfer[label]) if label in data.transfer else "–" for data in two.data]
+        rows.append(([label], [*map(_cell, means), _cell(gap, between), *map(_words, states)]))
+    percent = ", %" if unit.percent else ""
+    figures = (*two.names, f"{two.names[1]} minus {two.names[0]}")
+    columns = [(f"mean {unit.name}{percent}", name) for name in figures] + [("clients", name) for name in two.names]
+    notes = [
+        "The difference is over the seeds that both have with the same clients and test rows, with its 95 % interval "
+        "paired by seed where there are several.",
+        "Clients: each against the best it can do alone, in its own run.",
+    ]
+    return _block("Means over clients and seeds", ["method"], columns, rows, notes)
+
+
+def _mean(data: RunData, label: str, unit: Unit) -> str:
+    return unit.value(data.summary[label]["mean"]["mean"]) if label in data.summary else "–"
+
+
+def _clients(two: TwoRuns, pairs: Sequence[tuple[str, int, Record, Record]]) -> Block:
+    unit = two.unit
+    units: list[tuple[list[str], tuple[float, float], Comparison | None]] = []
+    for label, seed, a, b in pairs:
+        for k, (one, other) in enumerate(zip(a["clients"], b["clients"], strict=True)):
+            own, base = rows_of(b, k, two.folders[1]), rows_of(a, k, two.folders[0])
+            both = compared([own], [base], a["metric"], groups_of(a, k))
+            units.append(([label, str(one["id"]), str(seed)], (one["value"], other["value"]), both))
+    judged = iter(verdicts.judge([both for *_, both in units if both is not None]))
+    rows = [(heads, _client(values, next(judged) if both is not None else None, unit)) for heads, values, both in units]
+    percent = ", %" if unit.percent else ""
+    figures = (*two.names, f"{two.names[1]} minus {two.names[0]}")
+    columns = [*((f"{unit.name}{percent}", name) for name in figures), ("", "verdict")]
+    group = two.data[0].first["partition"].get("group")
+    clear = "Clear: at 5 % over all lines of this table (Holm's method)."
+    notes = [f"After the last round. {independence(group)}. {clear}"]
+    return _block("Every client that both runs have", ["method", "client", "seed"], columns, rows, notes)
+
+
+def _client(values: tuple[float, float], verdict: Verdict | None, unit: Unit) -> Cells:
+    gap = unit.delta(values[1] - values[0])
+    if verdict is None:
+        return [*(_cell(unit.value(value)) for value in values), _cell(gap), _cell("no test rows kept")]
+    state = {**_cell(WORDS[verdict.state]), "mark": MARKS.get(verdict.state, "")}
+    return [*(_cell(unit.value(value)) for value in values), _cell(gap, interval(verdict, unit)), state]
+
+
+def _cell(main: str, small: str = "") -> dict[str, str]:
+    return {"main": main, "small": small, "paper": "", "mark": ""}
+
+
+def _words(text: str) -> dict[str, str]:
+    return {**_cell(text), "mark": "words"}
+
+
+def _block(
+    title: str,
+    heads: Sequence[str],
+    columns: Sequence[tuple[str, str]],
+    rows: Sequence[tuple[list[str], Cells]],
+    notes: Sequence[str],
+) -> Block:
+    table = {"title": title, "heads": heads, "columns": columns, "notes": notes}
+    return Block("table.html", {"table": table, "rows": rows, "open": True})

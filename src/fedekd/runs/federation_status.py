@@ -1,0 +1,68 @@
+"""``status.json``: how far a federation is, as its server writes it down while it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypedDict, cast
+
+from fedekd.errors import FedekdError
+from fedekd.runs.federation_report import RefusedAnswer
+from fedekd.validation import parse_json, validator
+
+STATUS = "status.json"  # in the server's state
+
+
+class SiteStatus(TypedDict):
+    """Times are seconds since 1970."""
+
+    online: bool
+    version: str
+    """Of its fedekd; nothing where it has not told."""
+    asked: float | None
+    """When it was last sent something, and when it last answered."""
+    answered: float | None
+    seconds: float | None
+    """Between the two, of the last visit that it answered."""
+    answers: int
+    counted: int
+    """Visits in which its answer counted."""
+    failures: int
+    bytes_up: int
+    bytes_down: int
+    epsilon: float | None
+    """Spent so far, where the site has a privacy budget."""
+    error: str
+
+
+class FederationStatus(TypedDict):
+    fedekd: str
+    federation: str
+    method: str
+    rounds: int
+    visits: int
+    done: int
+    """Visits that are complete."""
+    stage: str
+    complete: bool
+    began: float
+    """When what is being done now began."""
+    updated: float
+    deadline: float
+    sites: dict[str, SiteStatus]
+    refused: list[RefusedAnswer]
+    """The last answers that did not count."""
+
+
+def read_status(state: Path) -> FederationStatus | None:
+    """None where there is none: the federation has not begun, or its server is of an older version."""
+    path = state / STATUS
+    try:
+        content = parse_json(path.read_bytes())
+        validator(FederationStatus)(content)
+    except FileNotFoundError:
+        return None
+    except PermissionError:
+        raise FedekdError(f"cannot read {path}: it is for its owner alone; run this as that user") from None
+    except (OSError, ValueError, TypeError) as error:
+        raise FedekdError(f"cannot read {path}: {error}; move it away, the server writes it anew") from None
+    return cast("FederationStatus", content)
