@@ -35,7 +35,7 @@ from tiny import tiny_private, tiny_proxy
 KEYS = """dataset alpha seed method params task metric clients avg_delta worst_delta tail_delta mean worst
 bytes_up bytes_down seconds partition versions""".split()  # noqa: SIM905
 OF_CLIENTS = ("val", "val_loss", "val_error", "chosen", "curve", "rows", "scores", "floor")
-CLIENT = ("id", "n_train", "n_val", "n_test", "local", "value", "delta")
+CLIENT = ("id", "model", "n_train", "n_val", "n_test", "local", "value", "delta")
 SMALL = {"clients": 3, "alpha": 0.5, "rounds": 2, "epochs": 1, "batch_size": 16, "private": tiny_private}
 SMALL |= {"proxy": tiny_proxy, "lr": 1e-3}
 
@@ -414,6 +414,7 @@ NEWER_VALUES = {
     "augment": ("none", "flip-crop"),
     "choose_rounds": (False, True),
     "metric": (None, "auroc", "nll"),
+    "measure_every": (1, 2, 3),
     "combine": ("mean", "median", "krum"),
 }
 

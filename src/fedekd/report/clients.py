@@ -16,7 +16,7 @@ from fedekd.runs.verdict_text import STATES, alone_label, interval
 from fedekd.units import BAD, GOOD, Unit
 from fedekd.verdicts import HARMED, HELPED, Verdict
 
-LINES = 60  # of a table of clients at most
+LINES = 40  # of a table of clients at most
 COLOURS = {HELPED: GOOD, HARMED: BAD}
 
 

@@ -173,8 +173,11 @@ def in_stacks(runs: Sequence[PlannedRun], engine: str) -> Iterator[Sequence[Plan
 
 
 def stacks(run: PlannedRun, engine: str) -> bool:
-    """On a GPU clients are stacked; on a CPU one after another is faster."""
-    return engine == "stacked" or (engine == "auto" and pick_device(run.job.training.device).type == "cuda")
+    """On a GPU clients are stacked, and very many that take turns, whose models would not all fit into memory at once.
+    Otherwise, on a CPU, one after another is faster."""
+    training = run.job.training
+    in_turns = len(run.job.federation.clients) >= MANY and training.participation < 1
+    return engine == "stacked" or (engine == "auto" and (in_turns or pick_device(training.device).type == "cuda"))
 
 
 def train_together(

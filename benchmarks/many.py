@@ -1,0 +1,96 @@
+"""Federations of 100 to 10,000 clients, of whom few take part in a round: what a round takes, and what is held where.
+
+    python benchmarks/many.py [--device cpu] [--quick]
+
+A round should take as long as those that take part, whoever else there is: 100 of 100, of 1,000 and of 10,000 clients;
+then 1,000 of 10,000. "main memory" keeps all rows off the device, as where they do not fit. Every row is written as
+soon as it is known (to $OUT/many.json, or benchmarks/results), and what is there already is not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import resource
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu import BATCH, federation
+
+from fedekd import methods, models
+from fedekd.engines import member_rows
+from fedekd.engines.job import Job, Training
+from fedekd.engines.stacked import Stacked
+
+ROUNDS, GIB = 6, 2**30
+CASES = ((100, 100), (1_000, 100), (10_000, 100), (10_000, 1_000))
+ROOM = member_rows.ROOM
+
+
+def measured(name: str, clients: int, present: int, device: str, model: str | None, host: bool) -> dict[str, Any]:
+    gpu = device == "cuda"
+    member_rows.ROOM = 0.0 if host else ROOM
+    gc.collect()
+    if gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    training = Training(
+        ROUNDS, 1, BATCH, 1e-4, device=device, precision="bf16" if gpu else "fp32", participation=present / clients
+    )
+    began = time.perf_counter()
+    data = federation(clients, 2 * BATCH)
+    job = Job(data, methods.get(name), 0, training, models.factory("private", model), models.factory("proxy", model))
+    engine = Stacked([job])
+    made = time.perf_counter() - began
+    times = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        engine.round()
+        if gpu:
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    began = time.perf_counter()
+    engine.evaluate()
+    tensor = next(iter(engine.stacks[0].weights["private"].values()))
+    return {
+        "seconds_to_begin": made,
+        "seconds_by_round": times,
+        "seconds_a_round": statistics.median(times[1:]),
+        "seconds_to_measure_all": time.perf_counter() - began,
+        "device_gib": torch.cuda.max_memory_allocated() / GIB if gpu else 0.0,
+        "process_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB,
+        "rows": tensor.used if isinstance(tensor, member_rows.MemberRows) else len(tensor),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--quick", action="store_true", help="FedeKD alone")
+    parser.add_argument("--model", help="a name of `fedekd models` for both models; the default pair if left out")
+    options = parser.parse_args()
+    path = Path(os.environ.get("OUT", Path(__file__).parent / "results")) / "many.json"
+    table: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    for method in ("fedekd",) if options.quick else ("fedekd", "fedavg", "scaffold"):
+        for host in (False, True) if options.device == "cuda" else (False,):
+            for clients, present in CASES:
+                where = "main memory" if host else "the device if it fits"
+                name = f"{options.device} {method}, {present:,} of {clients:,} clients, rows in {where}"
+                if name not in table:
+                    try:
+                        given = (method, clients, present, options.device, options.model, host)
+                        table[name] = measured(*given)
+                    except Exception as error:
+                        table[name] = {"error": f"{type(error).__name__}: {error}"[:500]}
+                    path.write_text(json.dumps(table, indent=1))
+                shown = {k: round(v, 3) for k, v in table[name].items() if isinstance(v, (int, float))}
+                print(name, shown or table[name], flush=True)
+
+
+if __name__ == "__main__":
+    main()
