@@ -19,6 +19,7 @@ axe: $(STAMP)  # for the browser tests that use it; they are skipped without
 
 fuzz: $(STAMP)
 	FEDEKD_FUZZ=10000 $(BIN)/python -m pytest tests/flower/test_fuzz_messages.py
+	FEDEKD_FUZZ=2000 $(BIN)/python -m pytest tests/flower/test_masking.py
 	FEDEKD_FUZZ=2000 $(BIN)/python -m pytest tests/data/test_fuzz_files.py
 
 lint: $(STAMP)

@@ -27,6 +27,11 @@ def visit(message: Message, context: Context) -> Message:
     return _answered("visit", message, context)
 
 
+@app.query("masking")
+def masking(message: Message, context: Context) -> Message:
+    return _answered("masking", message, context)
+
+
 @app.query("end")
 def end(message: Message, context: Context) -> Message:
     return _answered("end", message, context)

@@ -27,7 +27,7 @@ from fedekd.flower.supervise.logs import log_to
 
 app = ServerApp()
 log = logging.getLogger("fedekd.server")
-TYPES = {"join": "query.join", "visit": "train", "end": "query.end"}
+TYPES = {"join": "query.join", "visit": "train", "masking": "query.masking", "end": "query.end"}
 FAULTS = (ErrorCode.LOAD_CLIENT_APP_EXCEPTION, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, ErrorCode.INVALID_FAB)
 MEANINGS = {
     ErrorCode.UNKNOWN: "failed before it answered",
@@ -138,7 +138,7 @@ class GridTransport:
 def main(grid: Grid, context: Context) -> None:
     from fedekd.flower.protocol.schema import Schema
     from fedekd.flower.server.conversation import TooFew
-    from fedekd.flower.server.rounds import Rounds
+    from fedekd.flower.server.secure_rounds import make_rounds
     from fedekd.flower.server.watched import WatchedTransport
 
     file = Path(str(context.run_config["server-file"]))
@@ -149,7 +149,7 @@ def main(grid: Grid, context: Context) -> None:
             raise FedekdError(f"{file} names no `schema`; make one with `fedekd site schema`")
         transport = WatchedTransport(GridTransport(grid, server), server.state)
         expected = max(server.min_sites, len(transport.admitted()))
-        rounds = Rounds(server, Schema.read(server.schema), transport, expected)
+        rounds = make_rounds(server, Schema.read(server.schema), transport, expected)
         with transport.following(rounds):
             rounds.finish(finish) if finish else rounds.run()
     except TooFew as error:

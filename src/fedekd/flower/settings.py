@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from fedekd.dataset import Reading
 from fedekd.errors import FedekdError, unknown
 from fedekd.files import DATA_FILES, file_kind
+from fedekd.flower.secure_settings import AGGREGATIONS, MASKING_STAGES, MASKING_WAIT, check_secure
 from fedekd.settings import CHOICES, check_combine, read_toml
 
 T = TypeVar("T")
@@ -95,6 +96,15 @@ class ServerSettings:
         "mean",
         choices=CHOICES["combine"],
     )
+    aggregation: str = entry(
+        "plain, or secure: the server sees only the sum of what sites send, and can check none of it",
+        "plain",
+        choices=AGGREGATIONS,
+    )
+    mask_limit: float = entry("with secure: the largest change of a number in a round; what is larger is cut off", 16.0)
+    mask_threshold: float = entry(
+        "with secure: more than this share of a round's sites must stay to the end of it, at least 0.5", 0.5
+    )
     weighting: str = entry(
         "of the mean: uniform, or by the samples of each site", "uniform", choices=CHOICES["weighting"]
     )
@@ -146,6 +156,11 @@ class SiteSettings:
     server: str = entry("the server's address, host:port")
     ca: Path = entry("certificate of the authority that signed the server's certificate")
     key: Path = entry("this site's private key; its .pub half is known to the server")
+    peers: Path | None = entry(
+        "folder of the other sites' public keys, NAME.pub, as they (not the server) gave them; for secure aggregation",
+        None,
+        example="peers",
+    )
     state: Path = entry("folder for the private model and what else the site keeps between rounds")
     data: str = entry("the site's rows: a .csv, .npz or folder, a dataset's name, or package.module:loader")
     target: str | None = entry("target column of a .csv", None, example="outcome")
@@ -222,7 +237,8 @@ def read_server(path: str | Path) -> ServerSettings:
         raise FedekdError(f"{file}: lr must be a number > 0, got {server.lr:g}")
     if not 0 < server.participation <= 1:
         raise FedekdError(f"{file}: participation must be above 0 and at most 1, got {server.participation:g}")
-    if server.give_up < (least := 2 * server.deadline + STARTING):
+    masking = MASKING_STAGES * min(server.deadline, MASKING_WAIT) if server.aggregation == "secure" else 0
+    if server.give_up < (least := 2 * server.deadline + masking + STARTING):
         raise FedekdError(
             f"{file}: give_up must be at least {least:g} s, got {server.give_up:g}: a healthy round may wait one "
             f"deadline ({server.deadline:g} s) for a site to join and one for an answer"
@@ -233,6 +249,8 @@ def read_server(path: str | Path) -> ServerSettings:
             f"{file}: combine = {server.combine!r} cannot tell which of two sites is wrong; set min_sites to 3 or "
             f'more, got {server.min_sites}, or combine = "mean"'
         )
+    if server.aggregation == "secure":
+        check_secure(server, f"{file}: ")
     return server
 
 

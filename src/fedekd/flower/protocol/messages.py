@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedekd.errors import FedekdError
@@ -29,6 +29,8 @@ LARGEST = 1e100  # of any number that a site tells
 ROWS = 10**9  # that a site may say it has
 SITES = 100_000  # in one federation: a site's number is below it
 LONG = 10_000  # letters of a budget, or of the rounds that a site takes part in
+MASKED, SEALED = 1000, 500  # sites that mask together, and bytes that one has for another
+STAGES = ("keys", "shares", "confirm", "reveal")  # of masking, beside the upload itself
 SHOWN = 60  # letters of what does not fit, in the log
 
 
@@ -48,6 +50,8 @@ class Reply:
     """What it said that does not fit, and was left out."""
     version: str = ""
     protocol: int = 1
+    masking: Mapping[str, bytes] = field(default_factory=dict)
+    """What it says of its masks, by the site that it is for or about."""
 
     @property
     def problem(self) -> str:
@@ -68,6 +72,9 @@ class Reply:
                     faults.append(f"{name} is {_shown(words[name])}")
                 else:
                     numbers[name] = value
+        masking: Mapping[str, bytes] | None = {}
+        if "masking" in words and (masking := _by_site(words["masking"])) is None:
+            faults.append(f"masking is {_shown(words['masking'])}")
         said = words.get("name")
         return cls(
             StatusCode(code),
@@ -77,12 +84,31 @@ class Reply:
             payload.size,
             tuple(faults),
             *versions.read(words),
+            masking or {},
         )
 
 
 def _number(value: Any, low: float = -LARGEST, high: float = LARGEST) -> float | None:
     """Compared before anything else is done: Python's whole numbers have no end, and NaN is in no range."""
     return float(value) if type(value) in (int, float) and low <= value <= high else None
+
+
+def _by_site(text: Any) -> dict[str, bytes] | None:
+    """Bytes for or about some sites, as `masking_text` writes them."""
+    if type(text) is not str or len(text) > MASKED * (2 * SEALED + 100):
+        return None
+    try:
+        given = json.loads(text)
+        if type(given) is not dict or len(given) > MASKED or not all(map(usable_name, given)):
+            return None
+        found = {name: bytes.fromhex(content) for name, content in given.items()}
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return found if all(len(content) <= SEALED for content in found.values()) else None
+
+
+def masking_text(given: Mapping[str, bytes]) -> str:
+    return json.dumps({name: content.hex() for name, content in given.items()})
 
 
 def _budget(text: Any) -> dict[str, Any] | None:
@@ -136,12 +162,35 @@ class VisitRequest:
     rounds: frozenset[int] | None
     """Those that the site takes part in; None: all."""
     models: Mapping[str, Packed]
+    attempt: str | None = None
+    """At masking: the one that the upload is for; None: the visit has none."""
+    sealed: Mapping[str, bytes] = field(default_factory=dict)
+    """By the other sites that mask: their shares for this one."""
 
     @classmethod
     def parse(cls, payload: Payload) -> VisitRequest:
         words = _Words(payload)
-        visit, number = words.whole("visit", 10 * SITES), words.whole("number", SITES)
-        return cls(words.federation(), visit, number, words.rounds(), payload.models)
+        masking = (words.attempt(), words.by_site()) if "attempt" in payload.words else ()
+        return cls(words.federation(), words.visit(), words.number(), words.rounds(), payload.models, *masking)
+
+
+@dataclass(frozen=True)
+class MaskingRequest:
+    """A step of masking or unmasking, beside the visit that uploads."""
+
+    federation: str
+    visit: int
+    attempt: str
+    stage: str
+    given: Mapping[str, bytes]
+    """By site: its keys, nothing where it is only named, or its signature."""
+
+    @classmethod
+    def parse(cls, payload: Payload) -> MaskingRequest:
+        words = _Words(payload)
+        if (stage := words.text("stage")) not in STAGES:
+            raise _refused(f"the server asks for {_shown(stage)} of masking, which there is not")
+        return cls(words.federation(), words.visit(), words.attempt(), stage, words.by_site())
 
 
 @dataclass(frozen=True)
@@ -169,6 +218,24 @@ class _Words:
         if not isinstance(name, str) or not re.fullmatch(r"[0-9a-f]{16}", name):
             raise _refused(f"the server calls its federation {_shown(name)}, which is no name for a folder")
         return name
+
+    def visit(self) -> int:
+        return self.whole("visit", 10 * SITES)
+
+    def number(self) -> int:
+        return self.whole("number", SITES)
+
+    def attempt(self) -> str:
+        attempt = self.text("attempt")
+        if not re.fullmatch(r"[0-9a-f]{16}", attempt):
+            raise _refused(f"the server's attempt is {_shown(attempt)}, not 16 hexadecimal digits")
+        return attempt
+
+    def by_site(self) -> dict[str, bytes]:
+        found = _by_site(self.words.get("masking", "{}"))
+        if found is None:
+            raise _refused(f"the server's masking is {_shown(self.words['masking'])}, not bytes by site")
+        return found
 
     def text(self, name: str) -> str:
         value = self.words.get(name)

@@ -11,11 +11,13 @@ from fedekd import __version__, methods, models
 from fedekd.architectures import NAMED
 from fedekd.engines.job import Training
 from fedekd.errors import FedekdError
+from fedekd.flower.secure_settings import AGGREGATIONS, check_secure
 from fedekd.flower.settings import COMPRESSIONS, ServerSettings
 from fedekd.methods.base import Method
 from fedekd.settings import CHOICES, MOST, NEWER
 from fedekd.validation import parse_json
 
+MASKING = {"aggregation": "plain", "mask_limit": 16.0, "mask_threshold": 0.5}  # that versions without it had
 LONGEST, LETTERS = 100_000, 300  # letters of the terms, and of a name in them
 
 
@@ -41,6 +43,9 @@ class Terms:
     lr_schedule: str = "constant"
     augment: str = "none"
     combine: str = "mean"
+    aggregation: str = "plain"
+    mask_limit: float = 16.0
+    mask_threshold: float = 0.5
     public: str | None = None
     """Fingerprint of the rows that everybody holds."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -58,7 +63,7 @@ class Terms:
 
     def text(self) -> str:
         """Without what older versions do not know, where it is as they have it: their federations go on."""
-        newer = {name: value for name, value in NEWER.items() if name != "participation"}
+        newer = {name: value for name, value in {**NEWER, **MASKING}.items() if name != "participation"}
         told = {name: value for name, value in asdict(self).items() if (name, value) not in newer.items()}
         return json.dumps(told, sort_keys=True)
 
@@ -81,16 +86,21 @@ class Terms:
                     raise ValueError(f"{name} is {value!r:.40}")
             if type(terms.seed) is not int or not 0 <= terms.seed < 2**63 or not isinstance(terms.parameters, dict):
                 raise ValueError("seed or parameters")
-            for name, low, high in (("lr", 1e-300, 1e300), ("participation", 1e-9, 1), ("weight_decay", 0, 1e300)):
+            bounds = {"lr": (1e-300, 1e300), "participation": (1e-9, 1), "weight_decay": (0, 1e300)}
+            bounds |= {"mask_limit": (1e-6, 1e6), "mask_threshold": (0.5, 1)}
+            for name, (low, high) in bounds.items():
                 value = getattr(terms, name)
                 if type(value) not in (int, float) or not low <= value <= high:
                     raise ValueError(f"{name} is {value!r:.40}")
-            for name in ("optimizer", "weighting", "lr_schedule", "augment", "combine", "compression"):
-                if getattr(terms, name) not in {**CHOICES, "compression": COMPRESSIONS}[name]:
+            choices = {**CHOICES, "compression": COMPRESSIONS, "aggregation": AGGREGATIONS}
+            for name in ("optimizer", "weighting", "lr_schedule", "augment", "combine", "compression", "aggregation"):
+                if getattr(terms, name) not in choices[name]:
                     raise ValueError(f"{name} is {getattr(terms, name)!r:.40}")
             texts = [terms.method, *(name for name in (terms.proxy, terms.private, terms.public) if name is not None)]
             if not all(isinstance(text, str) and len(text) <= LETTERS for text in texts):
                 raise ValueError("a name is no text, or too long a one")
+            if terms.aggregation == "secure":
+                check_secure(terms, "the server's terms: ")
         except (ValueError, TypeError) as error:
             raise FedekdError(
                 f"the server's terms cannot be read ({error}); is its fedekd of another version?"

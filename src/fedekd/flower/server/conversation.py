@@ -139,6 +139,8 @@ class VisitRequests:
     ``away`` are the nodes that could not join: one that is not there now was restarted, and is no longer among them.
     """
 
+    kind = "visit"
+
     def __init__(
         self,
         roster: Roster,
@@ -170,7 +172,7 @@ class VisitRequests:
             self.asked.add(name)
             payload = self.payload(name, name in self.behind)
             self.bytes_down += payload.size
-            yield node, "visit", Payload({**payload.words, "number": self.roster.numbers[name]}, payload.models)
+            yield node, self.kind, Payload({**payload.words, "number": self.roster.numbers[name]}, payload.models)
 
     def take(self, node: int, reply: Reply | None) -> None:
         name = self.roster.name(node)
@@ -206,6 +208,26 @@ class VisitRequests:
     @property
     def late(self) -> list[str]:
         return sorted(self.expected - set(self.replies) - self.gone)
+
+
+class MaskingRequests(VisitRequests):
+    """A stage of secure aggregation, beside the visit itself. With ``enough`` answers, whoever is not there is not
+    waited for."""
+
+    kind = "masking"
+
+    def __init__(self, *given: Any, enough: int | None = None) -> None:
+        super().__init__(*given)
+        self.enough, self.online = enough, set[int]()
+
+    def due(self, online: set[int]) -> Iterable[tuple[int, str, Payload]]:
+        self.online = set(online)
+        return super().due(online)
+
+    def done(self) -> bool:
+        there = {name for name, node in self.roster.nodes.items() if node in self.online}
+        enough = self.enough is not None and len(self.replies) >= self.enough and not there & set(self.late)
+        return enough or super().done()
 
 
 class LateVisits(VisitRequests):

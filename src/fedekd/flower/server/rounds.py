@@ -232,7 +232,7 @@ class Rounds:
         progress, place = self.progress, f"visit {visit.number + 1} of {len(self.visits)}"
         failed = self._failed(visit)
         rounds = self._taking_part(visit)
-        wanted = [name for name, own in rounds.items() if own or visit.last]
+        wanted = self._wanted(visit, rounds, failed)
         packed: dict[str, wire.Packed] = {}
         payload = lambda name, whole: self._payload(visit, name, rounds[name], whole, packed)  # noqa: E731
         asking = VisitRequests(progress.roster, self.away, wanted, progress.current, payload, failed)
@@ -264,6 +264,9 @@ class Rounds:
         self._save()
         self._tell_progress()
         log.info("%s: %s", place, ", ".join(sorted(counted)))
+
+    def _wanted(self, visit: Visit, rounds: dict[str, tuple[int, ...]], failed: Any) -> list[str]:
+        return [name for name, own in rounds.items() if own or visit.last]
 
     def _taking_part(self, visit: Visit) -> dict[str, tuple[int, ...]]:
         """By site: the rounds of a visit that it takes part in. A round's sites are drawn once."""

@@ -29,7 +29,15 @@ if TYPE_CHECKING:
 AUDIT = "audit.jsonl"  # in the site's state
 FIRST = "0" * 64  # stands for the hash before the first entry
 STEP = 1 << 16  # bytes by which the last entry is looked for from the end
-ASKED = ("federation", "visit", "number", "rounds", "name")  # words of a server that are kept, if they are short
+ASKED = (
+    "federation",
+    "visit",
+    "number",
+    "rounds",
+    "name",
+    "attempt",
+    "stage",
+)  # words of a server that are kept, if they are short
 SHORT, LONGEST = 200, 100_000  # letters of those, and of terms or a schema: of a longer one the hash is kept
 
 

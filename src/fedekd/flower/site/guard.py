@@ -16,7 +16,7 @@ from fedekd.data.own import Whole
 from fedekd.errors import FedekdError
 from fedekd.exchange import exchanges
 from fedekd.files import TABLES, file_kind
-from fedekd.flower.protocol import versions
+from fedekd.flower.protocol import masking, versions
 from fedekd.flower.protocol.codes import Failed, StatusCode
 from fedekd.flower.protocol.schema import Schema
 from fedekd.flower.protocol.terms import Terms
@@ -47,6 +47,13 @@ def consent(site: SiteSettings, terms: Terms, schema: Schema) -> None:
         )
     if terms.weighting == "samples" and sends and "n" not in site.share:
         raise FedekdError("the server weights sites by their samples, and this site does not share `n`")
+    if terms.aggregation == "secure":
+        masking.refuse(method, terms.method, terms.rounds)
+        if site.peers is None:
+            raise FedekdError(
+                "the server only adds up what sites send, and sites must know each other's keys for that; name a "
+                "folder of the others' NAME.pub as `peers`"
+            )
     if site.dp and terms.augment != "none":
         raise FedekdError(
             "the server wants images flipped and cropped, which is not done with [dp]; leave one of them out"
@@ -85,7 +92,7 @@ def guarded(site: SiteSettings, payload: Payload) -> Payload:
 
 
 def _allowed(site: SiteSettings) -> set[str]:
-    allowed = {"code", "name", *versions.own()} | ({"privacy"} if site.dp else set())
+    allowed = {"code", "name", "masking", *versions.own()} | ({"privacy"} if site.dp else set())
     shared = {
         "n": {"n"},
         "metric": {"metric", "local", "value"},

@@ -14,7 +14,7 @@ from pathlib import Path
 from fedekd.errors import FedekdError
 from fedekd.flower.protocol import versions, wire
 from fedekd.flower.protocol.codes import Failed, StatusCode, failing, limited
-from fedekd.flower.protocol.messages import EndRequest, JoinRequest, VisitRequest
+from fedekd.flower.protocol.messages import EndRequest, JoinRequest, MaskingRequest, VisitRequest, masking_text
 from fedekd.flower.protocol.offers import Offer
 from fedekd.flower.protocol.schema import Schema
 from fedekd.flower.protocol.terms import Terms
@@ -25,6 +25,7 @@ from fedekd.flower.settings import ENDED, SiteSettings
 from fedekd.flower.setup.signing import SignedStatement
 from fedekd.flower.site.audit import record_answer
 from fedekd.flower.site.guard import consent, guarded, kept_kinds
+from fedekd.flower.site.masks import SiteMasks
 from fedekd.flower.site.pins import MOST, Pins
 from fedekd.flower.site.results import compared, verified
 from fedekd.flower.site.trainer import SiteTrainer
@@ -51,8 +52,9 @@ def _answered(site: SiteSettings, kind: str, request: Payload | None) -> Payload
     try:
         if request is None:
             raise Failed(StatusCode.FAULT, f"the server's {kind} cannot be read")
+        handlers = {"join": join, "visit": visit, "masking": masking, "end": end}
         with limited(site.longest):
-            return guarded(site, {"join": join, "visit": visit, "end": end}[kind](site, request))
+            return guarded(site, handlers[kind](site, request))
     except Failed as failure:
         log.error("%s: %s", "refused" if failure.code == StatusCode.REFUSED else failure.code.meaning, failure)
         more = versions.own() if failure.code == StatusCode.VERSION else {}
@@ -115,22 +117,21 @@ def _joined(site: SiteSettings, request: Payload, pins: Pins) -> Payload:
 def visit(site: SiteSettings, request: Payload) -> Payload:
     asked = VisitRequest.parse(request)
     folder, number, wanted = site.state / asked.federation, asked.number, asked.visit
-    with failing(StatusCode.UNKNOWN):
-        agreement = json.loads((folder / "agreement.json").read_text())
+    agreement, terms, schema, plan = _agreement(site, folder, wanted)
     with failing(StatusCode.REFUSED):
-        terms, schema = Terms.parse(agreement["terms"]), Schema.parse(agreement["schema"])
-        consent(site, terms, schema)
-        plan = visits(terms.make_method(), terms.rounds)
-        if wanted >= len(plan):
-            raise FedekdError(f"there is no visit {wanted}")
         planned = _planned(plan[wanted], asked)
     saved = SavedState(folder)
     with failing(StatusCode.STATE), saved.locked(site.longest):
         last = saved.load(wanted)
         if last and last[1]["number"] != number:
             raise FedekdError(f"this site is number {last[1]['number']} of the federation, not {number}")
+        with failing(StatusCode.REFUSED):
+            masks = SiteMasks(site, folder, terms, asked) if terms.aggregation == "secure" and planned.sends else None
+            if masks:
+                masks.receive(asked.sealed)
         if last and last[0] == wanted:
-            return wire.from_state(last[1]["reply"])
+            reply = wire.from_state(last[1]["reply"])
+            return masks.masked(reply, planned, last[1]["held"]) if masks else reply
         work = SiteTrainer(site, folder, terms, schema, number, json.loads(agreement.get("layouts", "{}")))
         work.check_rows(agreement)
         if last:
@@ -141,7 +142,33 @@ def visit(site: SiteSettings, request: Payload) -> Payload:
         reply = work.do(planned, asked.models)
         saved.save(wanted, {**work.state(), "reply": wire.to_state(reply)})
         log.info("visit %d of %d done", wanted + 1, len(plan))
-        return reply
+        return masks.masked(reply, planned, work.held) if masks else reply
+
+
+def masking(site: SiteSettings, request: Payload) -> Payload:
+    """A stage of secure aggregation."""
+    asked = MaskingRequest.parse(request)
+    folder = site.state / asked.federation
+    _, terms, _, plan = _agreement(site, folder, asked.visit)
+    with failing(StatusCode.REFUSED):
+        if terms.aggregation != "secure" or not plan[asked.visit].sends:
+            raise FedekdError("nothing is masked in this visit")
+    with failing(StatusCode.STATE), SavedState(folder).locked(site.longest), failing(StatusCode.REFUSED):
+        found = SiteMasks(site, folder, terms, asked).answer(asked)
+    return Payload({"code": int(StatusCode.DONE), "name": site.name, "masking": masking_text(found)})
+
+
+def _agreement(site: SiteSettings, folder: Path, visit: int) -> tuple[dict[str, str], Terms, Schema, tuple[Visit, ...]]:
+    """What the site joined for, which it must still consent to."""
+    with failing(StatusCode.UNKNOWN):
+        agreement = json.loads((folder / "agreement.json").read_text())
+    with failing(StatusCode.REFUSED):
+        terms, schema = Terms.parse(agreement["terms"]), Schema.parse(agreement["schema"])
+        consent(site, terms, schema)
+        plan = visits(terms.make_method(), terms.rounds)
+        if visit >= len(plan):
+            raise FedekdError(f"there is no visit {visit}")
+    return agreement, terms, schema, plan
 
 
 def _planned(visit: Visit, asked: VisitRequest) -> Visit:

@@ -1,0 +1,213 @@
+"""A site's half of secure aggregation: its keys for one visit, its masked upload, and what it reveals in the end.
+
+What lies here unveils the upload, so that it is replaced as soon as the next attempt begins. A site signs one list of
+those whose uploads count, reveals shares for one list that enough sites have signed, and does that once for a visit: of
+each site either the mask keys or the seed, and no second sum that could be compared with the first.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedekd.errors import FedekdError
+from fedekd.exchange import Message
+from fedekd.files import write_whole
+from fedekd.flower.protocol import masking
+from fedekd.flower.protocol.masking import KEY, LEAST, SHARE, Occasion, SignedKeys
+from fedekd.flower.protocol.messages import MaskingRequest, VisitRequest
+from fedekd.flower.protocol.terms import Terms
+from fedekd.flower.protocol.visits import Visit
+from fedekd.flower.protocol.wire import Packed, Payload
+from fedekd.flower.settings import SiteSettings
+from fedekd.flower.setup.keys import read_node_key, read_public_keys, shared_keys
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+
+log = logging.getLogger("fedekd.site")
+
+
+class SiteMasks:
+    def __init__(self, site: SiteSettings, folder: Path, terms: Terms, asked: MaskingRequest | VisitRequest) -> None:
+        if asked.attempt is None:
+            raise FedekdError("the server wants an upload that is not masked")
+        self.site, self.terms, self.path = site, terms, folder / "masks.json"
+        self.occasion = Occasion(asked.federation, asked.visit, asked.attempt)
+        self.kept: dict[str, Any] = json.loads(self.path.read_text()) if self.path.exists() else {"revealed": -1}
+
+    def answer(self, asked: MaskingRequest) -> dict[str, bytes]:
+        """To one stage of it."""
+        if asked.stage == "keys":
+            return self._keys()
+        self._begun()
+        stages = {"shares": self._shares, "confirm": self._confirm, "reveal": self._reveal}
+        return stages[asked.stage](asked.given)
+
+    # --- before the upload ----------------------------------------------------------------------------------
+
+    def _keys(self) -> dict[str, bytes]:
+        if not self._current():
+            if self.occasion.visit <= self.kept["revealed"]:
+                raise FedekdError(
+                    f"this site has helped to unmask visit {self.occasion.visit} already, and does so once: two sums "
+                    "would show what one site has sent"
+                )
+            fresh = {name: secrets.token_hex(KEY) for name in ("mask", "seal", "seed")}
+            about = {"visit": self.occasion.visit, "attempt": self.occasion.attempt}
+            self._keep(about | fresh, anew=True)
+        mask, seal = (masking.public_half(self._secret(name)) for name in ("mask", "seal"))
+        text = masking.keys_text(self.occasion, self.site.name, mask, seal)
+        signature = masking.sign(read_node_key(self.site.key), text)
+        return {self.site.name: SignedKeys(mask, seal, signature).content()}
+
+    def _shares(self, given: Mapping[str, bytes]) -> dict[str, bytes]:
+        """One share of the mask key and one of the seed for each site, sealed; this site's own stays here."""
+        keys = {name: SignedKeys.parse(content) for name, content in given.items()}
+        own = self.site.name
+        public = {name: (one.mask, one.seal) for name, one in keys.items()}
+        if "keys" in self.kept:
+            if {name: [mask.hex(), seal.hex()] for name, (mask, seal) in public.items()} != self.kept["keys"]:
+                raise FedekdError("the server names other keys of the sites than before")
+            return _bytes(self.kept["sealed"])
+        if len(keys) < LEAST:
+            raise FedekdError(f"{len(keys)} sites are too few to hide an upload among; at least {LEAST} must mask")
+        if public.get(own) != tuple(masking.public_half(self._secret(name)) for name in ("mask", "seal")):
+            raise FedekdError("the server names other keys of this site than its own")
+        known = self._peers()
+        for name, one in keys.items():
+            if name != own and not one.holds(name, self.occasion, known.get(name)):
+                why = "is not its own" if name in known else f"cannot be checked: {self.site.peers} has no {name}.pub"
+                raise FedekdError(f"the key that the server passes on as that of {name} {why}")
+        needed, names = masking.threshold(self.terms.mask_threshold, len(keys)), sorted(keys)
+        halves = (masking.shared_out(self._secret(what), needed, len(names)) for what in ("seed", "mask"))
+        shares = dict(zip(names, (one + other for one, other in zip(*halves, strict=True)), strict=True))
+        seal = self._secret("seal")
+        sealed = {
+            name: masking.seal(seal, keys[name].seal, self.occasion, own, name, share)
+            for name, share in shares.items()
+            if name != own
+        }
+        self._keep(
+            {
+                "keys": {name: [mask.hex(), seal.hex()] for name, (mask, seal) in public.items()},
+                "sealed": _texts(sealed),
+                "shares": {own: shares[own].hex()},
+            }
+        )
+        return sealed
+
+    # --- the upload -----------------------------------------------------------------------------------------
+
+    def receive(self, sealed: Mapping[str, bytes]) -> None:
+        """The others' shares, which also say who masks; looked at before anything is trained."""
+        self._begun("keys")
+        own, keys = self.site.name, self._public()
+        if not set(sealed) <= set(keys) - {own}:
+            raise FedekdError("the server passes on shares of a site whose keys it has not named")
+        self._enough(len(sealed) + 1)
+        members = sorted([*sealed, own])
+        if self.kept.setdefault("members", members) != members:
+            raise FedekdError("the server names other sites that mask than before")
+        found = {
+            name: masking.unseal(self._secret("seal"), keys[name][1], self.occasion, name, own, content)
+            for name, content in sealed.items()
+        }
+        self._keep({"shares": {**self.kept["shares"], **_texts(found)}})
+
+    def masked(self, reply: Payload, visit: Visit, held: Mapping[str, Message]) -> Payload:
+        """The reply with every upload masked."""
+        own, keys, sites = self.site.name, self._public(), len(self._public())
+        parts = {}
+        for step in visit.sends:
+            message = {name: torch.from_numpy(array) for name, array in reply.models[step.name].arrays.items()}
+            base = held[step.name] if masking.is_change(step) else None
+            parts[step.name], cut = masking.quantised(message, base, self.terms.mask_limit, sites)
+            if cut:
+                log.warning(
+                    "%d of %d numbers were cut off at mask_limit, %g", cut, len(parts[step.name]), self.terms.mask_limit
+                )
+        length = sum(map(len, parts.values()))
+        mask = masking.own_mask(self._secret("seed"), length)
+        for name in self.kept["members"]:
+            if name != own:
+                mask += masking.pair_mask(self._secret("mask"), own, keys[name][0], name, self.occasion, length)
+        models, start = {}, 0
+        for name, part in parts.items():
+            models[name] = Packed("masked", {"masked": part + mask[start : start + len(part)]})
+            start += len(part)
+        self._keep({"uploaded": True})
+        return Payload(reply.words, models)
+
+    # --- after it -------------------------------------------------------------------------------------------
+
+    def _confirm(self, given: Mapping[str, bytes]) -> dict[str, bytes]:
+        """The signed list of those whose uploads the server has."""
+        survivors = sorted(given)
+        if not self.kept.get("uploaded") or self.site.name not in given:
+            raise FedekdError("the server wants a sum unmasked in which this site has no part")
+        if not set(survivors) <= set(self.kept["members"]):
+            raise FedekdError("the server names sites that have not masked")
+        self._enough(len(survivors))
+        if self.kept.get("survivors", survivors) != survivors:
+            raise FedekdError("the server has named others whose uploads count before")
+        self._keep({"survivors": survivors})
+        text = masking.survivors_text(self.occasion, survivors)
+        return {self.site.name: masking.sign(read_node_key(self.site.key), text)}
+
+    def _reveal(self, signatures: Mapping[str, bytes]) -> dict[str, bytes]:
+        """Shares of the seeds of those whose uploads count, and of the mask keys of those that dropped out."""
+        self._begun("survivors")
+        survivors, known = self.kept["survivors"], self._peers()
+        text = masking.survivors_text(self.occasion, survivors)
+        agree = {n for n in survivors if n in signatures and masking.signed_by(known.get(n), signatures[n], text)}
+        self._enough(len(agree | {self.site.name}), least=1)
+        self._keep({"revealed": self.occasion.visit})
+        shares = _bytes({name: self.kept["shares"][name] for name in self.kept["members"]})
+        return {name: share[:SHARE] if name in survivors else share[SHARE:] for name, share in shares.items()}
+
+    # --- what is kept ---------------------------------------------------------------------------------------
+
+    def _current(self) -> bool:
+        return (self.kept.get("visit"), self.kept.get("attempt")) == (self.occasion.visit, self.occasion.attempt)
+
+    def _begun(self, part: str = "visit") -> None:
+        if not self._current() or part not in self.kept:
+            raise FedekdError("the server asks for a stage of masking without those before it")
+
+    def _enough(self, count: int, least: int = LEAST) -> None:
+        needed = max(least, masking.threshold(self.terms.mask_threshold, len(self.kept["keys"])))
+        if count < needed:
+            raise FedekdError(f"{count} of the {len(self.kept['keys'])} sites are too few; it takes {needed}")
+
+    def _peers(self) -> dict[str, EllipticCurvePublicKey]:
+        assert self.site.peers is not None  # else it has not joined
+        keys, unread = read_public_keys(self.site.peers)
+        for problem in (*unread.values(), *shared_keys(keys).values()):
+            raise FedekdError(problem)
+        return {path.stem: key for path, key in keys.items()}
+
+    def _public(self) -> dict[str, tuple[bytes, bytes]]:
+        return {name: (bytes.fromhex(mask), bytes.fromhex(seal)) for name, (mask, seal) in self.kept["keys"].items()}
+
+    def _secret(self, name: str) -> bytes:
+        return bytes.fromhex(self.kept[name])
+
+    def _keep(self, more: Mapping[str, Any], anew: bool = False) -> None:
+        """On the disk before anything that follows from it leaves."""
+        self.kept = {**({"revealed": self.kept["revealed"]} if anew else self.kept), **more}
+        write_whole(self.path, json.dumps(self.kept).encode(), "`state`", mode=0o600)
+
+
+def _texts(given: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: content.hex() for name, content in given.items()}
+
+
+def _bytes(given: Mapping[str, str]) -> dict[str, bytes]:
+    return {name: bytes.fromhex(content) for name, content in given.items()}
