@@ -162,6 +162,8 @@ def test_no_site_stops_the_server_without_words(tmp_path, digits) -> None:
             except FedekdError:
                 return UNREADABLE
 
+        for site in sites:
+            (site.state / "unmasked.json").unlink(missing_ok=True)
         rounds = secure(replace(server, state=tmp_path / f"server {seed}"), schema, Hand(sites, spoil))
         rounds.gather()
         with limited(60.0):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -131,7 +132,7 @@ def test_a_server_that_is_killed_before_the_sum_is_used_goes_on(tmp_path, digits
     (server.state / "masked" / "state.pt").unlink()
     (server.state / "masked" / "state.previous.pt").unlink(missing_ok=True)
     rounds.progress.done = -1
-    with pytest.raises(TooFew, match="0 of 0 sites agree on masks"):
+    with pytest.raises(TooFew, match="0 of 4 sites agreed on masks, and secure aggregation takes 3"):
         rounds.visit(rounds.visits[0])
 
 
@@ -217,3 +218,13 @@ def test_a_site_reveals_one_thing_of_each_site_once(tmp_path, digits, caplog) ->
     assert asking.ask("reveal", caplog)[0] == StatusCode.DONE
     code, text = asking.ask("keys", caplog, attempt="0" * 16)
     assert (code, "does so once" in text) == (StatusCode.REFUSED, True)
+
+
+def test_a_site_masks_for_one_federation_of_the_same_terms(tmp_path, digits, caplog) -> None:
+    """A second one with a site less would show what that site sent in the first."""
+    server, schema, sites = place(tmp_path, digits, rounds=1)
+    assert secure(server, schema, Hand(sites)).run()["complete"]
+    again = replace(server, state=tmp_path / "again")
+    with pytest.raises(TooFew, match="0 of 3 sites agreed on masks"):
+        secure(again, schema, Hand(sites[:3])).run()
+    assert "the server must set another `seed`" in caplog.text

@@ -242,6 +242,7 @@ def read_server(path: str | Path) -> ServerSettings:
         raise FedekdError(
             f"{file}: give_up must be at least {least:g} s, got {server.give_up:g}: a healthy round may wait one "
             f"deadline ({server.deadline:g} s) for a site to join and one for an answer"
+            + (f", and {masking:g} s to mask and unmask" if masking else "")
         )
     check_combine(server.combine, server.weighting, f"{file}: ")
     if server.combine != "mean" and server.min_sites < 3:

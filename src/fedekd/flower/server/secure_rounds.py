@@ -106,7 +106,7 @@ class SecureRounds(Rounds):
                 masks.keys[name] = keys
             else:
                 failed(name, "its keys for masking are not signed with its own key")
-        self._enough(len(masks.keys), masks, "agree on masks")
+        self._enough(len(masks.keys), masks, "agreed on masks", of=len(senders))
         public = {name: keys.content() for name, keys in masks.keys.items()}
         for name, given in self._ask(masks, "shares", masks.keys, public, failed).items():
             if set(given) == set(masks.keys) - {name}:
@@ -114,7 +114,7 @@ class SecureRounds(Rounds):
                 masks.sealed[name] = dict(given)
             else:
                 failed(name, "it has not shared its keys for masking with all others")
-        self._enough(len(masks.members), masks, "agree on masks")
+        self._enough(len(masks.members), masks, "agreed on masks")
         masks.members.sort()
         masks.sealed = {
             name: {other: masks.sealed[other][name] for other in masks.members if other != name}
@@ -220,13 +220,13 @@ class SecureRounds(Rounds):
     def _needed(self, masks: Masks) -> int:
         return masking.threshold(self.terms.mask_threshold, len(masks.keys))
 
-    def _enough(self, count: int, masks: Masks, what: str, least: int = LEAST) -> int:
+    def _enough(self, count: int, masks: Masks, what: str, least: int = LEAST, of: int | None = None) -> int:
         """How many it takes; raises ``TooFew`` where there are fewer."""
         needed = max(least, self._needed(masks))
         if count < needed:
             self._save()
             raise TooFew(
-                f"visit {masks.occasion.visit + 1} of {len(self.visits)} failed: {count} of {len(masks.keys)} sites "
+                f"visit {masks.occasion.visit + 1} of {len(self.visits)} failed: {count} of {of or len(masks.keys)} sites "
                 f"{what}, and secure aggregation takes {needed}; the lines above say why, and the sites' own logs say "
                 "more"
             )

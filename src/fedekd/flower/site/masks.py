@@ -7,6 +7,7 @@ each site either the mask keys or the seed, and no second sum that could be comp
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import secrets
@@ -54,6 +55,7 @@ class SiteMasks:
 
     def _keys(self) -> dict[str, bytes]:
         if not self._current():
+            self._one_federation()
             if self.occasion.visit <= self.kept["revealed"]:
                 raise FedekdError(
                     f"this site has helped to unmask visit {self.occasion.visit} already, and does so once: two sums "
@@ -168,6 +170,7 @@ class SiteMasks:
         text = masking.survivors_text(self.occasion, survivors)
         agree = {n for n in survivors if n in signatures and masking.signed_by(known.get(n), signatures[n], text)}
         self._enough(len(agree | {self.site.name}), least=1)
+        self._one_federation(revealed=True)
         self._keep({"revealed": self.occasion.visit})
         shares = _bytes({name: self.kept["shares"][name] for name in self.kept["members"]})
         return {name: share[:SHARE] if name in survivors else share[SHARE:] for name, share in shares.items()}
@@ -185,6 +188,19 @@ class SiteMasks:
         needed = max(least, masking.threshold(self.terms.mask_threshold, len(self.kept["keys"])))
         if count < needed:
             raise FedekdError(f"{count} of the {len(self.kept['keys'])} sites are too few; it takes {needed}")
+
+    def _one_federation(self, revealed: bool = False) -> None:
+        """With the same terms a site trains to the same numbers, so that a second federation, with one site less, would
+        show what that one sent."""
+        path, terms = self.site.state / "unmasked.json", hashlib.sha256(self.terms.text().encode()).hexdigest()
+        known = json.loads(path.read_text()) if path.exists() else {}
+        if known.setdefault(terms, self.occasion.federation) != self.occasion.federation:
+            raise FedekdError(
+                "this site has helped to unmask a sum under these terms in another federation, and two with the same "
+                "seed can be compared; the server must set another `seed`, which `fedekd site accept` then agrees to"
+            )
+        if revealed:
+            write_whole(path, json.dumps(known).encode(), "`state`", mode=0o600)
 
     def _peers(self) -> dict[str, EllipticCurvePublicKey]:
         assert self.site.peers is not None  # else it has not joined
