@@ -18,6 +18,7 @@ from fedekd.flower.protocol import masking
 from fedekd.flower.protocol.codes import StatusCode
 from fedekd.flower.protocol.wire import Payload
 from fedekd.flower.server.conversation import TooFew
+from fedekd.flower.setup.keys import read_node_key
 from fedekd.flower.site import handlers
 
 # --- a federation ---------------------------------------------------------------------------------------------------
@@ -215,6 +216,13 @@ def test_a_site_reveals_one_thing_of_each_site_once(tmp_path, digits, caplog) ->
     code, text = asking.ask("reveal", caplog, masking=forged)
     assert (code, "1 of the 4 sites are too few" in text) == (StatusCode.REFUSED, True)
     assert sorted(survivors) == sorted(NAMES)
+    kept = json.loads(next(asking.sites[0].state.glob("*/masks.json")).read_text())
+    told = {name: (bytes.fromhex(mask), bytes.fromhex(seal)) for name, (mask, seal) in kept["keys"].items()}
+    occasion = masking.Occasion(str(asking.last["keys"].words["federation"]), 0, kept["attempt"])
+    for keys, wanted in (({**told, "elm": told["birch"]}, StatusCode.REFUSED), (told, StatusCode.DONE)):
+        text = masking.survivors_text(occasion, keys, NAMES)
+        signed = {site.name: masking.sign(read_node_key(site.key), text).hex() for site in asking.sites}
+        assert asking.ask("reveal", caplog, masking=json.dumps(signed))[0] == wanted, "others were told of other keys"
     assert asking.ask("reveal", caplog)[0] == StatusCode.DONE
     code, text = asking.ask("keys", caplog, attempt="0" * 16)
     assert (code, "does so once" in text) == (StatusCode.REFUSED, True)

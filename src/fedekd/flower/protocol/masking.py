@@ -125,8 +125,10 @@ def keys_text(occasion: Occasion, name: str, mask: bytes, seal: bytes) -> bytes:
     return occasion.text("keys", name, mask.hex(), seal.hex())
 
 
-def survivors_text(occasion: Occasion, survivors: Sequence[str]) -> bytes:
-    return occasion.text("survivors", sorted(survivors))
+def survivors_text(occasion: Occasion, keys: Mapping[str, tuple[bytes, bytes]], survivors: Sequence[str]) -> bytes:
+    """Whose uploads are in the sum. With all public keys, ``keys``: sites that were told of other keys do not agree."""
+    told = sorted((name, mask.hex(), seal.hex()) for name, (mask, seal) in keys.items())
+    return occasion.text("survivors", told, sorted(survivors))
 
 
 def _agreed(private: bytes, public: bytes, info: bytes) -> bytes:

@@ -33,6 +33,8 @@ from fedekd.flower.setup.keys import read_public_keys
 from fedekd.methods.base import Exchange
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+
     from fedekd.flower.protocol.schema import Schema
     from fedekd.flower.server.conversation import Transport
 
@@ -98,8 +100,7 @@ class SecureRounds(Rounds):
 
     def _agreed(self, visit: Visit, senders: list[str], failed: Tell) -> Masks:
         occasion = Occasion(self.progress.federation, visit.number, secrets.token_hex(8))
-        known = {path.stem: key for path, key in read_public_keys(self.server.nodes)[0].items()}
-        masks = Masks(occasion, {})
+        masks, known = Masks(occasion, {}), self._known()
         for name, given in self._ask(masks, "keys", senders, {}, failed).items():
             keys = SignedKeys.parse(given.get(name, b""))
             if keys.holds(name, occasion, known.get(name)):
@@ -173,8 +174,14 @@ class SecureRounds(Rounds):
         self._enough(len(uploads), masks, "gave a masked upload")
         named = dict.fromkeys(sorted(uploads), b"")
         answers = self._ask(masks, "confirm", named, named)
-        masks.signatures = {name: given[name] for name, given in answers.items() if name in given}
-        self._enough(len(masks.signatures), masks, "confirmed whose uploads came", least=1)
+        public = {name: (one.mask, one.seal) for name, one in masks.keys.items()}
+        text, known = masking.survivors_text(masks.occasion, public, list(named)), self._known()
+        for name, given in answers.items():
+            if masking.signed_by(known.get(name), given.get(name, b""), text):
+                masks.signatures[name] = given[name]
+            else:
+                log.warning("visit %d: %s has not signed whose uploads came", visit.number + 1, name)
+        self._enough(len(masks.signatures), masks, "confirmed whose uploads came")
         masks.survivors = list(named)
         masks.total = np.sum(list(uploads.values()), axis=0, dtype=np.uint32)
         self.masked.save(visit.number, masks.state())
@@ -208,7 +215,7 @@ class SecureRounds(Rounds):
         asking = MaskingRequests(
             *(progress.roster, self.away, names, progress.current if stage == "keys" else names),
             *(lambda *_: payload, failed or passed_over),
-            enough=None if failed else self._needed(masks),
+            enough=None if failed else max(LEAST, self._needed(masks)),
         )
         seconds = min(self.server.deadline, MASKING_WAIT)
         if not converse(self.transport, asking, seconds):
@@ -216,6 +223,9 @@ class SecureRounds(Rounds):
         progress.bytes_up += asking.bytes_up
         progress.bytes_down += asking.bytes_down
         return {name: reply.masking for name, reply in asking.replies.items()}
+
+    def _known(self) -> dict[str, EllipticCurvePublicKey]:
+        return {path.stem: key for path, key in read_public_keys(self.server.nodes)[0].items()}
 
     def _needed(self, masks: Masks) -> int:
         return masking.threshold(self.terms.mask_threshold, len(masks.keys))
@@ -225,10 +235,10 @@ class SecureRounds(Rounds):
         needed = max(least, self._needed(masks))
         if count < needed:
             self._save()
+            place = f"visit {masks.occasion.visit + 1} of {len(self.visits)}"
             raise TooFew(
-                f"visit {masks.occasion.visit + 1} of {len(self.visits)} failed: {count} of {of or len(masks.keys)} sites "
-                f"{what}, and secure aggregation takes {needed}; the lines above say why, and the sites' own logs say "
-                "more"
+                f"{place} failed: {count} of {of or len(masks.keys)} sites {what}, and secure aggregation takes "
+                f"{needed}; the lines above say why, and the sites' own logs say more"
             )
         return needed
 

@@ -160,16 +160,16 @@ class SiteMasks:
         if self.kept.get("survivors", survivors) != survivors:
             raise FedekdError("the server has named others whose uploads count before")
         self._keep({"survivors": survivors})
-        text = masking.survivors_text(self.occasion, survivors)
+        text = masking.survivors_text(self.occasion, self._public(), survivors)
         return {self.site.name: masking.sign(read_node_key(self.site.key), text)}
 
     def _reveal(self, signatures: Mapping[str, bytes]) -> dict[str, bytes]:
         """Shares of the seeds of those whose uploads count, and of the mask keys of those that dropped out."""
         self._begun("survivors")
         survivors, known = self.kept["survivors"], self._peers()
-        text = masking.survivors_text(self.occasion, survivors)
+        text = masking.survivors_text(self.occasion, self._public(), survivors)
         agree = {n for n in survivors if n in signatures and masking.signed_by(known.get(n), signatures[n], text)}
-        self._enough(len(agree | {self.site.name}), least=1)
+        self._enough(len(agree | {self.site.name}))
         self._one_federation(revealed=True)
         self._keep({"revealed": self.occasion.visit})
         shares = _bytes({name: self.kept["shares"][name] for name in self.kept["members"]})
@@ -184,8 +184,8 @@ class SiteMasks:
         if not self._current() or part not in self.kept:
             raise FedekdError("the server asks for a stage of masking without those before it")
 
-    def _enough(self, count: int, least: int = LEAST) -> None:
-        needed = max(least, masking.threshold(self.terms.mask_threshold, len(self.kept["keys"])))
+    def _enough(self, count: int) -> None:
+        needed = max(LEAST, masking.threshold(self.terms.mask_threshold, len(self.kept["keys"])))
         if count < needed:
             raise FedekdError(f"{count} of the {len(self.kept['keys'])} sites are too few; it takes {needed}")
 
