@@ -42,7 +42,7 @@ def records(study: str) -> list[Record]:
 
 
 def points(value: float) -> str:
-    return f"{100 * value:+.2f}".replace("-", "−")
+    return f"{100 * value:+.2f}".replace("-", "−") if abs(100 * value) >= 0.005 else "0.00"
 
 
 def with_interval(values: list[float]) -> str:
