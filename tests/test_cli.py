@@ -93,7 +93,7 @@ def test_help_names_every_setting(ask: Ask) -> None:
 def test_the_options_of_a_run_stand_in_groups(ask: Ask) -> None:
     _, out, _ = ask("run", "--help")
     heads = [line for line in out.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert heads == ["options:", "data:", "methods:", "training:", "output:"]
+    assert heads == ["options:", "data:", "reading tables:", "methods:", "training:", "output:"]
     assert {name for names in GROUPS.values() for name in names} == {f.name for f in fields(Settings)} - {"parameters"}
 
 

@@ -40,6 +40,7 @@ SENDS = {
     "fedekd": {"proxy"},
     "fml": {"proxy"},
     "second-opinion": {"proxy"},
+    "second-opinion-taught": {"proxy"},
     "fedtype": {"proxy"},
     "fedtype-prox": {"proxy"},
     "fedavg-tuned": {"private"},

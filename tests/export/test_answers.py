@@ -405,6 +405,7 @@ def test_a_site_keeps_its_answers_too(images: Any, tmp_path: Path) -> None:
     from fedekd.engines.job import Job, Training
     from fedekd.engines.serial import Serial
     from fedekd.flower.site.alone import AloneMenu
+    from fedekd.flower.site.chosen_round import ChosenRound
     from fedekd.flower.site.report import finish
 
     site = SimpleNamespace(name="0", share=())
@@ -414,7 +415,7 @@ def test_a_site_keeps_its_answers_too(images: Any, tmp_path: Path) -> None:
     for _ in range(2):
         engine.round()
     menu.train(2)
-    finish(site, tmp_path, "knnper", engine.clients[0], menu)  # type: ignore[arg-type]
+    finish(site, tmp_path, "knnper", engine.clients[0], menu, ChosenRound())  # type: ignore[arg-type]
     report = json.loads((tmp_path / "report.json").read_text())
     rows = images.clients[0].test
     np.savez(tmp_path / "rows.npz", x=images.dataset.x[rows])

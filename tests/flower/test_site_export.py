@@ -17,6 +17,7 @@ from village import federate, local_of, make_server, schema_of, state_of, write_
 pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
 
 from fedekd.cli import main
+from fedekd.runs.verdict_text import STATES
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +58,9 @@ def test_either_model_can_be_used(site, tmp_path, capsys, more, name):
     assert f"| trained alone (Local) | {100 * report['local']:.1f} % |" in card
     assert f"| {name} | {100 * value:.1f} % |" in card
     assert ("This is the model the client trained alone." in card) == (name == "local")
+    told = f"{STATES[report['verdict']['state']]}: {report['verdict']['reason']}. Should this client join?"
+    assert (told in card) == (name != "local")
+    assert ("| gain over the best alone (" in card) == (name != "local")
 
 
 def test_a_small_error_is_not_written_as_zero(tmp_path, diabetes):

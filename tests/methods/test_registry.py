@@ -117,6 +117,7 @@ DEFAULTS = {
     "local-smooth": {"weight": 0.5},
     "knnper": {"k": 10, "lam": 0.5, "scale": 1.0},
     "second-opinion": {"smooth": 0.5, "prior": 1.0, "caution": 3.0},
+    "second-opinion-taught": {"smooth": 0.5, "prior": 1.0, "caution": 3.0, "passes": 10, "keep": 0.8},
     "moon": {"mu": 1.0, "temperature": 0.5},
     "perfedavg": {"alpha": 0.01, "beta": 0.001},
     "pfedhr": {
@@ -165,6 +166,7 @@ BOUNDS = {
     "fml": {"supervision": {"high": 1}, "proxy_supervision": {"high": 1}},
     "knnper": {"k": {"low": 1}, "lam": {"high": 1}, "scale": {"open": True}},
     "second-opinion": {"caution": {"open": True}},
+    "second-opinion-taught": {"caution": {"open": True}, "passes": {"low": 1}, "keep": {"high": 1}},
     "moon": {"temperature": {"open": True}},
     "perfedavg": {"beta": {"open": True}},
     "pfedhr": {

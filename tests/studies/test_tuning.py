@@ -96,7 +96,7 @@ def test_a_finished_search_trains_nothing_again(small, tmp_path, capsys):
     first = tune("fedavg", grid, small, [100], workers=1)
     capsys.readouterr()
     assert tune("fedavg", grid, small, [100], workers=1) == first
-    assert "nothing to do" in capsys.readouterr().err
+    assert "nothing to train" in capsys.readouterr().err
     tune("fedavg", {"lr": [0.001, 0.01, 0.02]}, small, [100], workers=1)
     assert len((tmp_path / "tuning" / "results.jsonl").read_text().splitlines()) == 2 * 3
 

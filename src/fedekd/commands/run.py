@@ -20,10 +20,11 @@ GROUPS = {  # every field of Settings that has an option, in one of them
         "dataset", "data", "target", "task", "clients_from", "group", "subgroups", "public", "clients", "alpha",
         "partition", "split_seed", "fraction",
     ),
+    "reading tables": ("drop", "decimal", "missing", "dates", "na_values"),
     "methods": ("methods", "alone", "private", "proxy"),
     "training": (
         "seeds", "rounds", "epochs", "batch_size", "lr", "lr_schedule", "optimizer", "weight_decay", "augment",
-        "choose_rounds", "weighting", "participation", "device", "precision", "engine",
+        "choose_rounds", "weighting", "combine", "participation", "measure_every", "device", "precision", "engine",
     ),
     "output": ("metric", "out", "models", "thumbnails"),
 }  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fedekd.runs.aggregate import shared_settings
-from fedekd.runs.federation_report import signed_lines
+from fedekd.runs.federation_report import SiteReport, signed_lines, site_report
 from fedekd.runs.metadata import ModelMetadata
 from fedekd.runs.records import Record
 from fedekd.runs.subgroups import HEADS, by_subgroup
@@ -92,6 +92,9 @@ def _comparison(metadata: ModelMetadata, records: Sequence[Record], folder: Path
     if client is not None and client.verdict is not None:
         gain = f"{unit.delta(client.parts['gain'])}{points}, 95 % interval {interval(client.verdict, unit)}"
         lines.append(f"| gain over the best alone ({_plain(alone_label(client))}) | {gain} |")
+    elif (site := _of_site(metadata, folder)) is not None and "gain" in site and "alone" in site:
+        best = f"{site['alone']['label']} after round {site['alone']['round']}"
+        lines.append(f"| gain over the best alone ({_plain(best)}) | {unit.delta(site['gain'])}{points} |")
     return [*lines, "", verdict(metadata, records, folder), *_subgroups(metadata, records, folder)]
 
 
@@ -113,7 +116,7 @@ def verdict(metadata: ModelMetadata, records: Sequence[Record], folder: Path | N
         return "This is the model the client trained alone."
     methods, client = _analysed(metadata, records, folder)
     if client is None or client.verdict is None:
-        return _by_sign(metadata)
+        return _told_by_site(metadata, folder) or _by_sign(metadata)
     unit = Unit.of([r for r in records if r["key"] == metadata.about.get("key")])
     own = advise({metadata.method: client.verdict}, alone_label(client), unit)
     best = advice_by_client(methods, unit)[client.client, client.seeds]
@@ -124,6 +127,28 @@ def verdict(metadata: ModelMetadata, records: Sequence[Record], folder: Path | N
         *caveats(methods, unit),
     ]
     if best.decision == STAY:
+        words.insert(2, "The model it trained alone is `--method local`.")
+    return " ".join(words)
+
+
+def _of_site(metadata: ModelMetadata, folder: Path | None) -> SiteReport | None:
+    """A real site keeps no records: what it found at the end of its federation."""
+    found = site_report(folder) if folder else None
+    mine = found is not None and (found["name"], found["method"]) == (metadata.client, metadata.method)
+    return found if mine else None
+
+
+def _told_by_site(metadata: ModelMetadata, folder: Path | None) -> str | None:
+    site = _of_site(metadata, folder)
+    if site is None or "verdict" not in site or site["verdict"]["state"] not in STATES:
+        return None
+    found = site["verdict"]
+    words = [
+        f"{metadata.method}: {STATES[found['state']]}: {found['reason']}.",
+        f"Should this client join? {found['recommendation'].capitalize()}.",
+        "One federation tells of these trained models, not of the method.",
+    ]
+    if found["recommendation"] == STAY:
         words.insert(2, "The model it trained alone is `--method local`.")
     return " ".join(words)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedekd.methods import Batch, ClientInit, Copy, Remember, Step, Train, register
@@ -40,8 +39,8 @@ class SecondOpinionTaught(SecondOpinion):
 
     def steps(self, round: int) -> tuple[Step, ...]:
         teach = Train(("pupil",), self.learn_from_all, frozen=EXPERTS, epochs=self.passes, mixed=True)
-        average = Remember(partial(self.average, self.keep if round else 0.0))
-        return *super().steps(round), *super().personalise(), teach, average
+        mean = Remember(self.average if round else self.first)
+        return *super().steps(round), *super().personalise(), teach, mean
 
     def learn_from_all(self, batch: Batch) -> Tensor:
         import torch
@@ -49,9 +48,12 @@ class SecondOpinionTaught(SecondOpinion):
         fitted_to_all = torch.full_like(batch.rows, ALL)
         return batch.mean(batch.distilled("pupil", self.pooled(batch.memory, fitted_to_all, self.opinions(batch))))
 
-    def average(self, keep: float, batch: Batch) -> dict[str, Any]:
+    def first(self, batch: Batch) -> dict[str, Any]:
+        return {"mean": dict(batch.weights["pupil"])}
+
+    def average(self, batch: Batch) -> dict[str, Any]:
         now, before = batch.weights["pupil"], batch.memory["mean"]
-        return {"mean": {name: keep * before[name] + (1 - keep) * w for name, w in now.items()}}
+        return {"mean": {name: self.keep * before[name] + (1 - self.keep) * w for name, w in now.items()}}
 
     def personalise(self) -> tuple[Copy, ...]:
         return (Copy(self.mean, "pupil"),)

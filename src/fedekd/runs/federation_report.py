@@ -46,7 +46,7 @@ class BestAlone(TypedDict):
 
 
 class SiteVerdict(TypedDict):
-    """Of the method after its last round against the best alone."""
+    """Of the method against the best alone, each at the round that validation rows prefer."""
 
     state: str
     recommendation: str
@@ -169,6 +169,17 @@ def signed_lines(folder: Path) -> list[str]:
         return []
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return [f"{SIGNED} cannot be read"]
+
+
+def site_report(folder: Path) -> SiteReport | None:
+    """The report in a site's folder; None where there is none."""
+    path = folder / "report.json"
+    try:
+        return read_site_report(parse_json(path.read_bytes()), path)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise FedekdError(f"cannot read {path}: {error}; move it away to do without") from None
 
 
 def read_site_report(content: Any, path: Path) -> SiteReport:

@@ -106,12 +106,14 @@ def planned(runs: int, kept: int) -> str:
     return f"training {count(runs, 'run')}" + (f"; {kept:,} kept from earlier" if kept else "")
 
 
-def outcome(record: Record) -> str:
-    """A finished run in one line, as every display tells it."""
-    unit = Unit.of([record])
-    result = (
-        f"mean {unit.name} {unit.value(record['mean'])}{' %' if unit.percent else ''}"
-        if record["method"] == "local"
-        else f"Avg Δ {unit.delta(record['avg_delta'])}{' points' if unit.percent else ''}"
-    )
+def outcome(record: Record, result: str | None = None) -> str:
+    """A finished run in one line, as every display tells it; ``result``: in place of that on its test rows."""
+    result = on_test_rows(record) if result is None else result
     return f"{record['label']}, seed {record['seed']}: {result}, {duration(record['seconds'])}"
+
+
+def on_test_rows(record: Record) -> str:
+    unit = Unit.of([record])
+    if record["method"] == "local":
+        return f"mean {unit.name} {unit.value(record['mean'])}{' %' if unit.percent else ''}"
+    return f"Avg Δ {unit.delta(record['avg_delta'])}{' points' if unit.percent else ''}"

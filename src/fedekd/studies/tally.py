@@ -16,9 +16,11 @@ from fedekd.runs.observers import (
     RunFinished,
     RunsPlanned,
     RunStarted,
+    on_test_rows,
     outcome,
     planned,
 )
+from fedekd.runs.records import Record
 
 QUIET_SECONDS = 60.0  # at most, while there is nothing to tell but the time
 
@@ -54,7 +56,12 @@ class Tally(Observer):
         self.ended += 1
         record = event.record
         alpha = "" if record["alpha"] is None else f" α={record['alpha']:g}"
-        self.write_line(f"{self.ended:,}/{self.runs:,} {record['dataset']}{alpha} {outcome(record)}")
+        self.write_line(
+            f"{self.ended:,}/{self.runs:,} {record['dataset']}{alpha} {outcome(record, self.result(record))}"
+        )
+
+    def result(self, record: Record) -> str:
+        return on_test_rows(record)
 
     def on_run_failed(self, event: RunFailed) -> None:
         self.ended += 1
