@@ -26,6 +26,7 @@ from fedekd.flower.protocol.terms import Terms
 from fedekd.flower.protocol.wire import Payload
 from fedekd.flower.server_app import UNREADABLE
 from fedekd.flower.settings import ServerSettings, read_server, toml_text
+from fedekd.flower.setup.check import check_method
 from fedekd.flower.site import handlers
 
 COUNT = int(os.environ.get("FEDEKD_FUZZ", "150"))
@@ -130,6 +131,8 @@ def test_a_method_is_refused_before_any_training_at_both_ends(tmp_path, digits, 
     assert post.sent == []
     words = {"federation": "0" * 16, "terms": Terms.of(server).text(), "schema": schema.text()}
     site = replace(sites[0], leave=("proxy", "private", "control"))
+    with pytest.raises(FedekdError, match=r"server\.toml: scaffold combines single uploads in a way of its own"):
+        check_method(server, "server.toml")
     reply = handlers.answer(site, "join", Payload(words))
     assert reply.words["code"] == StatusCode.REFUSED
     assert "scaffold combines single uploads in a way of its own" in caplog.text

@@ -258,5 +258,12 @@ def check_method(server: ServerSettings, where: str | Path) -> None:
         raise FedekdError(
             f"{where}: {server.method} sends nothing, so there is nothing to federate; name another method"
         )
+    if server.aggregation == "secure":
+        from fedekd.flower.protocol import masking
+
+        try:
+            masking.refuse(method, server.method, server.rounds)
+        except FedekdError as error:
+            raise FedekdError(f"{where}: {error}") from None
     if method.public and server.public is None:
         raise FedekdError(f"{where}: {server.method} needs public rows; name a file of them as `public`")
