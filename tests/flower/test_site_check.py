@@ -122,6 +122,24 @@ def test_keys(tmp_path: Path) -> None:
     assert "is not an OpenSSH private key" in found(path)["key"].text
 
 
+def test_peers(tmp_path: Path) -> None:
+    """Whom secure aggregation lets a site mask with."""
+    assert "peers" not in found(make(tmp_path))
+    others = tmp_path / "peers"
+    again = tmp_path / "again"
+    again.mkdir()
+    path = make(again, peers=str(others))
+    assert "check `peers`" in found(path)["peers"].text
+    others.mkdir()
+    for count, name in enumerate(("south", "west")):
+        assert f"the keys of {count} other sites, and a sum takes 2" in found(path)["peers"].text
+        keys.make_node_key(tmp_path / name)
+        (tmp_path / f"{name}.pub").replace(others / f"{name}.pub")
+    assert found(path)["peers"] == CheckResult("peers", "ok", f"{others} holds the keys of south, west")
+    (others / "east.pub").write_bytes((others / "west.pub").read_bytes())
+    assert "hold one and the same key" in found(path)["peers"].text
+
+
 def certificate(folder: Path, start: datetime, end: datetime) -> bytes:
     """The trial authority's certificate with another validity."""
     from cryptography import x509

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 from fedekd.errors import FedekdError
 from fedekd.flower import need_flower
 from fedekd.flower.protocol.codes import Failed, StatusCode
+from fedekd.flower.protocol.masking import LEAST
 from fedekd.flower.settings import Privacy, ServerSettings, SiteSettings, read_site
 from fedekd.flower.setup.certificates import ends_soon, read_certificate
 from fedekd.flower.setup.connection import Connection, NotChecked
-from fedekd.flower.setup.keys import public_line, read_node_key
+from fedekd.flower.setup.keys import peer_keys, public_line, read_node_key
 
 if TYPE_CHECKING:
     from fedekd.flower.protocol.schema import Schema
@@ -47,6 +48,7 @@ def check_site(path: str | Path, schema: str | Path | None = None) -> Iterator[C
         ("state", _state),
         ("port", _port),
         ("device", _device),
+        *((("peers", _peers),) if site.peers else ()),
     ):
         yield _result(name, partial(look, site))
     yield from _joining(site, Path(schema)) if schema else _alone(site)
@@ -110,6 +112,18 @@ def _port(site: SiteSettings) -> str:
                 f"port {site.port}: {error.strerror}; is the site running already? else set another `port`"
             ) from None
     return f"{site.port} is free"
+
+
+def _peers(site: SiteSettings) -> str:
+    """Whom secure aggregation lets this site mask with."""
+    assert site.peers is not None
+    others = sorted(peer_keys(site.peers).keys() - {site.name})
+    if len(others) < LEAST - 1:
+        raise FedekdError(
+            f"{site.peers} holds the keys of {len(others)} other sites, and a sum takes {LEAST - 1} at least; get the "
+            "others' NAME.pub from their administrators"
+        )
+    return f"{site.peers} holds the keys of {', '.join(others)}"
 
 
 def _device(site: SiteSettings) -> str:

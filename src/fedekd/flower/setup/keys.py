@@ -90,19 +90,29 @@ def read_public_key(path: Path) -> EllipticCurvePublicKey:
     return key
 
 
-def read_public_keys(folder: Path) -> tuple[dict[Path, EllipticCurvePublicKey], dict[Path, str]]:
+def read_public_keys(
+    folder: Path, setting: str = "nodes"
+) -> tuple[dict[Path, EllipticCurvePublicKey], dict[Path, str]]:
     """The sites' keys in a folder, NAME.pub each; and what cannot be read (a file, or the folder itself), with why."""
     keys, unread = {}, {}
     try:
         files = sorted(path for path in folder.iterdir() if path.suffix == ".pub")
     except OSError as error:
-        return {}, {folder: f"cannot read the folder {folder}: {error.strerror}; check `nodes`"}
+        return {}, {folder: f"cannot read the folder {folder}: {error.strerror}; check `{setting}`"}
     for path in files:
         try:
             keys[path] = read_public_key(path)
         except FedekdError as error:
             unread[path] = str(error)
     return keys, unread
+
+
+def peer_keys(folder: Path) -> dict[str, EllipticCurvePublicKey]:
+    """By name, the keys of the other sites, by which secure aggregation knows them."""
+    keys, unread = read_public_keys(folder, "peers")
+    for problem in (*unread.values(), *shared_keys(keys).values()):
+        raise FedekdError(problem)
+    return {path.stem: key for path, key in keys.items()}
 
 
 def shared_keys(keys: Mapping[Path, EllipticCurvePublicKey]) -> dict[Path, str]:

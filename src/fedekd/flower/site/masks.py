@@ -27,7 +27,7 @@ from fedekd.flower.protocol.terms import Terms
 from fedekd.flower.protocol.visits import Visit
 from fedekd.flower.protocol.wire import Packed, Payload
 from fedekd.flower.settings import SiteSettings
-from fedekd.flower.setup.keys import read_node_key, read_public_keys, shared_keys
+from fedekd.flower.setup.keys import peer_keys, read_node_key
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
@@ -204,10 +204,7 @@ class SiteMasks:
 
     def _peers(self) -> dict[str, EllipticCurvePublicKey]:
         assert self.site.peers is not None  # else it has not joined
-        keys, unread = read_public_keys(self.site.peers)
-        for problem in (*unread.values(), *shared_keys(keys).values()):
-            raise FedekdError(problem)
-        return {path.stem: key for path, key in keys.items()}
+        return peer_keys(self.site.peers)
 
     def _public(self) -> dict[str, tuple[bytes, bytes]]:
         return {name: (bytes.fromhex(mask), bytes.fromhex(seal)) for name, (mask, seal) in self.kept["keys"].items()}
