@@ -10,7 +10,7 @@ import torch
 from fedekd.data import Federation, Split
 from fedekd.engines.job import Job, Training
 from fedekd.engines.serial import Serial
-from fedekd.methods.base import Batch
+from fedekd.methods.batch import Batch
 from fedekd.tasks import Classification
 from tiny import tiny_private, tiny_proxy
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedekd.methods.base import Batch
+from fedekd.methods.batch import Batch
 from fedekd.tasks import Task
 
 

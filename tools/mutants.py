@@ -50,6 +50,7 @@ TESTS = {
     "methods/fedtype.py": ("methods/test_fedtype.py", "methods/test_registry.py", "methods/test_equalities.py"),
     "methods/fedavg.py": ("methods/test_local.py", "methods/test_fedprox.py", "methods/test_registry.py"),
     "methods/base.py": ("methods/test_base.py", "methods/test_registry.py", "methods/test_fedtype.py"),
+    "methods/batch.py": ("methods/test_base.py", "methods/test_twins.py", "methods/test_fedtype.py"),
 }
 OF_EVERY_METHOD = ("methods/test_registry.py",)
 

@@ -11,7 +11,8 @@ from fedekd.errors import FedekdError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedekd.methods.base import Batch, Uploads
+    from fedekd.methods.base import Uploads
+    from fedekd.methods.batch import Batch
 
 
 def class_means(batch: Batch, role: str = "private") -> dict[str, Tensor]:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fedekd.errors import FedekdError
-from fedekd.methods.base import Batch, Method
+from fedekd.methods.base import Method
+from fedekd.methods.batch import Batch
 
 if TYPE_CHECKING:
     from fedekd.methods.base import Tree

@@ -22,7 +22,8 @@ from fedekd.engines.groups import Find, MethodGroup, mapped
 from fedekd.engines.job import make_optimizer
 from fedekd.engines.layers import TrainingPass, dropout_key, step_key
 from fedekd.engines.schedule import Schedule, schedule
-from fedekd.methods.base import Batch, Method, Train
+from fedekd.methods.base import Method, Train
+from fedekd.methods.batch import Batch
 from fedekd.trees import pick
 
 if TYPE_CHECKING:

@@ -23,7 +23,8 @@ from fedekd.engines.schedule import schedule
 from fedekd.errors import FedekdError
 from fedekd.exchange import Message, exchanges
 from fedekd.federation import Split
-from fedekd.methods.base import Batch, ClientInit, Copy, Exchange, Remember, Train
+from fedekd.methods.base import ClientInit, Copy, Exchange, Remember, Train
+from fedekd.methods.batch import Batch
 from fedekd.models import trainable
 from fedekd.trees import map_tree, moved
 

@@ -17,7 +17,8 @@ from fedekd.engines.job import SERVER
 from fedekd.engines.layers import TrainingPass, training_pass
 from fedekd.engines.member_rows import MemberRows, home_of, rows_of
 from fedekd.errors import FedekdError
-from fedekd.methods.base import Batch, ClientInit, Method
+from fedekd.methods.base import ClientInit, Method
+from fedekd.methods.batch import Batch
 from fedekd.trees import map_tree, pick, stack_trees, with_values
 
 if TYPE_CHECKING:

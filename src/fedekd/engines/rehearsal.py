@@ -28,7 +28,8 @@ from fedekd.engines.stackable import shape
 from fedekd.errors import FedekdError
 from fedekd.exchange import Aggregator, Message, answer_of, exchanges, same_shapes, size
 from fedekd.federation import Federation, Split
-from fedekd.methods.base import Batch, Copy, Exchange, Method, Remember, Step, Train
+from fedekd.methods.base import Copy, Exchange, Method, Remember, Step, Train
+from fedekd.methods.batch import Batch
 from fedekd.trees import map_tree
 
 CLIENTS, TRAINED, HELD = 2, 2, 2  # blank clients, and their rows for training and for each other split

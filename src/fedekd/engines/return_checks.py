@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fedekd.engines.schedule import numbered
 from fedekd.errors import FedekdError
-from fedekd.methods.base import Batch, Copy, Method, Remember, Train
+from fedekd.methods.base import Copy, Method, Remember, Train
+from fedekd.methods.batch import Batch
 from fedekd.trees import map_tree
 
 

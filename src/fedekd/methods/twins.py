@@ -15,7 +15,8 @@ from fedekd.errors import FedekdError, unknown
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedekd.methods.base import Batch, Method
+    from fedekd.methods.base import Method
+    from fedekd.methods.batch import Batch
 
 CONTROLS = ("alone", "shuffled", "uniform")
 

@@ -25,7 +25,7 @@ from fedekd.tasks import make_task
 
 if TYPE_CHECKING:
     from fedekd.engines.job import Job
-    from fedekd.methods.base import Batch
+    from fedekd.methods.batch import Batch
 
 BUILT_IN = {kind: f"fedekd.models:{kind}" for kind in models.BUILT_IN}
 T = TypeVar("T")

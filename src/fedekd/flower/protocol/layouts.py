@@ -23,7 +23,8 @@ from fedekd.errors import FedekdError
 from fedekd.exchange import Aggregator, Message, answer_of, exchanges
 from fedekd.federation import Split
 from fedekd.flower.protocol.visits import called, visits
-from fedekd.methods.base import Batch, Exchange, Train
+from fedekd.methods.base import Exchange, Train
+from fedekd.methods.batch import Batch
 
 COUNTS = (5, 7)  # rows of each split at the two blank clients
 

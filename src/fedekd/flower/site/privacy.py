@@ -55,7 +55,8 @@ from fedekd.flower.protocol.codes import Failed
 from fedekd.flower.settings import GUARANTEES, Privacy
 from fedekd.flower.site.dp_sgd import Budget, KeyedRandom, NoisyOptimizer
 from fedekd.flower.site.exposure import Exposure, begins_with_rows, feed
-from fedekd.methods.base import Batch, Copy, Exchange, Remember, Train
+from fedekd.methods.base import Copy, Exchange, Remember, Train
+from fedekd.methods.batch import Batch
 from fedekd.models import trainable
 
 SECRET = "secret"

@@ -1,0 +1,82 @@
+"""What a method's functions see: one client's view of some rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from fedekd import gate
+from fedekd.errors import FedekdError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedekd.methods.base import Tree
+    from fedekd.methods.twins import Teaching
+    from fedekd.tasks import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Some rows: what the client's models make of them, and what it knows. The same in every engine."""
+
+    task: Task
+    x: Tensor | None  # the models' inputs; None where the batch is a whole split
+    y: Tensor
+    outputs: Mapping[str, Tensor]  # by role: logits [B, C] or predictions [B]
+    features: Mapping[str, Tensor]  # by role: what enters the last linear layer, if the method `needs_features`
+    weights: Mapping[str, Tree]  # by role in the method's `reads_weights`: its trainable weights as they are now
+    received: Mapping[str, Tree]
+    """By exchange: the last answer. One that went into a model is here only if the role is in `reads_weights`: its
+    trainable weights, and until the first answer those that the model began with."""
+    memory: Mapping[str, Any]
+    gradients: Mapping[str, Tree]  # by role: the mean gradient of the last `Train(gradients=True)`
+    uniform: Tensor  # [B, uniforms] numbers in [0, 1), the same for every method on a seed
+    rows: Tensor  # [B] places in the split, which are the same for every client where the split is public
+    counts: Tensor  # [C] training rows of each class; [1] all of them for a regression
+    lr: float | Tensor  # in force; a tensor where it changes between rounds and a CUDA graph reads it
+    steps: Tensor  # how many steps of the optimiser this training takes; elsewhere, how many the last one took
+    teachers: Tensor | None = None  # [K, B, ...] outputs of the uploaded models, where the server refines their mean
+    mask: Tensor | None = None  # which samples are real, where a batch is padded
+    split: str = ""  # in `predict`: which of the client's splits the rows are, "" where they are none of its rows
+    teaching: Teaching | None = field(default=None, compare=False)  # of a twin: what is taken from its teachers
+    forward: Callable[[str, Tree, Tensor], Tensor] | None = field(default=None, compare=False)
+
+    @property
+    def real(self) -> Tensor:
+        """[B] True for samples, False for padding."""
+        return self.rows >= 0 if self.mask is None else self.mask.bool()
+
+    def mean(self, per_sample: Tensor) -> Tensor:
+        """The mean over samples, without padding."""
+        return gate.masked_mean(per_sample, self.mask)
+
+    def supervised(self, role: str) -> Tensor:
+        """The task's mean loss of this role's outputs."""
+        return self.mean(self.task.loss(self.outputs[role], self.y))
+
+    def distilled(self, student: str, teacher: str | Tensor) -> Tensor:
+        """Per-sample distance of one role's output from another's, or from other outputs for these rows.
+
+        The teacher gets no gradient.
+        """
+        given = self.outputs[teacher] if isinstance(teacher, str) else teacher
+        return self.task.distil(student=self.outputs[student], teacher=self.lesson(student, given))
+
+    def lesson(self, student: str, outputs: Tensor) -> Tensor:
+        """A teacher's outputs for these rows as a student gets to see them: see ``fedekd.methods.twins``."""
+        return outputs if self.teaching is None else self.teaching(self, student, outputs)
+
+    def apply(self, role: str, weights: Tree, x: Tensor | None = None) -> Tensor:
+        """What a role's architecture gives with other weights, for these rows or for inputs made from theirs."""
+        if self.forward is None or self.x is None:
+            raise FedekdError("a model can be applied in a loss and in `predict`, not to a whole split")
+        return self.forward(role, weights, self.x if x is None else x)
+
+    def gradient(self, role: str, weights: Tree, loss: Callable[[Tensor], Tensor]) -> Tree:
+        """The gradient of ``loss(outputs)`` at these weights, as a constant."""
+        from torch.func import grad
+
+        start = {name: w.detach() for name, w in weights.items()}
+        return {n: g.detach() for n, g in grad(lambda tree: loss(self.apply(role, tree)))(start).items()}
