@@ -51,9 +51,9 @@ def test_what_is_unmasked_is_the_sum_to_the_bit(gone) -> None:
         total += plain[name] + masking.own_mask(seeds[name], size)
         for other in names:
             if other != name:
-                total += masking.pair_mask(secret[name], name, keys[other].mask, other, occasion, size)
+                total += masking.pair_mask(secret[name], name, keys[other].mask, other, occasion, "given", size)
         expected += plain[name]
-    found = masking.unmask(total, occasion, keys, {n: seeds[n] for n in stay}, {n: secret[n] for n in gone})
+    found = masking.unmask(total, occasion, keys, {n: seeds[n] for n in stay}, {n: secret[n] for n in gone}, "given")
     assert (found == expected).all()
     signed = np.stack([plain[name].view(np.int32).astype(np.int64) for name in stay])
     mean = masking.mean_of(found, len(stay), 16.0, 5)
@@ -62,7 +62,7 @@ def test_what_is_unmasked_is_the_sum_to_the_bit(gone) -> None:
         masking.mean_of(total, len(stay), 16.0, 5)
     if gone:
         with pytest.raises(FedekdError, match="is not the key of birch"):
-            masking.unmask(total, occasion, keys, seeds, {"birch": secret["cedar"]})
+            masking.unmask(total, occasion, keys, seeds, {"birch": secret["cedar"]}, "given")
 
 
 def test_numbers_come_back_within_half_a_step_and_are_cut_off_at_the_limit() -> None:
