@@ -393,6 +393,7 @@ class Rounds:
             "privacy": spent or None,
             "compression": self.terms.compression,
             "combine": self.server.combine,
+            "aggregation": self.terms.aggregation,
             "counted": progress.counted,
             "refused": progress.refused,
         }

@@ -161,6 +161,10 @@ class SecureRounds(Rounds):
         name, mean = next(iter(counted.items()))
         super()._combine(step, round, {name: mean}, {name: Reply(StatusCode.DONE, name, {}, {}, 0)})
 
+    def report(self) -> dict[str, Any]:
+        sums = [len(names) for visit, names in zip(self.visits, self.progress.counted, strict=False) if visit.sends]
+        return {**super().report(), "smallest_sum": min(sums, default=None)}
+
     def _add_up(self, visit: Visit, masks: Masks, replies: dict[str, Reply], failed: Tell) -> None:
         """The masked uploads become their sum, once the sites have signed whose they are."""
         lengths = {step.name: masking.length(self._expected(step)) for step in visit.sends}

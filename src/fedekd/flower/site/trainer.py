@@ -179,7 +179,7 @@ class SiteTrainer:
             self.client.round = self.terms.rounds
             with self.client.personalised():
                 self.rounds.measure(self.client, self.terms.rounds)
-                return words | finish(self.site, self.folder, self.terms.method, self.client, self.alone, self.rounds)
+                return words | finish(self.site, self.folder, self.terms, self.client, self.alone, self.rounds)
         if visit.sends and self.terms.weighting == "samples" and "n" in self.site.share:
             words["n"] = len(self.client.rows["train"])
         if privacy := getattr(self.client, "privacy", None):
