@@ -23,7 +23,7 @@ def place(folder, dataset, count=4, **given):
     peers = folder / "peers"
     peers.mkdir(parents=True)
     more = {"public": given["public"]} if "public" in given else {}
-    leave = ("proxy", "private", "logits")
+    leave = ("proxy", "private", "logits", "control")
     sites = write_sites(folder, dataset, count, alone="plain", peers=peers, leave=leave, **more)
     for number, site in enumerate(sites):
         public = make_node_key(folder / f"{site.name}.key")

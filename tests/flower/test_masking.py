@@ -113,7 +113,7 @@ def test_what_does_not_go_with_it_is_refused_in_a_line(tmp_path, change, message
 
 
 def test_methods_that_need_more_than_a_sum_are_refused() -> None:
-    needing = {"fedadam", "fedavgm", "feddf", "feddyn", "fedgh", "fedproto", "pfedhr", "pfedme", "scaffold"}
+    needing = {"feddf", "fedgh", "fedproto", "pfedhr"}
     for name, method in methods.known().items():
         if name.split("-")[0] not in needing:
             masking.refuse(method, name, 2)
@@ -124,18 +124,18 @@ def test_methods_that_need_more_than_a_sum_are_refused() -> None:
 
 
 def test_a_method_is_refused_before_any_training_at_both_ends(tmp_path, digits, caplog) -> None:
-    server, schema, sites = place(tmp_path, digits, method="scaffold")
+    server, schema, sites = place(tmp_path, digits, method="fedproto")
     post = Hand(sites)
-    with pytest.raises(FedekdError, match="scaffold combines single uploads in a way of its own"):
+    with pytest.raises(FedekdError, match="fedproto combines single uploads in a way of its own"):
         secure(server, schema, post)
     assert post.sent == []
     words = {"federation": "0" * 16, "terms": Terms.of(server).text(), "schema": schema.text()}
-    site = replace(sites[0], leave=("proxy", "private", "control"))
-    with pytest.raises(FedekdError, match=r"server\.toml: scaffold combines single uploads in a way of its own"):
+    site = replace(sites[0], leave=("proxy", "private", "prototypes"))
+    with pytest.raises(FedekdError, match=r"server\.toml: fedproto combines single uploads in a way of its own"):
         check_method(server, "server.toml")
     reply = handlers.answer(site, "join", Payload(words))
     assert reply.words["code"] == StatusCode.REFUSED
-    assert "scaffold combines single uploads in a way of its own" in caplog.text
+    assert "fedproto combines single uploads in a way of its own" in caplog.text
 
 
 def test_a_site_without_the_others_keys_does_not_join(tmp_path, digits, caplog) -> None:

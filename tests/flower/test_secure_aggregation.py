@@ -24,9 +24,16 @@ from fedekd.flower.site import handlers
 # --- a federation ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("method", "sent"), [("fedekd", "proxy"), ("fedavg", "private"), ("fedmd", "logits")])
+@pytest.mark.parametrize(
+    ("method", "sent"),
+    [
+        *(("fedekd", "proxy"), ("fedavg", "private"), ("fedmd", "logits"), ("fedadam", "private")),
+        *(("fedavgm", "private"), ("feddyn", "private"), ("pfedme", "private"), ("scaffold", "control")),
+    ],
+)
 def test_it_ends_as_the_plain_one_within_rounding(tmp_path, digits, method, sent) -> None:
-    """Of models the changes are summed, and of what else is sent the numbers themselves."""
+    """Of models the changes are summed, and of what else is sent the numbers themselves. The server's half of some does
+    more with their mean than hand it out, and SCAFFOLD's counts those who took part."""
     more = {"method": method}
     if methods.get(method).public:
         more["public"] = tmp_path / "public.npz"

@@ -125,11 +125,27 @@ def test_a_server_that_offers_the_others_another_rate_gets_no_sum(tmp_path, digi
 
 def test_no_sums_of_one_visit_show_one_upload() -> None:
     """Whatever attempts a server begins with whichever sites: each site unmasks one sum of a visit, and a sum takes
-    more than half of its sites. So each of two sums that differ in one site would need sites of its own."""
+    more than half of its sites. Two sums that differ in one site would take more sites than there are, and no other
+    combination of such sums is one site's upload either."""
     for count in range(3, 30):
-        larger = max(masking.LEAST, masking.threshold(0.5, count))
-        smaller = max(masking.LEAST, masking.threshold(0.5, count - 1))
+        larger, smaller = (max(masking.LEAST, masking.threshold(0.5, n)) for n in (count, count - 1))
         assert larger + smaller > count
+    random = np.random.default_rng(0)
+    for _ in range(300):
+        count, sums = int(random.integers(6, 16)), []
+        left = [int(site) for site in random.permutation(count)]  # sites that have not unmasked a sum yet
+        while left:
+            members = {*random.choice(count, int(random.integers(3, count + 1)), replace=False).tolist()}
+            unmasking = [site for site in left if site in members]
+            needed = max(masking.LEAST, masking.threshold(0.5, len(members)))
+            if len(unmasking) >= needed:
+                sums.append([float(site in members) for site in range(count)])
+                left = [site for site in left if site not in unmasking[:needed]]
+            elif random.random() < 0.2:
+                break
+        for one in np.eye(count) if sums else ():
+            found, *_ = np.linalg.lstsq(np.array(sums).T, one, rcond=None)
+            assert np.abs(np.array(sums).T @ found - one).max() > 1e-6
 
 
 # --- both secrets of one site ---------------------------------------------------------------------------------------

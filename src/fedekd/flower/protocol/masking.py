@@ -51,13 +51,13 @@ def refuse(method: Method, name: str, rounds: int) -> None:
     for step in exchanges(method, rounds).values():
         needs = {
             "answers each site apart": step.each,
-            "combines single uploads in a way of its own": step.combine is not None,
+            "combines single uploads in a way of its own": step.combine is not None and not step.mean_only,
             "trains on single uploads at the server": step.refine is not None,
         }
         if found := [what for what, needed in needs.items() if needed]:
             raise FedekdError(
                 f'{name} {found[0]} ({called(step)}), and with aggregation = "secure" the server sees only a sum; take '
-                'a method that averages, such as fedekd or fedavg, or aggregation = "plain"'
+                'a method whose server needs the mean alone, such as fedekd or fedavg, or aggregation = "plain"'
             )
 
 

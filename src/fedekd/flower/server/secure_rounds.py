@@ -157,9 +157,8 @@ class SecureRounds(Rounds):
         return dict.fromkeys(sorted(survivors, key=self.progress.roster.numbers.__getitem__), mean)
 
     def _combine(self, step: Exchange, round: int, counted: dict[str, Uploaded], replies: dict[str, Reply]) -> None:
-        """The mean of the one mean there is."""
-        name, mean = next(iter(counted.items()))
-        super()._combine(step, round, {name: mean}, {name: Reply(StatusCode.DONE, name, {}, {}, 0)})
+        """As if each of them had sent the mean; of a sum that was on the disk, not all need have answered again."""
+        super()._combine(step, round, counted, {name: Reply(StatusCode.DONE, name, {}, {}, 0) for name in counted})
 
     def report(self) -> dict[str, Any]:
         sums = [len(names) for visit, names in zip(self.visits, self.progress.counted, strict=False) if visit.sends]
