@@ -55,7 +55,7 @@ def test_a_plain_table_has_no_warnings(tmp_path: Path) -> None:
         (lambda i: f"{i},{i % 7}", "decimal comma .* 60 columns; --decimal ,"),
         (lambda i: "<5" if i % 9 == 0 else i % 11, "53 of 60 values are numbers but '<5' is not"),
         (lambda i: f"{1 + i % 7} {100 + i}", "numbers with thousands set apart .1 100., taken as text: 60 columns"),
-        (lambda i: f"{i % 9}.5 mg/l", "numbers with a unit .0.5 mg/l., taken as text: 9 columns; write the bare"),
+        (lambda i: f"{i % 9}.5 mg/l", "numbers with a unit .0.5 mg/l., taken as text: 9 columns; write bare"),
         (lambda i: f"{90 + i % 9}%", "numbers with a unit .90%., taken as text: 9 columns"),
         (lambda i: f"2024-03-{i % 28 + 1:02d}", "dates, taken as text"),
         (lambda i: 20240301 + i % 28, "dates written as 20240331"),

@@ -154,7 +154,7 @@ def _suspicious_text(name: str, known: pd.Series, reading: Reading) -> Iterator[
         for what, pattern in DRESSED.items():
             if (dressed := different.str.fullmatch(pattern)).mean() > 0.5 and dressed.sum() > 3:
                 example = different[dressed].iloc[0][:20]
-                yield f"numbers with {what} ({example}), taken as text: {len(different)} columns; write the bare numbers"
+                yield f"numbers with {what} ({example}), taken as text: {len(different)} columns; write bare numbers"
     if len(different) > MOST_CATEGORIES:
         yield f"more than {MOST_CATEGORIES} different texts: refused as an input; --drop {name}"
     alike = texts.str.casefold().nunique()
