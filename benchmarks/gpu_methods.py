@@ -16,6 +16,7 @@ import json
 import os
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,18 +95,13 @@ def measured(name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--kernels", action="store_true", help="the kernels that took most of a round")
-    parser.add_argument("methods", nargs="*")
-    options = parser.parse_args()
+def show(names: Sequence[str], kernels: bool = False) -> None:
+    """Measure these methods and print a line for each, with the kernels that took most of a round if asked for."""
     path = Path(os.environ.get("OUT", Path(__file__).parent / "results")) / "gpu_methods.json"
     table: dict[str, Any] = {}
-    print(torch.cuda.get_device_name(), "torch", torch.__version__)
     columns = ("begin", "first", "second", "round", "measure", "kernels")
     print(f"{'method':18}" + "".join(f"{name:>8}" for name in columns) + "  busy  / FML")
-    for name in options.methods or (QUICK if options.quick else METHODS):
+    for name in names:
         try:
             found = table[name] = measured(name)
         except Exception as error:
@@ -115,10 +111,15 @@ def main() -> None:
         times = "".join(f"{found[k]:8.3f}" for k in columns[:-1])
         ratio = f"{found['round'] / table['fml']['round']:5.2f}" if "fml" in table else ""
         print(f"{name:18}{times} {found['kernels']:7,} {found['busy']:5.0%}  {ratio}", flush=True)
-        if options.kernels:
-            for kernel, count, seconds in found["top"]:
-                print(f"    {seconds * 1e3:8.2f} ms {count:6} x {kernel}")
+        for kernel, count, seconds in found["top"] if kernels else ():
+            print(f"    {seconds * 1e3:8.2f} ms {count:6} x {kernel}")
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--kernels", action="store_true", help="the kernels that took most of a round")
+    parser.add_argument("methods", nargs="*")
+    options = parser.parse_args()
+    print(torch.cuda.get_device_name(), "torch", torch.__version__)
+    show(options.methods or (QUICK if options.quick else METHODS), options.kernels)
