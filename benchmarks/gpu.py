@@ -3,8 +3,8 @@
     python benchmarks/gpu.py [--quick]
 
 The model is the private CNN at 28x28, batch 64, forward + backward + Adam. FLOP/s count what the layers nominally need
-(multiply and add, backward twice the forward), against the chip's own matrix product measured in the same run. A table of
-what each method costs follows: gpu_methods.py.
+(multiply and add, backward twice the forward), against the chip's own matrix product measured in the same run.
+A table of what each method costs follows: gpu_methods.py.
 """
 
 from __future__ import annotations
