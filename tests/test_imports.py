@@ -118,9 +118,11 @@ def test_what_answers_at_once_imports_nothing_heavy(code):
 def test_those_who_watch_flowers_processes_do_not_wait_for_torch():
     pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd[flower]'")
     modules = ", ".join(
-        f"fedekd.flower.{name}" for name in ("setup.init", "supervise.run_site", "supervise.run_server")
+        f"fedekd.flower.{name}" for name in ("setup.check", "supervise.run_site", "supervise.run_server")
     )
-    run(f"import {modules}, sys\nassert 'torch' not in sys.modules")
+    server = "ServerSettings(address='', **dict.fromkeys(['ca', 'certificate', 'key', 'nodes', 'state'], Path()))"
+    code = f"import {modules}, sys\nfrom pathlib import Path\nfrom fedekd.flower.settings import ServerSettings"
+    run(f"{code}\nfedekd.flower.setup.check.check_method({server}, '')\nassert 'torch' not in sys.modules")
 
 
 @pytest.mark.parametrize(
