@@ -36,9 +36,9 @@ def short_menu(monkeypatch):
     monkeypatch.setattr(alone, "SMOOTH", ())
 
 
-def place(tmp_path, dataset, method, sites=3, **given):
+def place(tmp_path, dataset, method, sites=3, alone="plain", **given):
     """A server, and sites that trust its method and let out all that it sends; public rows where it needs them."""
-    made, more, given = methods.get(method), {}, {"epochs": 1, **given}
+    made, more = methods.get(method), {}
     if made.public:
         file = tmp_path / "public.npz"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -48,11 +48,11 @@ def place(tmp_path, dataset, method, sites=3, **given):
     server = make_server(tmp_path, method=method, **more, **given)
     leave = tuple(exchanges(made, server.rounds))
     trusts = (*TINY.values(), method)
-    return server, write_sites(tmp_path, dataset, sites, leave=leave, trusts=trusts, **more)
+    return server, write_sites(tmp_path, dataset, sites, leave=leave, trusts=trusts, alone=alone, **more)
 
 
 def same_as_simulated(tmp_path, dataset, atol=1e-5, sites=3, **given):
-    schema, (server, sites) = schema_of(dataset), place(tmp_path, dataset, sites=sites, **given)
+    schema, (server, sites) = schema_of(dataset), place(tmp_path, dataset, sites=sites, alone="menu", **given)
     post = Hand(sites)
     _, report = federate(server, schema, sites, post)
     engine = simulate(server, schema, sites)
@@ -150,7 +150,7 @@ def test_a_method_that_takes_no_mean_is_refused_before_the_sites_train(tmp_path,
 def test_the_baseline_is_local_training(tmp_path, digits):
     report, *_ = same_as_simulated(tmp_path, digits, method="fedekd", rounds=3)
     schema, sites = schema_of(digits), write_sites(tmp_path / "again", digits)
-    alone = simulate(make_server(tmp_path, method="local", rounds=3, epochs=1), schema, sites)
+    alone = simulate(make_server(tmp_path, method="local", rounds=3), schema, sites)
     for site, client in zip(report["sites"], alone.clients, strict=True):
         assert site["local"] == pytest.approx(client.score(), abs=1e-6)
         assert site["delta"] == pytest.approx(site["value"] - site["local"])
@@ -160,7 +160,10 @@ def test_the_baseline_is_local_training(tmp_path, digits):
 def test_what_a_site_does_alone_is_what_a_simulation_says_of_it(request, tmp_path, data, method):
     """Chosen rounds, validation losses, the best alone and the verdict: as `--alone menu` has them of all clients."""
     dataset, rounds = request.getfixturevalue(data), 4
-    schema, (server, sites) = schema_of(dataset), place(tmp_path, dataset, method, rounds=rounds, batch_size=8)
+    schema, (server, sites) = (
+        schema_of(dataset),
+        place(tmp_path, dataset, method, alone="menu", rounds=rounds, batch_size=8),
+    )
     federate(server, schema, sites)
     menu = ["local", *SMOOTH, f"{method}@alone"]
     records = {label: record(server, schema, sites, label) for label in [*menu, method]}
