@@ -126,7 +126,7 @@ class Aggregator:
         if step.send is None:  # a method combines weights; buffers, which no gradient moves, are averaged
             messages, rest = _apart(messages, previous)
             buffers = Uploads(given=rest, **facts | {"average": mean.how}).mean()
-        uploads = Uploads(given=messages, **facts)
+        uploads = Uploads(given=messages, mean_only=step.mean_only, **facts)
         pair = step.combine(uploads) if step.combine else (uploads.mean(), memory)
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise FedekdError(

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fedekd.runs.aggregate import shared_settings
-from fedekd.runs.federation_report import SiteReport, signed_lines, site_report
+from fedekd.runs.federation_report import SECURE, SUMS, SiteReport, signed_lines, site_report
 from fedekd.runs.metadata import ModelMetadata
 from fedekd.runs.records import Record
 from fedekd.runs.subgroups import HEADS, by_subgroup
@@ -44,7 +44,7 @@ def make_card(metadata: ModelMetadata, records: Sequence[Record], file: str, fol
         "Data": _data(metadata, record),
         "Inputs": _inputs(metadata),
         "Output": [*_answers(metadata), *_output(metadata)],
-        "Training": [*_training(metadata, record), *(f"- {line}" for line in (signed_lines(folder) if folder else []))],
+        "Training": [*_training(metadata, record), *(f"- {line}" for line in _of_federation(metadata, folder))],
         "Use": [f"`fedekd predict {file} FILE`: a class and its probability for each row, or a number.", *LIMITS],
     }
     title = (
@@ -136,6 +136,12 @@ def _of_site(metadata: ModelMetadata, folder: Path | None) -> SiteReport | None:
     found = site_report(folder) if folder else None
     mine = found is not None and (found["name"], found["method"]) == (metadata.client, metadata.method)
     return found if mine else None
+
+
+def _of_federation(metadata: ModelMetadata, folder: Path | None) -> list[str]:
+    site = _of_site(metadata, folder)
+    saw = [f"the federation's server saw {SUMS}"] if site and site.get("aggregation") == SECURE else []
+    return [*saw, *(signed_lines(folder) if folder else [])]
 
 
 def _told_by_site(metadata: ModelMetadata, folder: Path | None) -> str | None:

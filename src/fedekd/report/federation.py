@@ -7,7 +7,7 @@ from collections import Counter
 from rich.console import Console
 
 from fedekd.report.tables import Column, print_columns
-from fedekd.runs.federation_report import FederationReport, SiteReport, SiteRow
+from fedekd.runs.federation_report import SECURE, SUMS, FederationReport, SiteReport, SiteRow
 from fedekd.runs.verdict_text import STATES, counted
 from fedekd.units import Unit, duration, volume
 
@@ -26,6 +26,9 @@ def print_report(console: Console, report: FederationReport) -> None:
         console.print(f"{name}: {budget}")
     traffic = f"{volume(report.bytes_up)} up, {volume(report.bytes_down)} down"
     console.print(f"{report.rounds} rounds of {report.method}, {traffic}, {duration(report.seconds)}")
+    if report.aggregation == SECURE:
+        view = report.server_view
+        console.print(f"the server saw {view['saw']}; it checked {view['checked']}")
 
 
 def verdicts(report: FederationReport) -> str:
@@ -81,4 +84,5 @@ def own_numbers(own: SiteReport) -> str:
         told = [(name, own.get(name)) for name in ("recipe", "federation", "gain")]
         shown = ", ".join(f"{name} {report.unit.delta(x)}" for name, x in told if isinstance(x, float))
         lines += [*([shown] if shown else []), f"{own['verdict']['recommendation']}: {own['verdict']['reason']}"]
-    return "; ".join([*lines, *report.budgets().values()])
+    seen = [f"the server saw {SUMS}"] if own.get("aggregation") == SECURE else []
+    return "; ".join([*lines, *report.budgets().values(), *seen])

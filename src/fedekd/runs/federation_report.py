@@ -13,6 +13,8 @@ from fedekd.units import Unit
 from fedekd.validation import Finite, Invalid, parse_json, validator
 from fedekd.verdicts import HARMED, HELPED, LEVEL, STATES, UNDECIDED, holm
 
+SECURE = "secure"  # of `aggregation`
+SUMS = "only sums of what sites sent, never a single site's upload (secure aggregation)"
 SIGNED = "signed.json"  # beside a report: what the server states of the result, with its signature
 
 
@@ -64,6 +66,7 @@ class SiteReport(TypedDict):
     delta: float
     n_train: int
     privacy: NotRequired[SpentBudget | None]
+    aggregation: NotRequired[str]
     recipe: NotRequired[float]
     federation: NotRequired[float]
     gain: NotRequired[float]
@@ -89,6 +92,9 @@ class FederationReport:
     privacy: dict[str, SpentBudget] | None = None  # by site
     compression: str = "none"
     combine: str = "mean"
+    aggregation: str = "plain"
+    smallest_sum: int | None = None
+    """With secure aggregation: of how many uploads the smallest sum was that the server has seen."""
     refused: list[RefusedAnswer] = field(default_factory=list)
     error: str = ""
 
@@ -138,6 +144,17 @@ class FederationReport:
             state = str(site.get("state"))
             found[name] = UNDECIDED if state in (HELPED, HARMED) and p >= LEVEL else state
         return found
+
+    @property
+    def server_view(self) -> dict[str, str]:
+        """What the server saw of single sites, and what it therefore could check."""
+        if self.aggregation != SECURE:
+            return {"saw": "the upload of each site", "checked": "each upload's size, direction and history"}
+        smallest = f"; the smallest sum was of {self.smallest_sum} uploads" if self.smallest_sum else ""
+        return {
+            "saw": f"{SUMS}{smallest}",
+            "checked": "no single upload: not its size, direction or history, and no robust combination",
+        }
 
     def budgets(self) -> dict[str, str]:
         spent = (self.privacy or {}).items()

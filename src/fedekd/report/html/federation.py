@@ -208,6 +208,7 @@ def _groups(report: FederationReport) -> dict[str, dict[str, str]]:
             "to the sites": volume(report.bytes_down),
             "time": duration(report.seconds),
         },
+        "What the server saw": report.server_view,
         "Answers that did not count": refused or {"none": "every answer counted"},
         "Privacy budgets that were spent": report.budgets() or {"none": "no site told one"},
     }
