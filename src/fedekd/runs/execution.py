@@ -27,6 +27,7 @@ from fedekd.runs.observers import ClientTrained, Note, Observer, RoundMeasured, 
 from fedekd.runs.plan import PlannedRun, RunSpec, model_titles, width
 from fedekd.runs.records import RECORD_VERSION
 from fedekd.runs.store import Record, Store
+from fedekd.runs.transfer import option
 from fedekd.settings import MANY, Settings
 from fedekd.units import METRICS
 
@@ -48,6 +49,10 @@ class Artifacts:
     def training_rows(self) -> int:
         """Of each client, to tell the training loss of after every round: few enough to cost next to nothing."""
         return 200 if self.details else 0
+
+    def keeps(self, run: PlannedRun) -> bool:
+        """Whether the run's models are kept."""
+        return run.seed in self.seeds and len(run.job.federation.clients) < MANY
 
     @classmethod
     def of(cls, settings: Settings) -> Artifacts:
@@ -229,7 +234,9 @@ def train_together(
                 observer.observe(Note(line))
             elif artifacts.details:
                 clients = worker.clients_of(j)
-                history.give_back(j, clients)
+                judged = [option(record, k).round for k in range(len(own))]
+                if training.choose_rounds:
+                    history.give_back(j, clients, judged)
                 found = details.describe(
                     r.key, clients, history.curves[j], worker.trust[j], history.exchange[j], artifacts.thumbnails
                 )
@@ -237,7 +244,8 @@ def train_together(
                     found["train_loss"] = history.training[j]
                 if training.measure_every != 1:
                     found["rounds"] = history.measured
-                _leave(store, observer, record, found, clients if r.seed in artifacts.seeds else ())
+                history.give_back(j, clients, judged)  # a model is of the round that verdicts take
+                _leave(store, observer, record, found, clients if artifacts.keeps(r) else ())
             if training.metric:
                 answers.write(store.folder, r.key, history.test_rows(j, r.job, measured[j]))
             store.add(record)
@@ -254,10 +262,11 @@ def _measure(
 ) -> None:
     """All clients after a round that is not the last."""
     training = runs[0].job.training
-    with worker.personalised() if training.choose_rounds else nullcontext():  # what is kept is what was measured
+    keeps = [training.choose_rounds or artifacts.keeps(r) for r in runs]
+    with worker.personalised() if any(keeps) else nullcontext():  # what is kept is what was measured
         better = history.add(worker.round_number, worker.measure(artifacts.training_rows), training)
-        if training.choose_rounds:
-            history.keep(worker, better)
+        if any(keeps):
+            history.keep(worker, [own if kept else [] for own, kept in zip(better, keeps, strict=True)])
     if artifacts.details:
         _tell(observer, runs, worker, history)
 

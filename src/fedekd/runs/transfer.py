@@ -33,6 +33,7 @@ from fedekd.verdicts import Comparison, Measure, Verdict
 FEW = 30  # validation rows, under which nothing is chosen by them
 PARTS = ("delta", "recipe", "federation", "gain")
 TWIN = "@alone"
+Runs = Mapping[str, Mapping[int, Record]]  # of one table, by label and seed
 MEASURES = {"accuracy": verdicts.share, "rmse": verdicts.root_mean_square}  # of what a record holds of its rows
 
 
@@ -234,8 +235,9 @@ def _over_clients(measure: Measure, flat: bool) -> Measure:
 
 
 def is_menu(method: str) -> bool:
-    """Whether a client could do this by itself."""
-    return method == "local" or method.startswith("local-smooth") or method.endswith(TWIN)
+    """Whether a client could do this by itself; a method, or the label of a run."""
+    name = method.partition(" (")[0]
+    return name == "local" or name.startswith("local-smooth") or name.endswith(TWIN)
 
 
 def needs_federation(record: Record) -> bool:
@@ -257,22 +259,51 @@ def analyse(
     Holm's method is over what one table shows: all methods and clients of one dataset, alpha and settings. ``folder``
     is where the records lie: without it there are no verdicts in metrics other than accuracy and RMSE.
     """
+    where = None if folder is None else Path(folder)
+    return [method for table in _tables(records) for method in _table(table, where, level)]
+
+
+def alone_run(records: Sequence[Record], position: int, seed: int, folder: Path | None = None) -> Record | None:
+    """Of the records of one table, that of the best that a client can do alone; None where there is no Local."""
+    (runs,) = _tables(records)
+    there = [runs[label][seed] for label in _menu(runs, _twins(runs)) if seed in runs[label]]
+    best = _best(there, position, folder)
+    return runs[best.label][seed] if best else None
+
+
+def _tables(records: Sequence[Record]) -> list[Runs]:
     tables: dict[tuple[Any, ...], dict[str, dict[int, Record]]] = {}
     for record in records:
         table = (record["dataset"], record["alpha"], *shared_settings(record))
         tables.setdefault(table, {}).setdefault(record["label"], {})[record["seed"]] = record
-    where = None if folder is None else Path(folder)
-    return [method for table in tables.values() for method in _table(table, where, level)]
+    return list(tables.values())
 
 
-def _table(runs: Mapping[str, Mapping[int, Record]], folder: Path | None, level: float) -> list[MethodTransfer]:
-    """``runs`` by label and seed."""
+def _twins(runs: Runs) -> dict[str, str]:
+    """Of each method that needs a federation, what its twin is called."""
+    first = {label: next(iter(some.values())) for label, some in runs.items()}
+    return {label: twin_label(record) for label, record in first.items() if needs_federation(record)}
+
+
+def _menu(runs: Runs, twins: Mapping[str, str]) -> tuple[str, ...]:
     method = {label: next(iter(some.values()))["method"] for label, some in runs.items()}
-    shown = [label for label, some in runs.items() if needs_federation(next(iter(some.values())))]
     plain = [label for label in runs if method[label] == "local"]
     smooth = [label for label in runs if is_menu(method[label]) and "@" not in method[label] and label not in plain]
-    twins = {label: twin_label(next(iter(runs[label].values()))) for label in shown}
-    menu = (*plain[:1], *smooth, *(twin for twin in twins.values() if twin in runs))
+    return (*plain[:1], *smooth, *(twin for twin in twins.values() if twin in runs))
+
+
+def _best(there: Sequence[Record], position: int, folder: Path | None) -> Option | None:
+    """``there``: a seed's runs of the menu."""
+    if not there or there[0]["method"] != "local":
+        return None
+    options = [option(one, position, folder) for one in there]
+    row, metric = there[0]["clients"][position], there[0]["metric"]
+    return best_alone(options, row["n_val"], describe(metric).higher_is_better)
+
+
+def _table(runs: Runs, folder: Path | None, level: float) -> list[MethodTransfer]:
+    twins = _twins(runs)
+    shown, menu = list(twins), _menu(runs, twins)
     units = [(label, unit) for label in shown for unit in _units(runs, label, twins[label], menu, folder)]
     pairs = [unit.comparison() for _, unit in units]
     judged = iter(verdicts.judge([pair for pair in pairs if pair is not None], level))
@@ -302,9 +333,7 @@ class _Unit:
         return ClientTransfer(self.client, self.seeds, self.n_test, self.parts, self.joined, self.alone, verdict)
 
 
-def _units(
-    runs: Mapping[str, Mapping[int, Record]], label: str, twin: str, menu: Sequence[str], folder: Path | None
-) -> Iterator[_Unit]:
+def _units(runs: Runs, label: str, twin: str, menu: Sequence[str], folder: Path | None) -> Iterator[_Unit]:
     same: dict[Any, list[int]] = {}
     for seed, record in runs[label].items():
         same.setdefault(record["partition"]["fingerprint"], []).append(seed)
@@ -317,26 +346,16 @@ def _units(
                 there = [runs[name][seed] for name in menu if seed in runs[name]]
                 joined.append(option(own, position, folder))
                 row = own["clients"][position]
-                best = Option("local", int(own["params"]["rounds"]), row["local"])
-                if there and there[0]["method"] == "local":
-                    options = [option(one, position, folder) for one in there]
-                    best = best_alone(options, row["n_val"], describe(own["metric"]).higher_is_better)
-                alone.append(best)
+                plain = Option("local", int(own["params"]["rounds"]), row["local"])
+                alone.append(best := _best(there, position, folder) or plain)
                 found = {"delta": row["delta"], "gain": joined[-1].value - best.value}
                 if other is not None:
                     value = other["clients"][position]["value"]
                     found |= {"recipe": value - row["local"], "federation": row["value"] - value}
                 parts.append(found)
-            yield _Unit(
-                client["id"],
-                tuple(seeds),
-                client["n_test"],
-                tuple(parts),
-                tuple(joined),
-                tuple(alone),
-                first["metric"],
-                groups_of(first, position),
-            )
+            by_seed = (tuple(parts), tuple(joined), tuple(alone))
+            groups = groups_of(first, position)
+            yield _Unit(client["id"], tuple(seeds), client["n_test"], *by_seed, first["metric"], groups)
 
 
 def _method(runs: Mapping[int, Record], clients: tuple[ClientTransfer, ...], menu: tuple[str, ...]) -> MethodTransfer:
