@@ -44,8 +44,8 @@ def _print_one(console: Console, records: Sequence[Record], folder: Path | None,
             if len(seeds) > 1:
                 _say(console, Text(f"seed {on_seed[0]['seed']}", "bold"))
             print_clients(console, on_seed, unit)
-    analysed = analyse(records, folder)
-    print_summary(console, aggregate(records), analysed, unit)
+    analysed, rows = analyse(records, folder), aggregate(records, folder)
+    print_summary(console, rows, analysed, unit)
     for method in analysed:
         _say(console, verdict(method, unit))
         _say(console, parts(method, unit))
@@ -63,7 +63,7 @@ def _print_one(console: Console, records: Sequence[Record], folder: Path | None,
             _say(console, line)
     floors = any(client.get("floor") is not None for record in records for client in record["clients"])
     shown = [FLOOR] if floors and (len(seeds) == 1 or show_clients) else []
-    for note in (legend(unit, len(seeds) > 1), *shown, *caveats(analysed, unit)):
+    for note in (legend(unit, rows), *shown, *caveats(analysed, unit)):
         _say(console, Text(note, "dim"))
     console.print()
 

@@ -12,7 +12,7 @@ from fedekd import metrics, verdicts
 from fedekd.report.html.run_data import RunData
 from fedekd.report.html.section import Block, Page, Section, Variants
 from fedekd.runs.records import Record
-from fedekd.runs.transfer import compared, groups_of, rows_of
+from fedekd.runs.row_results import compared, groups_of, rows_of
 from fedekd.runs.verdict_text import independence, interval, told
 from fedekd.units import Unit, count
 from fedekd.verdicts import EQUIVALENT, HARMED, HELPED, UNDECIDED, Comparison, Verdict

@@ -30,6 +30,7 @@ class RunData:
         self.records = list({record["key"]: record for record in records}.values())
         self.details = dict(details or {})
         self.first = self.records[0]
+        self.folder = None if folder is None else Path(folder)
         self.made_by = command_file.read(folder) if folder else {}
         self.unit = Unit.of(self.records)
         self.scale = MetricScale(self.unit)
@@ -57,7 +58,7 @@ class RunData:
 
     @cached_property
     def summary(self) -> dict[str, SummaryRow]:
-        return {row["label"]: row for row in aggregate(self.records)}
+        return {row["label"]: row for row in aggregate(self.records, self.folder)}
 
     @property
     def favourite(self) -> int:
