@@ -205,7 +205,7 @@ def test_answers_by_class_are_shown_alone_and_with_the_method(tmp_path, record):
         assert sum(row[2] for row in alone["rows"][f"0|{c}"]) == client["n_test"]
         assert sum(row[2] for row in joined["rows"][f"0|0|{c}"]) == client["n_test"]
         right = sum(row[2] for row in joined["rows"][f"0|0|{c}"] if row[0] == row[1])
-        assert joined["notes"][f"0|0|{c}"] == f"{client['id']}: {right} of {client['n_test']} test rows right."
+        assert joined["notes"][f"0|0|{c}"] == f"Client {client['id']}: {right} of {client['n_test']} test rows right."
 
 
 def test_calibration_is_over_all_clients_alone_and_with_the_method(tmp_path, record):

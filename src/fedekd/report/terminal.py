@@ -10,7 +10,7 @@ from rich.text import Text
 
 from fedekd.report.clients import LINES, print_clients, print_verdicts
 from fedekd.report.summary import parts, print_summary, trust, verdict
-from fedekd.runs.aggregate import aggregate, grouped
+from fedekd.runs.aggregate import aggregate, grouped, in_order
 from fedekd.runs.records import Record
 from fedekd.runs.results import RunResults
 from fedekd.runs.subgroups import by_subgroup
@@ -26,7 +26,7 @@ def print_result(
     console: Console, result: RunResults, folder: str | Path | None = None, show_clients: bool = False
 ) -> None:
     """Everything about a result; with several seeds the clients only on demand, since each seed splits anew."""
-    for records in grouped(result.records, "dataset", "alpha"):
+    for records in grouped(in_order(result.records), "dataset", "alpha"):
         _print_one(console, records, result.folder, show_clients)
     if folder is not None:
         where = Path(folder) / "results.jsonl"

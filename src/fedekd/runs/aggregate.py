@@ -69,6 +69,19 @@ def usual_settings(records: Sequence[Record]) -> list[Record]:
     return [record for record in unique if shared_settings(record) == usual[record["dataset"]]]
 
 
+def in_order(records: Sequence[Record]) -> list[Record]:
+    """As they were begun, each method's controls right after it: runs side by side end in any order."""
+    bases = list(dict.fromkeys(record["method"].split("@")[0] for record in records))
+    labels = list(dict.fromkeys(record["label"] for record in records))
+
+    def place(record: Record) -> tuple[bool, int, bool, int, int]:
+        base = record["method"].split("@")[0]
+        own = labels.index(record["label"])
+        return base != "local", bases.index(base), "@" in record["method"], own, record["seed"]
+
+    return sorted(records, key=place)
+
+
 def grouped(records: Sequence[Record], *keys: Literal["dataset", "alpha", "seed", "label"]) -> list[list[Record]]:
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:

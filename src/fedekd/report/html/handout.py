@@ -90,11 +90,12 @@ def _row(data: RunData, label: str, client: ClientTransfer) -> dict[str, Any]:
 
 def _about(data: RunData) -> str:
     unit, method = data.unit, next(iter(data.transfer.values()))
-    alone = "the best it can do alone, chosen on its validation rows" if len(method.menu) > 1 else "training alone"
+    alone = "the best that the site can do alone, chosen on its validation rows"
+    alone = alone if len(method.menu) > 1 else "training alone"
     points = "; gains are in percentage points" if unit.percent else ""
     return (
         f"Each method was trained together with {count(len(data.names) - 1, 'other site')}, and compared with {alone}. "
-        f"Both answered the same test rows of this site, which no training has seen. "
+        f"Both were tested on the same rows of this site, which took no part in training. "
         f"The figure is {unit.titled} ({BETTER[unit.higher_is_better]}){points}."
     )
 
@@ -102,7 +103,7 @@ def _about(data: RunData) -> str:
 def _held(data: RunData, site: str, row: Any) -> str:
     rows = f"{row['n_train']:,} training, {row['n_val']:,} validation and {row['n_test']:,} test rows"
     floor = data.floor(site, data.seeds)
-    least = "" if floor is None else f" One answer for every test row would give {data.unit.value(floor)}."
+    least = "" if floor is None else f" The same answer for every test row would give {data.unit.value(floor)}."
     model = f" Its model: {row['model']}." if row.get("model") else ""
     return f"{site} has {rows}.{model}{least}"
 

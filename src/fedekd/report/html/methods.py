@@ -23,7 +23,7 @@ from fedekd.report.html.chart import (
 )
 from fedekd.report.html.clients import gain_title
 from fedekd.report.html.run_data import RunData
-from fedekd.report.html.words import interval_of, over
+from fedekd.report.html.words import about_models, interval_of, over
 from fedekd.runs.verdict_text import PARTS, told
 
 POINTS = 1500  # more than that are summed up instead of drawn one by one
@@ -87,6 +87,7 @@ def strip(data: RunData) -> Chart:
     about += " The tall bar is the mean"
     about += f", with its {over(data)}" if known else ""
     about += "; the ring is round the client that loses most."
+    about += about_models(data) if known else ""
     if "type" in axis:
         about += " The axis is stretched near zero, so that small differences can be seen beside large ones."
     spec = _spec(data, axis, columns, many)
@@ -235,5 +236,5 @@ def parts(data: RunData) -> Chart | None:
         "nothing, gives as well; federation is the rest. Gain is the method minus the best that each client can do "
         "alone, both at the round chosen on validation rows."
     )
-    about += f" Lines: {over(data)}." if known else ""
+    about += f" Lines: {over(data)}.{about_models(data)}" if known else ""
     return Chart("parts", "What Δ is made of", about, spec, columns, {"": rows})

@@ -10,7 +10,7 @@ from fedekd.report.html.chart import Chart, variant
 from fedekd.report.html.headline import headline, kicker
 from fedekd.report.html.run_data import RunData
 from fedekd.report.html.section import Block, Page, Section, Variants
-from fedekd.report.html.words import over
+from fedekd.report.html.words import about_models
 from fedekd.runs.aggregate import SHARED, SummaryRow
 from fedekd.runs.records import DoubtedSample, PublicPart
 from fedekd.runs.subgroups import HEADS
@@ -116,7 +116,7 @@ def _summary(data: RunData) -> Block:
         f"{', in points' if percent else ''}; "
         f"worst and {unit.tail} look to the harmed side of {'each seed' if several else 'the run'}'s clients."
     )
-    about += "" if several or not known else f" The {over(data)}."
+    about += about_models(data) if known else ""
     return Block("summary.html", {"heads": heads, "rows": rows, "intervals": known}, "In figures", about)
 
 

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from fedekd.report.html.chart import Choice, MetricScale, variant
 from fedekd.runs import command_file
-from fedekd.runs.aggregate import SummaryRow, aggregate
+from fedekd.runs.aggregate import SummaryRow, aggregate, in_order
 from fedekd.runs.findings import FAVOURITE
 from fedekd.runs.records import ClientRow, Details, Record
 from fedekd.runs.subgroups import by_subgroup
@@ -27,7 +27,7 @@ class RunData:
         folder: str | Path | None = None,
     ) -> None:
         """``folder``: where the records lie."""
-        self.records = list({record["key"]: record for record in records}.values())
+        self.records = in_order(list({record["key"]: record for record in records}.values()))
         self.details = dict(details or {})
         self.first = self.records[0]
         self.folder = None if folder is None else Path(folder)
@@ -51,6 +51,11 @@ class RunData:
     def one_split(self) -> bool:
         """Whether all seeds have the same clients and test rows, so that a verdict is over the seeds."""
         return len(self.seeds) > 1 and all(method.one_split for method in self.transfer.values())
+
+    @property
+    def shown(self) -> list[str]:
+        """Training alone and the methods to join with, without their controls."""
+        return [label for label in self.labels if label == self.alone or label in self.transfer]
 
     @property
     def names(self) -> list[str]:

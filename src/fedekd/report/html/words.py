@@ -26,7 +26,10 @@ def interval_of(method: MethodTransfer, part: str) -> tuple[float, float] | None
 
 
 def over(data: RunData) -> str:
-    """What the intervals of means rest on, and so what they are about."""
-    if len(data.seeds) > 1:
-        return "95 % interval over seeds"
-    return "95 % interval over test rows, which is about these trained models and not about the method"
+    """What the intervals of means rest on."""
+    return "95 % interval over seeds" if len(data.seeds) > 1 else "95 % interval over test rows"
+
+
+def about_models(data: RunData) -> str:
+    """What an interval over test rows does not tell."""
+    return "" if len(data.seeds) > 1 else " That interval is about these trained models, not about the method."
