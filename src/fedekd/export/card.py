@@ -189,7 +189,7 @@ def _told_by_site(metadata: ModelMetadata, folder: Path | None) -> str | None:
     words = [
         f"{metadata.method}: {STATES[found['state']]}: {found['reason']}.",
         f"Should this client join? {found['recommendation'].capitalize()}.",
-        "One federation tells of these trained models, not of the method.",
+        "One federation tells you about these trained models, not about the method.",
     ]
     if found["recommendation"] == STAY:
         words.insert(2, BEST_ALONE)

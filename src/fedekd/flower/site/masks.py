@@ -22,7 +22,7 @@ from fedekd.exchange import Message
 from fedekd.files import write_whole
 from fedekd.flower.protocol import masking
 from fedekd.flower.protocol.digests import digest
-from fedekd.flower.protocol.masking import KEY, LEAST, SHARE, Occasion, SignedKeys
+from fedekd.flower.protocol.masking import KEY, SHARE, Occasion, SignedKeys
 from fedekd.flower.protocol.messages import MaskingRequest, VisitRequest
 from fedekd.flower.protocol.terms import Terms
 from fedekd.flower.protocol.visits import Visit
