@@ -20,8 +20,7 @@ def print_report(console: Console, report: FederationReport) -> None:
     if report.states:
         console.print(verdicts(report))
     elif report.known:
-        chance = f", {report.surely_harmed} beyond the chance of its test rows" if report.harmed else ""
-        console.print(f"{report.harmed} of {len(report.known)} sites that share their Δ were harmed by joining{chance}")
+        console.print(f"{by_interval(report)}; clearly: the 95 % interval of Δ leaves out zero")
     for name, budget in report.budgets().items():
         console.print(f"{name}: {budget}")
     traffic = f"{volume(report.bytes_up)} up, {volume(report.bytes_down)} down"
@@ -36,6 +35,13 @@ def verdicts(report: FederationReport) -> str:
     known = Counter(report.states.values())
     share = "site shares" if known.total() == 1 else "sites share"
     return f"{known.total()} {share} a verdict: {counted(known)}"
+
+
+def by_interval(report: FederationReport) -> str:
+    """Where no site shares a verdict: what the intervals of Δ say."""
+    harmed, helped, known = report.surely_harmed, report.surely_helped, len(report.known)
+    share = "site shares its" if known == 1 else "sites share their"
+    return f"{known} {share} Δ: {harmed} clearly harmed, {helped} clearly helped, {known - harmed - helped} undecided"
 
 
 def _print_sites(console: Console, report: FederationReport) -> None:

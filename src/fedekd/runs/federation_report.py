@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict, cast, get_type_hints
 
 from fedekd.errors import FedekdError
-from fedekd.metrics import harmed
 from fedekd.units import Unit
 from fedekd.validation import Finite, Invalid, parse_json, validator
 from fedekd.verdicts import HARMED, HELPED, LEVEL, STATES, UNDECIDED, holm
@@ -121,15 +120,18 @@ class FederationReport:
         return [value for site in self.sites if (value := site.get("delta")) is not None]
 
     @property
-    def harmed(self) -> int:
-        return harmed(self.deltas, higher_is_better=self.unit.higher_is_better)
-
-    @property
     def surely_harmed(self) -> int:
         """Those whose Δ lies beyond the chance of their test rows (95 %)."""
-        better = self.unit.higher_is_better
-        best = [site.get("high") if better else site.get("low") for site in self.known]
-        return sum(end is not None and self.unit.harm(end) > 0 for end in best)
+        return sum(min(ends) > 0 for ends in self._harms())
+
+    @property
+    def surely_helped(self) -> int:
+        return sum(max(ends) < 0 for ends in self._harms())
+
+    def _harms(self) -> list[tuple[float, float]]:
+        """Both ends of the intervals that are told, turned so that positive is harm."""
+        ends = [(site.get("low"), site.get("high")) for site in self.known]
+        return [(self.unit.harm(a), self.unit.harm(b)) for a, b in ends if a is not None and b is not None]
 
     @property
     def states(self) -> dict[str, str]:

@@ -32,7 +32,6 @@ from fedekd.methods.base import Exchange, Method
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
 
-LEAST = 3  # uploads in a sum: of two, each site could work out the other's
 KEY = 32  # bytes of a key or a seed
 SHARE = 52  # bytes of Flower's share of a key: its number, and three blocks of 16
 MARK = "fedekd masking 1"

@@ -20,12 +20,12 @@ import torch
 from fedekd.errors import FedekdError
 from fedekd.flower.protocol import masking, wire
 from fedekd.flower.protocol.codes import StatusCode
-from fedekd.flower.protocol.masking import LEAST, Occasion, SignedKeys
+from fedekd.flower.protocol.masking import Occasion, SignedKeys
 from fedekd.flower.protocol.messages import Reply, masking_text
 from fedekd.flower.protocol.visits import Visit, called
 from fedekd.flower.protocol.wire import Packed, Payload, Word
 from fedekd.flower.saved_state import SavedState
-from fedekd.flower.secure_settings import MASKING_WAIT, check_secure
+from fedekd.flower.secure_settings import LEAST_MASKED, MASKING_WAIT, check_secure
 from fedekd.flower.server.conversation import MaskingRequests, TooFew, converse
 from fedekd.flower.server.rounds import Rounds, Uploaded
 from fedekd.flower.settings import ServerSettings
@@ -219,7 +219,7 @@ class SecureRounds(Rounds):
         asking = MaskingRequests(
             *(progress.roster, self.away, names, progress.current if stage == "keys" else names),
             *(lambda *_: payload, failed or passed_over),
-            enough=None if failed else max(LEAST, self._needed(masks)),
+            enough=None if failed else max(LEAST_MASKED, self._needed(masks)),
         )
         seconds = min(self.server.deadline, MASKING_WAIT)
         if not converse(self.transport, asking, seconds):
@@ -238,7 +238,7 @@ class SecureRounds(Rounds):
     def _needed(self, masks: Masks) -> int:
         return masking.threshold(self.terms.mask_threshold, len(masks.keys))
 
-    def _enough(self, count: int, masks: Masks, what: str, least: int = LEAST, of: int | None = None) -> int:
+    def _enough(self, count: int, masks: Masks, what: str, least: int = LEAST_MASKED, of: int | None = None) -> int:
         """How many it takes; raises ``TooFew`` where there are fewer."""
         needed = max(least, self._needed(masks))
         if count < needed:

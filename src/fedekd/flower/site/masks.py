@@ -22,11 +22,12 @@ from fedekd.exchange import Message
 from fedekd.files import write_whole
 from fedekd.flower.protocol import masking
 from fedekd.flower.protocol.digests import digest
-from fedekd.flower.protocol.masking import KEY, LEAST, SHARE, Occasion, SignedKeys
+from fedekd.flower.protocol.masking import KEY, SHARE, Occasion, SignedKeys
 from fedekd.flower.protocol.messages import MaskingRequest, VisitRequest
 from fedekd.flower.protocol.terms import Terms
 from fedekd.flower.protocol.visits import Visit
 from fedekd.flower.protocol.wire import Packed, Payload
+from fedekd.flower.secure_settings import LEAST_MASKED
 from fedekd.flower.settings import SiteSettings
 from fedekd.flower.setup.keys import peer_keys, read_node_key
 
@@ -79,8 +80,10 @@ class SiteMasks:
             if {name: [mask.hex(), seal.hex()] for name, (mask, seal) in public.items()} != self.kept["keys"]:
                 raise FedekdError("the server names other keys of the sites than before")
             return _bytes(self.kept["sealed"])
-        if len(keys) < LEAST:
-            raise FedekdError(f"{len(keys)} sites are too few to hide an upload among; at least {LEAST} must mask")
+        if len(keys) < LEAST_MASKED:
+            raise FedekdError(
+                f"{len(keys)} sites are too few to hide an upload among; at least {LEAST_MASKED} must mask"
+            )
         if public.get(own) != tuple(masking.public_half(self._secret(name)) for name in ("mask", "seal")):
             raise FedekdError("the server names other keys of this site than its own")
         known = self._peers()
@@ -189,7 +192,7 @@ class SiteMasks:
             raise FedekdError("the server asks for a stage of masking without those before it")
 
     def _enough(self, count: int) -> None:
-        needed = max(LEAST, masking.threshold(self.terms.mask_threshold, len(self.kept["keys"])))
+        needed = max(LEAST_MASKED, masking.threshold(self.terms.mask_threshold, len(self.kept["keys"])))
         if count < needed:
             raise FedekdError(f"{count} of the {len(self.kept['keys'])} sites are too few; it takes {needed}")
 
