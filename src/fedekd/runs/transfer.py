@@ -256,8 +256,9 @@ def _table(runs: Runs, folder: Path | None, level: float) -> list[MethodTransfer
         clients[label].append(unit.transfer(next(judged) if pair is not None else None))
         gains[label].append(pair)
     found = []
+    plain = next((some for some in runs.values() if next(iter(some.values()))["method"] == "local"), {})
     for label in shown:
-        others = (runs.get(plain[0], {}) if plain else {}, runs.get(twins[label], {}))
+        others = plain, runs.get(twins[label], {})
         over_rows = _over_rows(runs[label], *others, gains[label], folder) if len(runs[label]) == 1 else {}
         found.append(_method(runs[label], tuple(clients[label]), menu, over_rows))
     return found
