@@ -20,6 +20,7 @@ from fedekd.flower.protocol.codes import StatusCode
 from fedekd.flower.protocol.terms import Terms
 from fedekd.flower.protocol.wire import Packed, Payload
 from fedekd.flower.saved_state import SavedState
+from fedekd.flower.secure_settings import LEAST_MASKED
 from fedekd.flower.server.conversation import TooFew
 from fedekd.flower.setup.keys import read_node_key
 from fedekd.flower.site import handlers
@@ -139,7 +140,7 @@ def test_no_sums_of_one_visit_show_one_upload() -> None:
     more than half of its sites. Two sums that differ in one site would take more sites than there are, and no other
     combination of such sums is one site's upload either."""
     for count in range(3, 30):
-        larger, smaller = (max(masking.LEAST, masking.threshold(0.5, n)) for n in (count, count - 1))
+        larger, smaller = (max(LEAST_MASKED, masking.threshold(0.5, n)) for n in (count, count - 1))
         assert larger + smaller > count
     random = np.random.default_rng(0)
     for _ in range(300):
@@ -148,7 +149,7 @@ def test_no_sums_of_one_visit_show_one_upload() -> None:
         while left:
             members = {*random.choice(count, int(random.integers(3, count + 1)), replace=False).tolist()}
             unmasking = [site for site in left if site in members]
-            needed = max(masking.LEAST, masking.threshold(0.5, len(members)))
+            needed = max(LEAST_MASKED, masking.threshold(0.5, len(members)))
             if len(unmasking) >= needed:
                 sums.append([float(site in members) for site in range(count)])
                 left = [site for site in left if site not in unmasking[:needed]]

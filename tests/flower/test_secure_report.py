@@ -9,9 +9,8 @@ import pytest
 
 pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
 
-from masked_village import place
+from masked_village import Watching, place
 from rich.console import Console
-from village import Hand
 
 from fedekd.cli import main
 from fedekd.flower.server.secure_rounds import make_rounds
@@ -31,14 +30,9 @@ CHECKED = "no single upload: not its size, direction or history, and no robust c
 
 @pytest.fixture
 def federation(tmp_path, digits):
-    """birch's last upload is lost."""
+    """birch is gone before its last upload."""
     server, schema, sites = place(tmp_path, digits)
-    uploads = iter(["kept", "lost"])
-
-    def spoil(name, kind, reply):
-        return None if (name, kind) == ("birch", "visit") and next(uploads, "kept") == "lost" else reply
-
-    post = Hand(sites, spoil)
+    post = Watching(sites, lambda name, at, visit: (name, at, visit) == ("birch", "visit", 1))
     watched = WatchedTransport(post, server.state)
     rounds = make_rounds(server, schema, watched, len(sites))
     with watched.following(rounds):
