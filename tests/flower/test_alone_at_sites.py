@@ -57,7 +57,7 @@ def test_a_state_of_before_there_was_a_menu_goes_on(tmp_path, digits):
         for label in MENU:
             other = weights(again, label)
             assert all(torch.equal(w, other[name]) for name, w in weights(kept, label).items())
-            assert kept[label]["history"] == again[label]["history"]
+            assert kept[label]["rounds"]["history"] == again[label]["rounds"]["history"]
         assert own_report(ours) == own_report(theirs)
 
 
@@ -113,7 +113,7 @@ def test_in_two_visits_as_in_one_and_saved_in_between(digits):
     for label in MENU:
         other = weights(second.state(), label)
         assert all(torch.equal(w, other[name]) for name, w in weights(whole.state(), label).items()), label
-        assert whole.state()[label]["history"] == second.state()[label]["history"]
+        assert whole.state()[label]["rounds"]["history"] == second.state()[label]["rounds"]["history"]
         assert whole.state()[label]["engine"]["round"] == 2
 
 

@@ -69,3 +69,29 @@ def test_a_federation_that_measured_no_rounds_ends_with_the_last(tmp_path, digit
     _, report = report_of(sites[1])
     assert report["joined"]["round"] == 3
     assert report["joined"]["value"] == report["value"]
+
+
+def test_the_best_alone_is_kept_as_it_was_in_its_round(tmp_path, digits, eager, monkeypatch):
+    """What a site that should stay alone exports and predicts with."""
+    best = "fedekd@alone"
+    monkeypatch.setattr("fedekd.flower.site.report.best_alone", lambda options, *_: {o.label: o for o in options}[best])
+    (site, *_) = sites = write_sites(tmp_path, digits)
+    federate(make_server(tmp_path, rounds=3, epochs=2, lr=0.4), schema_of(digits), sites)
+    folder, report = report_of(site)
+    rounds = state_of(site)["alone"][best]["rounds"]
+    losses = [row[0][1] for row in rounds["history"]["validation"][0]]
+    assert report["alone"]["label"] == best
+    assert report["alone"]["round"] == 1 + losses.index(min(losses)) < 3
+    to = tmp_path / "m.safetensors"
+    assert main(["export", str(folder), "--client", site.name, "--method", "alone", "--to", str(to)]) == 0
+    kept = rounds["best"]["models"]["private"]
+    assert all(torch.equal(kept[name], w) for name, w in load_file(to).items())
+    card, value = (tmp_path / "m.card.md").read_text(), 100 * report["alone"]["value"]
+    assert f"| this model: after round {report['alone']['round']} of 3 | {value:.1f} % |" in card
+    advice = f"{report['verdict']['recommendation'].capitalize()}: {report['verdict']['reason']}."
+    assert (
+        f"This is the best model the client trained alone, by its validation rows. Should this client join? {advice}"
+        in card
+    )
+    names = sorted(path.name.removeprefix(folder.name) for path in (folder / "models").iterdir())
+    assert names == ["", "-alone", "-local"]

@@ -96,7 +96,7 @@ def test_the_headline_counts_the_four_states_and_names_the_worst(tmp_path, recor
     words = " ".join(Outline(text).words)
     assert "fedekd: 2 clearly harmed, 2 clearly helped, 2 equivalent, 0 undecided" in words
     assert "Worst off is client 5: accuracy 81.0\u00a0% alone (local), 70.0\u00a0% with the method" in words
-    assert "One seed tells of these trained models, not of the method" in words
+    assert "One seed tells you about these trained models, not about the method" in words
     assert "assumed independent" in words
     assert "2 should join, 4 should stay alone, 0 are undecided" in words
     assert "with fedekd its accuracy is 11.0 points worse than alone (local), 95 % interval" in words
@@ -118,7 +118,7 @@ def test_a_row_or_two_harm_nobody(tmp_path, record):
     assert "fedekd: 0 clearly harmed, 0 clearly helped, 0 equivalent, 3 undecided" in words
     assert 'class="harm' not in text
     assert 'class="help' not in text
-    assert "within chance: its 30 test rows can show" in words
+    assert "which may be chance: its 30 test rows can only show" in words
 
 
 def test_old_records_are_told_by_sign_alone(tmp_path, record):
@@ -205,7 +205,7 @@ def test_answers_by_class_are_shown_alone_and_with_the_method(tmp_path, record):
         assert sum(row[2] for row in alone["rows"][f"0|{c}"]) == client["n_test"]
         assert sum(row[2] for row in joined["rows"][f"0|0|{c}"]) == client["n_test"]
         right = sum(row[2] for row in joined["rows"][f"0|0|{c}"] if row[0] == row[1])
-        assert joined["notes"][f"0|0|{c}"] == f"{client['id']}: {right} of {client['n_test']} test rows right."
+        assert joined["notes"][f"0|0|{c}"] == f"Client {client['id']}: {right} of {client['n_test']} test rows right."
 
 
 def test_calibration_is_over_all_clients_alone_and_with_the_method(tmp_path, record):

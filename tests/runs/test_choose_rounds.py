@@ -12,8 +12,9 @@ import fedekd
 from fedekd.data import federate
 from fedekd.errors import FedekdError
 from fedekd.export.predict import predict
-from fedekd.runs import details, packing
+from fedekd.runs import details, packing, transfer
 from fedekd.runs.runner import run
+from fedekd.runs.saved_models import read_metadata
 from fedekd.runs.store import read_records
 from fedekd.runs.transfer import option
 from fedekd.settings import make_settings
@@ -75,6 +76,27 @@ def test_the_kept_model_gives_the_answers_of_the_record(digits, tmp_path, engine
         assert (right == known).all()
         assert right.mean() == pytest.approx(client["value"])
         assert [error == 0 for error in errors[position]] == known.tolist()
+
+
+@pytest.mark.parametrize(("method", "engine"), [("local", "serial"), ("fedavg-tuned", "serial"), ("fedavg", "stacked")])
+def test_without_it_the_kept_model_is_of_the_round_that_verdicts_take(digits, tmp_path, monkeypatch, method, engine):
+    """A record tells of the last round; verdicts, and what is exported, of an earlier one that is clearly better."""
+    monkeypatch.setattr(transfer, "_clearly_better", lambda *_: True)
+    record = trained(digits, tmp_path, methods=[method], engine=engine, choose_rounds=False)[-1]
+    errors = details.read(tmp_path)[record["key"]]["errors"]
+    federation, rounds = federate(digits, clients=3, alpha=0.5, seed=1), []
+    for position, (client, split) in enumerate(zip(record["clients"], federation.clients, strict=True)):
+        taken = option(record, position)
+        np.savez(tmp_path / "rows.npz", x=digits.x[split.test])
+        path = tmp_path / "models" / record["key"] / f"{position}.safetensors"
+        right = predict(path, tmp_path / "rows.npz", **NAMES).values.argmax(1) == digits.y[split.test]
+        assert (right == taken.rows.astype(bool)).all()
+        about = read_metadata(path).about
+        assert (about["round"], about["rounds"], about["value_at_round"]) == (taken.round, ROUNDS, taken.value)
+        assert (about["value"], about["delta"]) == (client["value"], client["delta"])
+        assert np.mean([error == 0 for error in errors[position]]) == pytest.approx(client["value"])
+        rounds.append(taken.round)
+    assert min(rounds) < ROUNDS
 
 
 def test_engines_choose_alike(digits, tmp_path):

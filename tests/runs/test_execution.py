@@ -25,6 +25,7 @@ from fedekd.data import federate
 from fedekd.engines.serial import Serial
 from fedekd.errors import FedekdError
 from fedekd.export.predict import predict
+from fedekd.runs import execution
 from fedekd.runs.observers import Observer
 from fedekd.runs.plan import choose_methods, left_out, plan
 from fedekd.runs.runner import run
@@ -492,3 +493,13 @@ def test_methods_without_a_use_for_a_file_of_public_rows_train_as_before(digits,
     assert [r["partition"].get("public", {}).get("rows") for r in (*alone.records, *beside.records)] == [None] * 2 + [
         5
     ] * 2
+
+
+@pytest.mark.parametrize(("model", "stacked"), [("cnn-small", True), ("resnet18", False)])
+def test_on_a_gpu_models_that_fill_it_train_one_after_another(monkeypatch, model, stacked):
+    monkeypatch.setattr(execution, "pick_device", lambda name: torch.device("cuda"))
+    settings = make_settings({"dataset": "digits", "methods": ("local",), "private": model, "batch_size": 1024})
+    (planned,) = plan(settings)
+    assert execution.stacks(planned, "auto") == stacked
+    assert execution.stacks(planned, "stacked")
+    assert not execution.stacks(planned, "serial")

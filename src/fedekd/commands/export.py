@@ -14,7 +14,11 @@ def add(commands: Any) -> None:
     export.add_argument("folder", metavar="DIR", help="the --out folder of a run")
     export.add_argument("--client", required=True, metavar="NAME", help="whose model: a client's name in the tables")
     export.add_argument("--to", required=True, metavar="FILE", help="model.safetensors or model.onnx")
-    export.add_argument("--method", metavar="NAME", help="the method used (default: fedekd, or the only one)")
+    export.add_argument(
+        "--method",
+        metavar="NAME",
+        help="the method used, or alone: the best it trained alone (default: fedekd, or the only one)",
+    )
     export.add_argument("--seed", type=int, metavar="N", help="the seed of the run (default: the first)")
     export.add_argument("--private", metavar="NAME", help="your own private model, package.module:function (for .onnx)")
     export.add_argument("--proxy", metavar="NAME", help="your own proxy model, if predictions use it (for .onnx)")

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from fedekd.runs.aggregate import shared_settings
-from fedekd.runs.federation_report import SiteReport, signed_lines, site_report
+from fedekd.runs.federation_report import SECURE, SUMS, SiteReport, signed_lines, site_report
 from fedekd.runs.metadata import ModelMetadata
 from fedekd.runs.records import Record
 from fedekd.runs.subgroups import HEADS, by_subgroup
-from fedekd.runs.transfer import ClientTransfer, MethodTransfer, analyse
+from fedekd.runs.transfer import ClientTransfer, MethodTransfer, alone_run, analyse, is_menu
 from fedekd.runs.verdict_text import STATES, STAY, advice_by_client, advise, alone_label, caveats, interval
 from fedekd.units import Unit
 
@@ -24,6 +24,7 @@ SCALED = {
     "own": "standardised by this client's own training rows",
     "given": "as the federation's schema gives it",
 }
+BEST_ALONE = "The best model it trained alone is `--method alone`."
 LIMITS = (
     "",
     "The figures above are from this client's own held-out rows. They say nothing of patients, devices or pictures",
@@ -44,7 +45,7 @@ def make_card(metadata: ModelMetadata, records: Sequence[Record], file: str, fol
         "Data": _data(metadata, record),
         "Inputs": _inputs(metadata),
         "Output": [*_answers(metadata), *_output(metadata)],
-        "Training": [*_training(metadata, record), *(f"- {line}" for line in (signed_lines(folder) if folder else []))],
+        "Training": [*_training(metadata, record), *(f"- {line}" for line in _of_federation(metadata, folder))],
         "Use": [f"`fedekd predict {file} FILE`: a class and its probability for each row, or a number.", *LIMITS],
     }
     title = (
@@ -76,6 +77,16 @@ def _analysed(
     return methods, next((c for c in of if c.client == metadata.client and own["seed"] in c.seeds), None)
 
 
+def best_alone(metadata: ModelMetadata, records: Sequence[Record], folder: Path | None) -> tuple[str, str | None]:
+    """What this client did best alone, beside this model: its label, and the run's key where there is a record."""
+    if (own := _own(metadata, records)) is not None:
+        position = [row["id"] for row in own["clients"]].index(metadata.client)
+        best = alone_run(_same(own, records), position, own["seed"], folder)
+        return (best["label"], best["key"]) if best else ("local", None)
+    site = _site(metadata, folder)
+    return (site["alone"]["label"] if site is not None and "alone" in site else "local"), None
+
+
 def _comparison(metadata: ModelMetadata, records: Sequence[Record], folder: Path | None) -> list[str]:
     value, local, delta = (metadata.number(name) for name in ("value", "local", "delta"))
     alone = {"metric": metadata.about.get("metric", "accuracy"), "clients": [{"local": local}]}
@@ -88,6 +99,9 @@ def _comparison(metadata: ModelMetadata, records: Sequence[Record], folder: Path
         f"| {metadata.method} | {unit.value(value)}{percent} |",
         f"| **Δ** | **{unit.delta(delta)}{points}** |",
     ]
+    if metadata.round and metadata.round[0] != metadata.round[1]:
+        when = "this model: after round {} of {}".format(*metadata.round)
+        lines.append(f"| {when} | {unit.value(metadata.number('value_at_round'))}{percent} |")
     _, client = _analysed(metadata, records, folder)
     if client is not None and client.verdict is not None:
         gain = f"{unit.delta(client.parts['gain'])}{points}, 95 % interval {interval(client.verdict, unit)}"
@@ -112,8 +126,8 @@ def _subgroups(metadata: ModelMetadata, records: Sequence[Record], folder: Path 
 
 def verdict(metadata: ModelMetadata, records: Sequence[Record], folder: Path | None = None) -> str:
     """Whether the federation helped this client, and what it should do: as terminal and page of its folder say it."""
-    if metadata.method == "local":
-        return "This is the model the client trained alone."
+    if is_menu(metadata.method):
+        return _trained_alone(metadata, records, folder)
     methods, client = _analysed(metadata, records, folder)
     if client is None or client.verdict is None:
         return _told_by_site(metadata, folder) or _by_sign(metadata)
@@ -127,15 +141,44 @@ def verdict(metadata: ModelMetadata, records: Sequence[Record], folder: Path | N
         *caveats(methods, unit),
     ]
     if best.decision == STAY:
-        words.insert(2, "The model it trained alone is `--method local`.")
+        words.insert(2, BEST_ALONE)
     return " ".join(words)
 
 
+def _trained_alone(metadata: ModelMetadata, records: Sequence[Record], folder: Path | None) -> str:
+    label, key = best_alone(metadata, records, folder)
+    if metadata.method != label or key not in (None, metadata.about.get("key")):
+        return f"This is a model the client trained alone. {BEST_ALONE}"
+    best = "model" if label == "local" else "best model"
+    words = [f"This is the {best} the client trained alone{', by its validation rows' * (best != 'model')}."]
+    if (own := _own(metadata, records)) is not None:
+        found = advice_by_client(analyse(_same(own, records), folder), Unit.of([own]))
+        words += [_asked(*one) for (name, on), one in found.items() if name == metadata.client and own["seed"] in on]
+    elif (site := _site(metadata, folder)) is not None and "verdict" in site:
+        words.append(_asked(site["verdict"]["recommendation"], site["verdict"]["reason"]))
+    return " ".join(words)
+
+
+def _asked(decision: str, reason: str) -> str:
+    return f"Should this client join? {decision.capitalize()}: {reason}."
+
+
 def _of_site(metadata: ModelMetadata, folder: Path | None) -> SiteReport | None:
+    """With this method."""
+    found = _site(metadata, folder)
+    return found if found is not None and found["method"] == metadata.method else None
+
+
+def _site(metadata: ModelMetadata, folder: Path | None) -> SiteReport | None:
     """A real site keeps no records: what it found at the end of its federation."""
     found = site_report(folder) if folder else None
-    mine = found is not None and (found["name"], found["method"]) == (metadata.client, metadata.method)
-    return found if mine else None
+    return found if found is not None and found["name"] == metadata.client else None
+
+
+def _of_federation(metadata: ModelMetadata, folder: Path | None) -> list[str]:
+    site = _of_site(metadata, folder)
+    saw = [f"the federation's server saw {SUMS}"] if site and site.get("aggregation") == SECURE else []
+    return [*saw, *(signed_lines(folder) if folder else [])]
 
 
 def _told_by_site(metadata: ModelMetadata, folder: Path | None) -> str | None:
@@ -146,10 +189,10 @@ def _told_by_site(metadata: ModelMetadata, folder: Path | None) -> str | None:
     words = [
         f"{metadata.method}: {STATES[found['state']]}: {found['reason']}.",
         f"Should this client join? {found['recommendation'].capitalize()}.",
-        "One federation tells of these trained models, not of the method.",
+        "One federation tells you about these trained models, not about the method.",
     ]
     if found["recommendation"] == STAY:
-        words.insert(2, "The model it trained alone is `--method local`.")
+        words.insert(2, BEST_ALONE)
     return " ".join(words)
 
 

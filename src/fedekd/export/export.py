@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import logging
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from fedekd.errors import FedekdError, unknown
-from fedekd.export.card import card_path, make_card
+from fedekd.export.card import best_alone, card_path, make_card
 from fedekd.files import write_whole
 from fedekd.runs.metadata import ModelMetadata, OwnCode
+from fedekd.runs.records import Record
 from fedekd.runs.saved_models import as_safetensors, find_models
 from fedekd.runs.store import read_records
+from fedekd.runs.transfer import is_menu
 
 KINDS = (".safetensors", ".onnx")
+ALONE = "alone"  # in the place of a method: the best that the client trained alone
 
 
 def export(
@@ -31,7 +35,8 @@ def export(
 ) -> ModelMetadata:
     """Write what a client answers with to ``to`` and its card beside it; returns what the card states.
 
-    Without ``method`` it is FedeKD's, or the only method's besides Local; without ``seed`` the first one's.
+    Without ``method`` it is FedeKD's, or the only method's that is no training alone; "alone" is the best that this
+    client trained alone, chosen as for verdicts. Without ``seed`` it is the first one's.
     ``private`` and ``proxy`` name the factories of models of one's own, which .onnx needs to draw the graph, as does
     ``method`` as package.module:Class for a method of one's own that answers with more than the private model.
     Some methods answer from training rows, which leave with the model only ``with_rows``.
@@ -41,8 +46,12 @@ def export(
         raise FedekdError(f"cannot export to {str(target)!r}; name a file that ends in {' or '.join(KINDS)}")
     unusable: list[str] = []
     kept = find_models(Path(folder), unusable)
+    records = read_records(Path(folder) / "results.jsonl")
     try:
-        metadata = choose(kept, client, method, seed)
+        if method == ALONE:
+            metadata = _best_alone(kept, client, seed, records, Path(folder))
+        else:
+            metadata = choose(kept, client, method, seed)
     except FedekdError as error:
         also = f"; {len(unusable)} more cannot be used: {unusable[0]}" if unusable else ""
         raise FedekdError(f"{error}{also}") from None
@@ -52,7 +61,7 @@ def export(
             "them (features and targets); add --with-rows to let them out, or choose another --method"
         )
     code = OwnCode(private, proxy, method if method and ":" in method else None)
-    card = make_card(metadata, read_records(Path(folder) / "results.jsonl"), target.name, Path(folder))
+    card = make_card(metadata, records, target.name, Path(folder))
     content = _onnx if target.suffix.lower() == ".onnx" else _safetensors
     about = {name: json.dumps(value) for name, value in {**metadata.about, "card": card}.items()}
     readers = 0o600 | metadata.path.stat().st_mode & 0o666  # a site keeps its models for its owner alone
@@ -65,7 +74,7 @@ def choose(kept: list[ModelMetadata], client: str, method: str | None, seed: int
     """The one that is asked for, a method by its name or its class; of several that fit, the last that was trained."""
     methods = list(dict.fromkeys(metadata.method for metadata in kept))
     if method is None:
-        joined = [name for name in methods if name != "local"] or methods
+        joined = [name for name in methods if not is_menu(name)] or methods
         method = joined[0] if len(joined) == 1 else "fedekd"
     fitting = [metadata for metadata in kept if method in (metadata.method, metadata.answers and metadata.answers.code)]
     if not fitting:
@@ -79,6 +88,18 @@ def choose(kept: list[ModelMetadata], client: str, method: str | None, seed: int
         names = ", ".join(dict.fromkeys(metadata.client for metadata in fitting))
         raise FedekdError(f"no client {client!r} here; the clients are: {names}")
     return max(own, key=lambda metadata: metadata.path.stat().st_mtime)
+
+
+def _best_alone(
+    kept: list[ModelMetadata], client: str, seed: int | None, records: Sequence[Record], folder: Path
+) -> ModelMetadata:
+    """Of what the client trained alone, beside its last run or in its federation, the best by its validation rows."""
+    local = choose(kept, client, "local", seed)
+    label, key = best_alone(local, records, folder)
+    of_run = [m for m in kept if m.method == label and key in (None, m.about.get("key"))]
+    if not of_run:
+        raise FedekdError(f"the best that client {client} trained alone is {label}, and its model is not kept here")
+    return choose(of_run, client, label, local.seed)
 
 
 def _safetensors(metadata: ModelMetadata, about: dict[str, str], code: OwnCode) -> bytes:

@@ -19,7 +19,7 @@ from fedekd.engines.job import pick_device
 from fedekd.engines.serial import Serial
 from fedekd.engines.stackable import NotStackable, signature
 from fedekd.engines.stacked import Stacked
-from fedekd.engines.threads import fitting_threads
+from fedekd.engines.threads import FILLS_A_GPU, fitting_threads, step_work
 from fedekd.errors import FedekdError
 from fedekd.runs import answers, details, saved_models
 from fedekd.runs.history import History
@@ -27,6 +27,7 @@ from fedekd.runs.observers import ClientTrained, Note, Observer, RoundMeasured, 
 from fedekd.runs.plan import PlannedRun, RunSpec, model_titles, width
 from fedekd.runs.records import RECORD_VERSION
 from fedekd.runs.store import Record, Store
+from fedekd.runs.transfer import option
 from fedekd.settings import MANY, Settings
 from fedekd.units import METRICS
 
@@ -48,6 +49,10 @@ class Artifacts:
     def training_rows(self) -> int:
         """Of each client, to tell the training loss of after every round: few enough to cost next to nothing."""
         return 200 if self.details else 0
+
+    def keeps(self, run: PlannedRun) -> bool:
+        """Whether the run's models are kept."""
+        return run.seed in self.seeds and len(run.job.federation.clients) < MANY
 
     @classmethod
     def of(cls, settings: Settings) -> Artifacts:
@@ -159,13 +164,9 @@ def execute(
 
 def in_stacks(runs: Sequence[PlannedRun], engine: str) -> Iterator[Sequence[PlannedRun]]:
     """Runs that train together, Local before the runs that are measured against it."""
-    if not runs:
-        return
-    if not stacks(runs[0], engine):
-        yield from ([r] for r in runs)
-        return
+    yield from ([r] for r in runs if not stacks(r, engine))
     groups: dict[tuple[Any, ...], list[PlannedRun]] = {}
-    for r in sorted(runs, key=lambda r: r.key != r.local_key):
+    for r in sorted((r for r in runs if stacks(r, engine)), key=lambda r: r.key != r.local_key):
         groups.setdefault(signature(r.job), []).append(r)
     for group in groups.values():
         most = max(1, MODELS // len(group[0].job.federation.clients))
@@ -173,11 +174,13 @@ def in_stacks(runs: Sequence[PlannedRun], engine: str) -> Iterator[Sequence[Plan
 
 
 def stacks(run: PlannedRun, engine: str) -> bool:
-    """On a GPU clients are stacked, and very many that take turns, whose models would not all fit into memory at once.
-    Otherwise, on a CPU, one after another is faster."""
+    """On a GPU clients are stacked unless their models are large; and everywhere very many that take turns, since their
+    models would not all fit into memory at once. Otherwise one after another is faster."""
+    if engine != "auto":
+        return engine == "stacked"
     training = run.job.training
     in_turns = len(run.job.federation.clients) >= MANY and training.participation < 1
-    return engine == "stacked" or (engine == "auto" and (in_turns or pick_device(training.device).type == "cuda"))
+    return in_turns or (pick_device(training.device).type == "cuda" and step_work(run.job) < FILLS_A_GPU)
 
 
 def train_together(
@@ -231,7 +234,9 @@ def train_together(
                 observer.observe(Note(line))
             elif artifacts.details:
                 clients = worker.clients_of(j)
-                history.give_back(j, clients)
+                judged = [option(record, k).round for k in range(len(own))]
+                if training.choose_rounds:
+                    history.give_back(j, clients, judged)
                 found = details.describe(
                     r.key, clients, history.curves[j], worker.trust[j], history.exchange[j], artifacts.thumbnails
                 )
@@ -239,7 +244,8 @@ def train_together(
                     found["train_loss"] = history.training[j]
                 if training.measure_every != 1:
                     found["rounds"] = history.measured
-                _leave(store, observer, record, found, clients if r.seed in artifacts.seeds else ())
+                history.give_back(j, clients, judged)  # a model is of the round that verdicts take
+                _leave(store, observer, record, found, clients if artifacts.keeps(r) else ())
             if training.metric:
                 answers.write(store.folder, r.key, history.test_rows(j, r.job, measured[j]))
             store.add(record)
@@ -256,10 +262,11 @@ def _measure(
 ) -> None:
     """All clients after a round that is not the last."""
     training = runs[0].job.training
-    with worker.personalised() if training.choose_rounds else nullcontext():  # what is kept is what was measured
+    keeps = [training.choose_rounds or artifacts.keeps(r) for r in runs]
+    with worker.personalised() if any(keeps) else nullcontext():  # what is kept is what was measured
         better = history.add(worker.round_number, worker.measure(artifacts.training_rows), training)
-        if training.choose_rounds:
-            history.keep(worker, better)
+        if any(keeps):
+            history.keep(worker, [own if kept else [] for own, kept in zip(better, keeps, strict=True)])
     if artifacts.details:
         _tell(observer, runs, worker, history)
 

@@ -38,7 +38,7 @@ class History:
     last: list[list[str]] = field(default_factory=list)
     """By run and client: the test rows of the last round."""
     kept: list[dict[int, Any]] = field(default_factory=list)
-    """By run and client, where rounds are chosen: the client's state of that round, as it answered."""
+    """By run and client, where its model will be kept: its state in its best round so far, as it answered."""
     rounds: list[int] = field(default_factory=list)
     """After which it was measured; all of them in a checkpoint that does not say so."""
     answers: list[dict[int, Tensor]] = field(default_factory=list)
@@ -85,11 +85,10 @@ class History:
         for run, positions in enumerate(better):
             self.kept[run] |= zip(positions, worker.states_of(run, positions), strict=True)
 
-    def give_back(self, run: int, clients: Sequence[Client]) -> None:
-        """Clients as the last round left them become what they were in their chosen rounds."""
+    def give_back(self, run: int, clients: Sequence[Client], rounds: Sequence[int]) -> None:
+        """Clients as the last round left them become what they were in these rounds, where that was kept."""
         for k, state in self.kept[run].items() if self.kept else ():
-            best = self.best[run][k]
-            if best is not None and best[0] != self.measured[-1]:
+            if state["round"] == rounds[k] != self.measured[-1]:
                 clients[k].restore(state)
 
     def clients(self, run: int, job: Job, last: Sequence[Measured] = ()) -> list[dict[str, Any]]:

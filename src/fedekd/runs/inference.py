@@ -223,7 +223,10 @@ def _method(metadata: ModelMetadata, code: OwnCode) -> Method:
     if metadata.answers is None:
         return Method()
     named, given = metadata.answers, code.method
-    found = methods.known().get(named.method)
+    plain, _, control = named.method.partition("@")
+    found = methods.known().get(plain)
+    if found is not None and control in methods.CONTROLS:
+        found = methods.twin(found, control)
     if given is not None:
         found = _looked_for(lambda: methods.get(given))
     elif found is None or model_name(type(found)) != named.code:

@@ -101,11 +101,11 @@ class ModelMetadata:
             raise ValueError(f"a {self.about['task']} from {self.shape} to {self.outputs}")
         if max(*self.shape, self.outputs) > MOST or math.prod(self.shape) > MOST_VALUES:
             raise ValueError(f"rows of shape {self.shape} and {self.outputs} outputs")
-        for name in ("seed", "position", "scale", "target", "labels", "columns", "answers", "reading", "fill"):
+        for name in ("seed", "position", "scale", "target", "labels", "columns", "answers", "reading", "fill", "round"):
             getattr(self, name)
         if not (0 <= self.seed < 2**63 and 0 <= self.position < 2**32 and all(map(math.isfinite, self.target))):
             raise ValueError(f"seed {self.seed}, client number {self.position} or target {self.target}")
-        for name in ("value", "local", "delta"):
+        for name in ("value", "local", "delta", "value_at_round"):
             self.number(name)
 
     def number(self, name: str) -> float:
@@ -123,6 +123,15 @@ class ModelMetadata:
     @property
     def seed(self) -> int:
         return int(self.about.get("seed", 0))
+
+    @property
+    def round(self) -> tuple[int, int] | None:
+        """After which it is what it is, and how many there were; None in files that do not say so."""
+        names = ("round", "rounds")
+        if any(self.about.get(name) is None for name in names):
+            return None
+        round, rounds = (int(self.about[name]) for name in names)
+        return round, rounds
 
     @property
     def position(self) -> int:

@@ -88,6 +88,8 @@ def describe(record: Mapping[str, Any], position: int, client: Client, tensors: 
 
     job, own = client.job, record["clients"][position]
     federation, dataset = job.federation, job.federation.dataset
+    chosen = own.get("chosen")
+    then = chosen["value"] if chosen and chosen["round"] == client.round else own["value"]
     return {
         "role": "private",
         "client": own["id"],
@@ -109,6 +111,9 @@ def describe(record: Mapping[str, Any], position: int, client: Client, tensors: 
         "target_std": federation.target_std,
         "metric": record["metric"],
         **{name: own[name] for name in ("value", "local", "delta", "n_train", "n_val", "n_test")},
+        "round": client.round,
+        "rounds": job.training.rounds,
+        "value_at_round": then,  # `value` is the record's, after the last round
         "key": record["key"],
         "personalised": bool(client.method.personalise()),
         **_answers(client, tensors),

@@ -23,17 +23,18 @@ from typing import Any
 
 import numpy as np
 
-from fedekd import metrics, scores, verdicts
-from fedekd.runs import answers, packing
+from fedekd import metrics, verdicts
+from fedekd.runs import row_results
 from fedekd.runs.aggregate import shared_settings
 from fedekd.runs.records import ChosenRound, ClientRow, Record
+from fedekd.runs.row_results import compared, groups_of, rows_of
 from fedekd.units import describe
-from fedekd.verdicts import Comparison, Measure, Verdict
+from fedekd.verdicts import Comparison, Verdict
 
 FEW = 30  # validation rows, under which nothing is chosen by them
 PARTS = ("delta", "recipe", "federation", "gain")
 TWIN = "@alone"
-MEASURES = {"accuracy": verdicts.share, "rmse": verdicts.root_mean_square}  # of what a record holds of its rows
+Runs = Mapping[str, Mapping[int, Record]]  # of one table, by label and seed
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +82,8 @@ class MethodTransfer:
     clients: tuple[ClientTransfer, ...]
     menu: tuple[str, ...]
     summary: Mapping[str, Mapping[str, Any]]
-    """By part: mean, worst and tail over clients, as means over seeds, and the paired interval of the mean.
+    """By part: mean, worst and tail over clients, as means over seeds, and the paired interval of the mean; of a single
+    seed its interval over test rows, which tells of these trained models and not of the method.
 
     Clients on whose test rows the metric is not defined are left out."""
     group: str | None = None
@@ -121,26 +123,6 @@ class MethodTransfer:
         """Of clients, or of client-runs where every seed splits the data anew; nothing without test rows."""
         found = Counter(c.verdict.state for c in self.clients if c.verdict)
         return {state: found[state] for state in verdicts.STATES} if found else {}
-
-
-def rows_of(record: Record, position: int, folder: Path | None = None, chosen: bool = False) -> np.ndarray | None:
-    """What a client's test rows came to at the last or the chosen round; None where that was not kept.
-
-    It is in the record, or for a metric that needs more in a file of the folder where the record lies.
-    """
-    client = record["clients"][position]
-    if (packed := client.get("rows")) is not None:
-        text = packed.get("chosen", packed["last"]) if chosen else packed["last"]
-        return packing.unpack(text, client["n_test"], record["metric"])
-    if folder is None or record["metric"] in MEASURES:
-        return None
-    return answers.read(folder, record["key"], position, chosen)
-
-
-def groups_of(record: Record, position: int) -> np.ndarray | None:
-    """[test rows]: numbers of the groups that they belong to, such as patients; None where each stands for itself."""
-    client = record["clients"][position]
-    return packing.unpack_codes(client["groups"], client["n_test"]) if "groups" in client else None
 
 
 def last_round(record: Record, position: int, folder: Path | None = None) -> Option:
@@ -195,47 +177,10 @@ def comparison(
     return compared([one.rows for one in joined], [one.rows for one in alone], metric, groups)
 
 
-def compared(
-    joined: Sequence[np.ndarray | None],
-    alone: Sequence[np.ndarray | None],
-    metric: str,
-    groups: np.ndarray | None = None,
-    clients: np.ndarray | None = None,
-) -> Comparison | None:
-    """Rows by seed, as ``rows_of`` gives them; ``clients`` says whose they are where they are of several."""
-    left, other = ([rows for rows in some if rows is not None] for some in (joined, alone))
-    if not left or len(left) < len(joined) or len(other) < len(alone):
-        return None
-    about, measure = describe(metric), MEASURES.get(metric) or scores.SCORES[metric].measure
-    if clients is not None and measure is not verdicts.share:
-        left, other = ([np.column_stack([rows, clients]) for rows in some] for some in (left, other))
-        measure = _over_clients(measure, flat=metric in MEASURES)
-    margin = verdicts.MARGIN if about.share or about.higher_is_better else None
-    return Comparison(np.stack(left), np.stack(other), measure, about.higher_is_better, groups, clients, margin)
-
-
-def _over_clients(measure: Measure, flat: bool) -> Measure:
-    """The mean of each client's own, by its number of rows; ``flat``: of rows that are single numbers.
-
-    The last column says whose a row is, the same in all draws. A metric that ranks rows, such as AUROC, would otherwise
-    compare the answers of different clients' models, and count for them how much the clients differ.
-    """
-
-    def over(rows: np.ndarray) -> np.ndarray:
-        values, weights = [], []
-        for client in np.unique(rows[0, :, -1]):
-            own = rows[:, rows[0, :, -1] == client, :-1]
-            values.append(measure(own[..., 0] if flat else own))
-            weights.append(np.where(np.isnan(values[-1]), 0.0, own.shape[1]))
-        total, sums = np.sum(weights, 0), np.sum(np.nan_to_num(values) * np.array(weights), 0)
-        return np.divide(sums, total, out=np.full(total.shape, np.nan), where=total > 0)
-
-    return over
-
-
 def is_menu(method: str) -> bool:
-    """Whether a client could do this by itself."""
-    return method == "local" or method.startswith("local-smooth") or method.endswith(TWIN)
+    """Whether a client could do this by itself; a method, or the label of a run."""
+    name = method.partition(" (")[0]
+    return name == "local" or name.startswith("local-smooth") or name.endswith(TWIN)
 
 
 def needs_federation(record: Record) -> bool:
@@ -257,29 +202,82 @@ def analyse(
     Holm's method is over what one table shows: all methods and clients of one dataset, alpha and settings. ``folder``
     is where the records lie: without it there are no verdicts in metrics other than accuracy and RMSE.
     """
+    where = None if folder is None else Path(folder)
+    return [method for table in _tables(records) for method in _table(table, where, level)]
+
+
+def alone_run(records: Sequence[Record], position: int, seed: int, folder: Path | None = None) -> Record | None:
+    """Of the records of one table, that of the best that a client can do alone; None where there is no Local."""
+    (runs,) = _tables(records)
+    there = [runs[label][seed] for label in _menu(runs, _twins(runs)) if seed in runs[label]]
+    best = _best(there, position, folder)
+    return runs[best.label][seed] if best else None
+
+
+def _tables(records: Sequence[Record]) -> list[Runs]:
     tables: dict[tuple[Any, ...], dict[str, dict[int, Record]]] = {}
     for record in records:
         table = (record["dataset"], record["alpha"], *shared_settings(record))
         tables.setdefault(table, {}).setdefault(record["label"], {})[record["seed"]] = record
-    where = None if folder is None else Path(folder)
-    return [method for table in tables.values() for method in _table(table, where, level)]
+    return list(tables.values())
 
 
-def _table(runs: Mapping[str, Mapping[int, Record]], folder: Path | None, level: float) -> list[MethodTransfer]:
-    """``runs`` by label and seed."""
+def _twins(runs: Runs) -> dict[str, str]:
+    """Of each method that needs a federation, what its twin is called."""
+    first = {label: next(iter(some.values())) for label, some in runs.items()}
+    return {label: twin_label(record) for label, record in first.items() if needs_federation(record)}
+
+
+def _menu(runs: Runs, twins: Mapping[str, str]) -> tuple[str, ...]:
     method = {label: next(iter(some.values()))["method"] for label, some in runs.items()}
-    shown = [label for label, some in runs.items() if needs_federation(next(iter(some.values())))]
     plain = [label for label in runs if method[label] == "local"]
     smooth = [label for label in runs if is_menu(method[label]) and "@" not in method[label] and label not in plain]
-    twins = {label: twin_label(next(iter(runs[label].values()))) for label in shown}
-    menu = (*plain[:1], *smooth, *(twin for twin in twins.values() if twin in runs))
+    return (*plain[:1], *smooth, *(twin for twin in twins.values() if twin in runs))
+
+
+def _best(there: Sequence[Record], position: int, folder: Path | None) -> Option | None:
+    """``there``: a seed's runs of the menu."""
+    if not there or there[0]["method"] != "local":
+        return None
+    options = [option(one, position, folder) for one in there]
+    row, metric = there[0]["clients"][position], there[0]["metric"]
+    return best_alone(options, row["n_val"], describe(metric).higher_is_better)
+
+
+def _table(runs: Runs, folder: Path | None, level: float) -> list[MethodTransfer]:
+    twins = _twins(runs)
+    shown, menu = list(twins), _menu(runs, twins)
     units = [(label, unit) for label in shown for unit in _units(runs, label, twins[label], menu, folder)]
     pairs = [unit.comparison() for _, unit in units]
     judged = iter(verdicts.judge([pair for pair in pairs if pair is not None], level))
     clients: dict[str, list[ClientTransfer]] = {label: [] for label in shown}
+    gains: dict[str, list[Comparison | None]] = {label: [] for label in shown}
     for (label, unit), pair in zip(units, pairs, strict=True):
         clients[label].append(unit.transfer(next(judged) if pair is not None else None))
-    return [_method(runs[label], tuple(clients[label]), menu) for label in shown]
+        gains[label].append(pair)
+    found = []
+    plain = next((some for some in runs.values() if next(iter(some.values()))["method"] == "local"), {})
+    for label in shown:
+        others = plain, runs.get(twins[label], {})
+        over_rows = _over_rows(runs[label], *others, gains[label], folder) if len(runs[label]) == 1 else {}
+        found.append(_method(runs[label], tuple(clients[label]), menu, over_rows))
+    return found
+
+
+def _over_rows(
+    own: Mapping[int, Record],
+    plain: Mapping[int, Record],
+    twin: Mapping[int, Record],
+    gains: Sequence[Comparison | None],
+    folder: Path | None,
+) -> dict[str, tuple[float, float] | None]:
+    """By part: the interval of the mean over clients on one seed, from their test rows."""
+    ((seed, joined),) = own.items()
+    alone, other = plain.get(seed), twin.get(seed)
+    pairs = {"delta": (joined, alone), "recipe": (other, alone), "federation": (joined, other)}
+    known = {part: (a, b) for part, (a, b) in pairs.items() if a is not None and b is not None}
+    found = {part: row_results.mean_interval(a, b, folder) for part, (a, b) in known.items()}
+    return found | {"gain": verdicts.mean_interval(gains)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -302,9 +300,7 @@ class _Unit:
         return ClientTransfer(self.client, self.seeds, self.n_test, self.parts, self.joined, self.alone, verdict)
 
 
-def _units(
-    runs: Mapping[str, Mapping[int, Record]], label: str, twin: str, menu: Sequence[str], folder: Path | None
-) -> Iterator[_Unit]:
+def _units(runs: Runs, label: str, twin: str, menu: Sequence[str], folder: Path | None) -> Iterator[_Unit]:
     same: dict[Any, list[int]] = {}
     for seed, record in runs[label].items():
         same.setdefault(record["partition"]["fingerprint"], []).append(seed)
@@ -317,29 +313,24 @@ def _units(
                 there = [runs[name][seed] for name in menu if seed in runs[name]]
                 joined.append(option(own, position, folder))
                 row = own["clients"][position]
-                best = Option("local", int(own["params"]["rounds"]), row["local"])
-                if there and there[0]["method"] == "local":
-                    options = [option(one, position, folder) for one in there]
-                    best = best_alone(options, row["n_val"], describe(own["metric"]).higher_is_better)
-                alone.append(best)
+                plain = Option("local", int(own["params"]["rounds"]), row["local"])
+                alone.append(best := _best(there, position, folder) or plain)
                 found = {"delta": row["delta"], "gain": joined[-1].value - best.value}
                 if other is not None:
                     value = other["clients"][position]["value"]
                     found |= {"recipe": value - row["local"], "federation": row["value"] - value}
                 parts.append(found)
-            yield _Unit(
-                client["id"],
-                tuple(seeds),
-                client["n_test"],
-                tuple(parts),
-                tuple(joined),
-                tuple(alone),
-                first["metric"],
-                groups_of(first, position),
-            )
+            by_seed = (tuple(parts), tuple(joined), tuple(alone))
+            groups = groups_of(first, position)
+            yield _Unit(client["id"], tuple(seeds), client["n_test"], *by_seed, first["metric"], groups)
 
 
-def _method(runs: Mapping[int, Record], clients: tuple[ClientTransfer, ...], menu: tuple[str, ...]) -> MethodTransfer:
+def _method(
+    runs: Mapping[int, Record],
+    clients: tuple[ClientTransfer, ...],
+    menu: tuple[str, ...],
+    over_rows: Mapping[str, tuple[float, float] | None],
+) -> MethodTransfer:
     first = next(iter(runs.values()))
     better = describe(first["metric"]).higher_is_better
     return MethodTransfer(
@@ -350,7 +341,11 @@ def _method(runs: Mapping[int, Record], clients: tuple[ClientTransfer, ...], men
         first["metric"],
         clients,
         menu,
-        {part: found for part in PARTS if (found := _summary(clients, part, better))},
+        {
+            part: {**found, "over_rows": over_rows.get(part)}
+            for part in PARTS
+            if (found := _summary(clients, part, better))
+        },
         first["partition"].get("group"),
     )
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from fedekd.errors import FedekdError
-from fedekd.flower.protocol import masking
+from fedekd.flower.protocol import masking, wire
 from fedekd.flower.protocol.codes import StatusCode
 from fedekd.flower.protocol.masking import Occasion, SignedKeys
 from fedekd.flower.protocol.messages import Reply, masking_text
@@ -143,7 +143,8 @@ class SecureRounds(Rounds):
         secret = self._revealed(masks)
         survivors = masks.survivors
         dropped = {name: secret[name] for name in masks.members if name not in survivors}
-        total = masking.unmask(masks.total, masks.occasion, masks.keys, {n: secret[n] for n in survivors}, dropped)
+        seeds = {name: secret[name] for name in survivors}
+        total = masking.unmask(masks.total, masks.occasion, masks.keys, seeds, dropped, self._given())
         values = masking.mean_of(total, len(survivors), self.terms.mask_limit, len(masks.keys))
         mean: Uploaded = {}
         for step in visit.sends:
@@ -156,9 +157,12 @@ class SecureRounds(Rounds):
         return dict.fromkeys(sorted(survivors, key=self.progress.roster.numbers.__getitem__), mean)
 
     def _combine(self, step: Exchange, round: int, counted: dict[str, Uploaded], replies: dict[str, Reply]) -> None:
-        """The mean of the one mean there is."""
-        name, mean = next(iter(counted.items()))
-        super()._combine(step, round, {name: mean}, {name: Reply(StatusCode.DONE, name, {}, {}, 0)})
+        """As if each of them had sent the mean; of a sum that was on the disk, not all need have answered again."""
+        super()._combine(step, round, counted, {name: Reply(StatusCode.DONE, name, {}, {}, 0) for name in counted})
+
+    def report(self) -> dict[str, Any]:
+        sums = [len(names) for visit, names in zip(self.visits, self.progress.counted, strict=False) if visit.sends]
+        return {**super().report(), "smallest_sum": min(sums, default=None)}
 
     def _add_up(self, visit: Visit, masks: Masks, replies: dict[str, Reply], failed: Tell) -> None:
         """The masked uploads become their sum, once the sites have signed whose they are."""
@@ -175,7 +179,7 @@ class SecureRounds(Rounds):
         named = dict.fromkeys(sorted(uploads), b"")
         answers = self._ask(masks, "confirm", named, named)
         public = {name: (one.mask, one.seal) for name, one in masks.keys.items()}
-        text, known = masking.survivors_text(masks.occasion, public, list(named)), self._known()
+        text, known = masking.survivors_text(masks.occasion, public, masks.members, list(named)), self._known()
         for name, given in answers.items():
             if masking.signed_by(known.get(name), given.get(name, b""), text):
                 masks.signatures[name] = given[name]
@@ -223,6 +227,10 @@ class SecureRounds(Rounds):
         progress.bytes_up += asking.bytes_up
         progress.bytes_down += asking.bytes_down
         return {name: reply.masking for name, reply in asking.replies.items()}
+
+    def _given(self) -> str:
+        answers = {name: masking.answer_hash(wire.pack(one, "none")[0]) for name, one in self.answers.items()}
+        return masking.given_to_all(self.terms.text(), self.schema.text(), answers)
 
     def _known(self) -> dict[str, EllipticCurvePublicKey]:
         return {path.stem: key for path, key in read_public_keys(self.server.nodes)[0].items()}

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,11 +22,9 @@ from fedekd.engines.job import Job, Rows
 from fedekd.engines.serial import Serial
 from fedekd.errors import FedekdError
 from fedekd.flower.protocol.codes import Failed
+from fedekd.flower.site.chosen_round import ChosenRound
 from fedekd.methods.base import Method
-from fedekd.runs import transfer
-from fedekd.runs.history import History
 from fedekd.runs.plan import ALONE, SMOOTH, has_twin
-from fedekd.runs.records import Record
 from fedekd.runs.transfer import Option
 from fedekd.trees import moved
 
@@ -70,20 +69,20 @@ class AloneMenu:
 
     def _train(self, label: str, rounds: int) -> None:
         """What fails stays as it was, and costs the site no visit: the federation does not depend on it."""
-        engine, history = self._open(label)
+        engine, measured = self._open(label)
         try:
             while engine.round_number < rounds:
                 if label == PLAIN and self.given is not None:
                     engine.round_number += 1
                 else:
                     engine.round()
-                history.add(engine.round_number, engine.measure(), self.job.training)
-                self._keep(label, engine, history)
+                measured.add(engine.clients[0], engine.round_number)
+                self._keep(label, engine, measured)
         except Failed:
             raise
         except Exception as error:
             if label not in self.kept:
-                self._keep(label, Serial(engine.job, first=self.number, rows=self.rows), History.fresh(1))
+                self._keep(label, Serial(engine.job, first=self.number, rows=self.rows), ChosenRound())
             self.kept[label]["stopped"] = True
             log.warning(
                 "training %s alone failed and ends here: %s",
@@ -91,26 +90,26 @@ class AloneMenu:
                 exc_info=not isinstance(error, FedekdError),
             )
 
-    def _open(self, label: str) -> tuple[Serial, History]:
+    def _open(self, label: str) -> tuple[Serial, ChosenRound]:
         job = replace(self.job, method=self.methods[label])
-        engine, kept = Serial(job, first=self.number, rows=self.rows), self.kept.get(label)
+        engine, measured = Serial(job, first=self.number, rows=self.rows), ChosenRound()
         if label == PLAIN and self.given is not None:
             engine.clients[0].models["private"].load_state_dict(self.given)
-        if kept is None:
-            return engine, History.fresh(1)
-        engine.restore(kept["engine"])
-        return engine, History(**copy.deepcopy(kept["history"]))
+        if kept := self.kept.get(label):
+            engine.restore(kept["engine"])
+            measured.restore(kept["rounds"])
+        return engine, measured
 
-    def _keep(self, label: str, engine: Serial, history: History) -> None:
+    def _keep(self, label: str, engine: Serial, measured: ChosenRound) -> None:
         state = copy.deepcopy(moved(engine.state(), torch.device("cpu")))
-        self.kept[label] = {"engine": state, "history": copy.deepcopy(vars(history)), "stopped": False}
+        self.kept[label] = {"engine": state, "rounds": measured.state(), "stopped": False}
 
     def state(self) -> dict[str, Any]:
         return self.kept
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """What is not there, as after another setting, is trained from its beginning."""
-        self.kept = {label: state[label] for label in self.methods if label in state}
+        """What is not there, as after another setting or an older version, is trained from its beginning."""
+        self.kept = {label: state[label] for label in self.methods if "rounds" in state.get(label, {})}
 
     # --- in the end ---------------------------------------------------------------------------------------
 
@@ -118,26 +117,21 @@ class AloneMenu:
         """Plain Local after its last round."""
         return self._open(PLAIN)[0].clients[0]
 
+    @contextmanager
+    def taken(self, option: Option) -> Iterator[Client]:
+        """One of the results, as it answered in its round."""
+        engine, measured = self._open(option.label)
+        with measured.taken(engine.clients[0], option):
+            yield engine.clients[0]
+
     def results(self) -> dict[str, tuple[Option, Option]]:
         """By label, plain Local first: at the round that validation rows prefer, and at the last."""
         found = {}
         for label, kept in self.kept.items():
             if label == PLAIN or not kept["stopped"]:
-                engine, history = self._open(label)
-                if not history.curves[0]:
-                    history.add(1, engine.measure(), self.job.training)
-                record = self._record(label, engine, history)
-                fixed = label == PLAIN and self.given is not None
-                last = transfer.last_round(record, 0)
-                found[label] = (last if fixed else transfer.option(record, 0), last)
+                engine, measured = self._open(label)
+                if not measured.history.measured:
+                    measured.add(engine.clients[0], 1)
+                chosen, last = measured.options(label, engine.clients[0])
+                found[label] = (last if label == PLAIN and self.given is not None else chosen, last)
         return found
-
-    @staticmethod
-    def _sizes(engine: Serial) -> dict[str, int]:
-        return {f"n_{split}": len(engine.clients[0].rows[split]) for split in ("val", "test")}
-
-    def _record(self, label: str, engine: Serial, history: History) -> Record:
-        row = {**history.clients(0, engine.job)[0], **self._sizes(engine)}
-        params = {"rounds": len(history.curves[0])}
-        record = {"label": label, "metric": engine.job.task.metric, "params": params, "clients": [row]}
-        return cast("Record", record)

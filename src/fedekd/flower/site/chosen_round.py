@@ -1,7 +1,7 @@
-"""What the federation's model gave this site after each round, and which round's model it ends with.
+"""What a model gave this site after each round, and which round's model it ends with.
 
-A site has the freedom that training alone has: the model of the last round, or of an earlier one that its validation
-rows clearly prefer. Nothing of it leaves the site, and the federation goes on from the last round as ever.
+The federation's model and those trained alone have the same freedom: the last round, or an earlier one that validation
+rows clearly prefer. Nothing of it leaves the site, and training goes on from the last round as ever.
 """
 
 from __future__ import annotations
@@ -32,16 +32,20 @@ class ChosenRound:
         """The client's state in its best round so far, as it answered."""
         self.stopped = False
 
+    def add(self, client: Client, rounds: int) -> None:
+        """Measure it after so many rounds."""
+        client.round = rounds
+        with client.personalised():
+            (better,) = self.history.add(rounds, [[client.measure()]], client.job.training)
+            if better:
+                self.best = copied(client.state())
+
     def measure(self, client: Client, rounds: int) -> None:
-        """After so many rounds. What fails here costs the site its choice, not its visit."""
+        """The same unless it was done. What fails here costs the site its choice, not its visit."""
         if self.stopped or not client.models or rounds in self.history.measured or not rounds:
             return
-        client.round = rounds
         try:
-            with client.personalised():
-                (better,) = self.history.add(rounds, [[client.measure()]], client.job.training)
-                if better:
-                    self.best = copied(client.state())
+            self.add(client, rounds)
         except Failed:
             raise
         except Exception as error:
@@ -54,8 +58,10 @@ class ChosenRound:
 
     def option(self, label: str, client: Client) -> Option | None:
         """The round that it ends with; None where nothing was measured."""
-        if self.stopped or not self.history.measured:
-            return None
+        return self.options(label, client)[0] if self.history.measured and not self.stopped else None
+
+    def options(self, label: str, client: Client) -> tuple[Option, Option]:
+        """The round that it ends with, and the last."""
         sizes = {f"n_{split}": len(client.rows[split]) for split in ("val", "test")}
         row = {**self.history.clients(0, client.job)[0], **sizes}
         record = {
@@ -64,13 +70,14 @@ class ChosenRound:
             "params": {"rounds": self.history.measured[-1]},
             "clients": [row],
         }
-        return transfer.option(cast("Record", record), 0)
+        chosen, last = (take(cast("Record", record), 0) for take in (transfer.option, transfer.last_round))
+        return chosen, last
 
     @contextmanager
     def taken(self, client: Client, option: Option | None) -> Iterator[None]:
         """The client as it answered in that round; afterwards it is what it was."""
         with client.personalised():
-            if option is None or option.round == self.history.measured[-1]:
+            if option is None or self.best is None or option.round == self.history.measured[-1]:
                 yield
                 return
             before = copied(client.state())

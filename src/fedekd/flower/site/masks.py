@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from fedekd.errors import FedekdError
 from fedekd.exchange import Message
 from fedekd.files import write_whole
 from fedekd.flower.protocol import masking
+from fedekd.flower.protocol.digests import digest
 from fedekd.flower.protocol.masking import KEY, SHARE, Occasion, SignedKeys
 from fedekd.flower.protocol.messages import MaskingRequest, VisitRequest
 from fedekd.flower.protocol.terms import Terms
@@ -126,8 +127,8 @@ class SiteMasks:
         }
         self._keep({"shares": {**self.kept["shares"], **_texts(found)}})
 
-    def masked(self, reply: Payload, visit: Visit, held: Mapping[str, Message]) -> Payload:
-        """The reply with every upload masked."""
+    def masked(self, reply: Payload, visit: Visit, held: Mapping[str, Message], given: str) -> Payload:
+        """The reply with every upload masked; ``given``: a hash of what all sites should have been given alike."""
         own, keys, sites = self.site.name, self._public(), len(self._public())
         parts = {}
         for step in visit.sends:
@@ -138,16 +139,19 @@ class SiteMasks:
                 log.warning(
                     "%d of %d numbers were cut off at mask_limit, %g", cut, len(parts[step.name]), self.terms.mask_limit
                 )
+        whole = digest(parts)
+        if self.kept.setdefault("uploaded", whole) != whole:
+            raise FedekdError("this site has masked another upload with these keys; two under one mask would show")
         length = sum(map(len, parts.values()))
         mask = masking.own_mask(self._secret("seed"), length)
         for name in self.kept["members"]:
             if name != own:
-                mask += masking.pair_mask(self._secret("mask"), own, keys[name][0], name, self.occasion, length)
+                mask += masking.pair_mask(self._secret("mask"), own, keys[name][0], name, self.occasion, given, length)
         models, start = {}, 0
         for name, part in parts.items():
             models[name] = Packed("masked", {"masked": part + mask[start : start + len(part)]})
             start += len(part)
-        self._keep({"uploaded": True})
+        self._keep({})
         return Payload(reply.words, models)
 
     # --- after it -------------------------------------------------------------------------------------------
@@ -163,14 +167,14 @@ class SiteMasks:
         if self.kept.get("survivors", survivors) != survivors:
             raise FedekdError("the server has named others whose uploads count before")
         self._keep({"survivors": survivors})
-        text = masking.survivors_text(self.occasion, self._public(), survivors)
+        text = self._text(survivors)
         return {self.site.name: masking.sign(read_node_key(self.site.key), text)}
 
     def _reveal(self, signatures: Mapping[str, bytes]) -> dict[str, bytes]:
         """Shares of the seeds of those whose uploads count, and of the mask keys of those that dropped out."""
         self._begun("survivors")
         survivors, known = self.kept["survivors"], self._peers()
-        text = masking.survivors_text(self.occasion, self._public(), survivors)
+        text = self._text(survivors)
         agree = {n for n in survivors if n in signatures and masking.signed_by(known.get(n), signatures[n], text)}
         self._enough(len(agree | {self.site.name}))
         self._one_federation(revealed=True)
@@ -204,6 +208,9 @@ class SiteMasks:
             )
         if revealed:
             write_whole(path, json.dumps(known).encode(), "`state`", mode=0o600)
+
+    def _text(self, survivors: Sequence[str]) -> bytes:
+        return masking.survivors_text(self.occasion, self._public(), self.kept["members"], survivors)
 
     def _peers(self) -> dict[str, EllipticCurvePublicKey]:
         assert self.site.peers is not None  # else it has not joined

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedekd.engines.client import Client
+from fedekd.flower.protocol.terms import Terms
 from fedekd.flower.protocol.wire import Word
 from fedekd.flower.saved_state import write_text
 from fedekd.flower.settings import SiteSettings
@@ -26,27 +27,28 @@ log = logging.getLogger("fedekd.site")
 
 
 def finish(
-    site: SiteSettings, folder: Path, method: str, client: Client, menu: AloneMenu, rounds: ChosenRound
+    site: SiteSettings, folder: Path, terms: Terms, client: Client, menu: AloneMenu, rounds: ChosenRound
 ) -> dict[str, Word]:
-    """Write ``report.json`` and two models for `fedekd export`, the federation's and the one trained alone.
+    """Write ``report.json`` and models for `fedekd export`: the federation's, plain Local and the best alone.
 
     Returns what is shared. The client is to be as it answers: see ``Client.personalised``.
     """
     local = menu.local()
     with client.personalised(), local.personalised():  # measured and kept after one and the same training
-        return _finish(site, folder, method, client, local, menu, rounds)
+        return _finish(site, folder, terms, client, local, menu, rounds)
 
 
 def _finish(
     site: SiteSettings,
     folder: Path,
-    method: str,
+    terms: Terms,
     client: Client,
     local: Client,
     menu: AloneMenu,
     rounds: ChosenRound,
 ) -> dict[str, Word]:
-    value, alone, metric = client.score(), local.score(), client.task.metric
+    method, metric = terms.method, client.task.metric
+    value, alone = client.score(), local.score()
     counts = {f"n_{split}": len(client.rows[split]) for split in ("train", "val", "test")}
     own: dict[str, Any] = {"local": alone, "value": value, "delta": value - alone, **counts}
     privacy = getattr(client, "privacy", None)
@@ -55,16 +57,22 @@ def _finish(
     joined = rounds.option(method, client)
     judged = _judged(method, client, value, alone, menu, joined)
     whole = {"name": site.name, "method": method, "metric": metric, **own, **sure, **judged.told(), "privacy": privacy}
+    whole["aggregation"] = terms.aggregation
     write_text(folder / "report.json", json.dumps(whole, indent=1) + "\n")
-    result: dict[str, Any] = {"metric": metric}
+
+    def keep(key: str, one: Option, last: float, model: Client) -> None:
+        chosen = {"round": one.round, "value": one.value}
+        row = {"id": site.name, **own, "value": last, "delta": last - alone, "chosen": chosen}
+        saved_models.write(folder, {"key": key, "label": one.label, "metric": metric, "clients": [row]}, 0, model)
+
     if client.models:
-        then = judged.joined.value
-        result["clients"] = [{"id": site.name, **own, "value": then, "delta": then - alone}]
         with rounds.taken(client, joined):
-            saved_models.write(folder, {"key": folder.name, "label": method, **result}, 0, client)
-    if method != "local":  # what a site that was harmed goes back to
-        result["clients"] = [{"id": site.name, **own, "value": alone, "delta": 0.0}]
-        saved_models.write(folder, {"key": f"{folder.name}-local", "label": "local", **result}, 0, local)
+            keep(folder.name, judged.joined, value, client)
+    for label in dict.fromkeys((PLAIN, judged.best.label)):  # what a site that was harmed goes back to
+        if label != method:
+            chosen, last = judged.menu[label]
+            with menu.taken(chosen) as by_itself:
+                keep(f"{folder.name}-{'local' if label == PLAIN else 'alone'}", chosen, last.value, by_itself)
     log.info(
         "%s on this site's test rows: alone %.4g, with the federation %.4g, difference %+.4g%s",
         *(metric, alone, value, value - alone),
