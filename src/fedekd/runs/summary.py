@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple
 
 from fedekd.runs.aggregate import SummaryRow, aggregate, grouped
 from fedekd.runs.records import Record
-from fedekd.runs.transfer import MethodTransfer, analyse
-from fedekd.runs.verdict_text import STATES, caveats
+from fedekd.runs.transfer import MethodTransfer, analyse, chooses_rounds
+from fedekd.runs.verdict_text import STATES, after, caveats
 from fedekd.units import BAD, GOOD, SAME, Unit, count, duration, volume
 from fedekd.verdicts import HARMED, HELPED
 
@@ -133,10 +133,10 @@ def title(records: Sequence[Record], unit: Unit) -> str:
     return ", ".join(parts)
 
 
-def legend(unit: Unit, several: bool) -> str:
+def legend(unit: Unit, several: bool, choose_rounds: bool) -> str:
     sign = f"{'in points, ' if unit.percent else ''}{'positive' if unit.higher_is_better else 'negative'} is better"
     spread = "; ± is the deviation over seeds, the interval is paired" if several else ""
-    return f"Δ: with the method minus Local, both after the last round, {sign}{spread}; sent: by all, up and down"
+    return f"Δ: with the method minus Local, both {after(choose_rounds)}, {sign}{spread}; sent: by all, up and down"
 
 
 def as_html(records: Sequence[Record], folder: Path | None = None) -> str:
@@ -154,10 +154,11 @@ def _table(records: Sequence[Record], folder: Path | None) -> str:
         f"<tr>{''.join(map(_cell, columns, row))}</tr>" for row in zip(*(c.cells for c in columns), strict=True)
     )
     several = len({record["seed"] for record in records}) > 1
+    notes = [legend(unit, several, chooses_rounds(records[0])) + ".", *caveats(methods, unit)]
     return (
         f'<table><caption style="text-align: left; white-space: nowrap">{caption}</caption>'
         f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
-        f"<small>{escape(' '.join([legend(unit, several) + '.', *caveats(methods, unit)]))}</small>"
+        f"<small>{escape(' '.join(notes))}</small>"
     )
 
 
