@@ -4,6 +4,7 @@
 
 The model is the private CNN at 28x28, batch 64, forward + backward + Adam. FLOP/s count what the layers nominally need
 (multiply and add, backward twice the forward), against the chip's own matrix product measured in the same run.
+A table of what each method costs follows: gpu_methods.py.
 """
 
 from __future__ import annotations
@@ -131,6 +132,10 @@ def main() -> None:
             print(f"{name}: {type(error).__name__}: {error}"[:2000], flush=True)
     out = Path(os.environ.get("OUT", Path(__file__).parent / "results"))
     (out / "gpu.json").write_text(json.dumps(table, indent=1))
+
+    import gpu_methods  # which takes its images from here
+
+    gpu_methods.show(gpu_methods.QUICK if options.quick else gpu_methods.METHODS)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Named models on one GPU: the serial engine step by step and with CUDA graphs, stacks, and a mixed federation.
 
-    python benchmarks/gpu_mixed.py [--quick] [MODEL ...]
+    python benchmarks/gpu_mixed.py [--quick] [--mixed] [MODEL ...]
 
 Images of 3x32x32, batch 64, local training with Adam, whole rounds. Every row is written as soon as it is known (to
 $OUT/gpu_mixed.json, or benchmarks/results), and what is there already is not measured again. The mixed federation of
@@ -71,9 +71,11 @@ def measured(kind: str, model: str, clients: int, batches: int, precision: str, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--batches", type=int, help="a client's steps in a round (default: 30; 10 with --quick)")
+    parser.add_argument("--mixed", action="store_true", help="the mixed federation alone")
     parser.add_argument("models", nargs="*")
     options = parser.parse_args()
-    batches = 10 if options.quick else 30
+    batches = options.batches or (10 if options.quick else 30)
     path = Path(os.environ.get("OUT", Path(__file__).parent / "results")) / "gpu_mixed.json"
     table: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     print(torch.cuda.get_device_name(), "torch", torch.__version__, flush=True)
@@ -94,7 +96,7 @@ def main() -> None:
         return float(found.get("seconds", "nan"))
 
     for precision in ("bf16",) if options.quick else ("tf32", "bf16"):
-        for model in options.models or MODELS:
+        for model in () if options.mixed else options.models or MODELS:
             row(precision, "serial, eager", model, 3)
             row(precision, "serial, CUDA graphs", model, 3)
             for chunk in (60, 12, 4):

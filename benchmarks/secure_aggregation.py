@@ -84,7 +84,7 @@ def _ours(folder: Path, count: int, numbers: int, dropped: int) -> dict[str, Any
         one, _ = masks(name, "keys", {})
         given = {other: sealed[other][name] for other in names if other != name}
         one.receive(given)
-        reply = one.masked(Payload({}, {"proxy": Packed("none", {"w": weights[name]})}), visit, held)
+        reply = one.masked(Payload({}, {"proxy": Packed("none", {"w": weights[name]})}), visit, held, "given")
         taken["site"] += time.perf_counter() - start  # type: ignore[assignment]
         down["masking"] += len(masking_text(given))
         uploads.append(reply.models["proxy"].arrays["masked"])
@@ -97,7 +97,7 @@ def _ours(folder: Path, count: int, numbers: int, dropped: int) -> dict[str, Any
     total = np.sum(uploads, axis=0, dtype=np.uint32)
     public = {name: SignedKeys.parse(content) for name, content in keys.items()}
     gone = {name: secret[name] for name in names if name not in stay}
-    found = masking.unmask(total, occasion, public, {name: secret[name] for name in stay}, gone)
+    found = masking.unmask(total, occasion, public, {name: secret[name] for name in stay}, gone, "given")
     mean = masking.mean_of(found, len(stay), terms.mask_limit, count)
     server = time.perf_counter() - start
     error = float(np.abs(mean - np.mean([weights[name] for name in stay], axis=0, dtype=np.float64)).max())

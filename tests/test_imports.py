@@ -115,6 +115,16 @@ def test_what_answers_at_once_imports_nothing_heavy(code):
     run(f"{code}\nimport sys\nheavy = {HEAVY} & set(sys.modules)\nassert not heavy, heavy")
 
 
+def test_those_who_watch_flowers_processes_do_not_wait_for_torch():
+    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd[flower]'")
+    modules = ", ".join(
+        f"fedekd.flower.{name}" for name in ("setup.check", "supervise.run_site", "supervise.run_server")
+    )
+    server = "ServerSettings(address='', **dict.fromkeys(['ca', 'certificate', 'key', 'nodes', 'state'], Path()))"
+    code = f"import {modules}, sys\nfrom pathlib import Path\nfrom fedekd.flower.settings import ServerSettings"
+    run(f"{code}\nfedekd.flower.setup.check.check_method({server}, '')\nassert 'torch' not in sys.modules")
+
+
 @pytest.mark.parametrize(
     "code",
     [

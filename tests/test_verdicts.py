@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import runpy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from scipy import stats
 
 from fedekd import verdicts
 from fedekd.scores import SCORES
-from fedekd.verdicts import Comparison, agresti_min, holm, judge, mcnemar, root_mean_square
+from fedekd.verdicts import Comparison, agresti_min, holm, judge, mcnemar, mean_interval, root_mean_square
 
 FEDERATIONS, CLIENTS = 400, 6
 
@@ -182,3 +183,42 @@ def test_the_interval_keeps_a_width_where_no_row_changes():
     low, high = agresti_min(0, 0, 50)
     assert low == -high < 0
     assert math.isclose(high, 1.96 / 52, rel_tol=1e-3)
+
+
+def test_the_mean_over_clients_lies_in_its_interval_as_often_as_is_said():
+    """Clients of unequal size, one with two rows; the true differences are known."""
+    rng = np.random.default_rng(8)
+    right, error = [], []
+    for _ in range(300):
+        shares = [discordant(rng, rows, 0.2, 0.75) for rows in (40, 25, 60, 12)]
+        low, high = mean_interval(shares)
+        right.append(low <= 0.2 * 0.5 <= high)
+        errors = []
+        for rows in (23, 10, 13, 2, 30):
+            common = 30 * rng.normal(size=rows)
+            joined, alone = (np.abs(common + size * rng.normal(size=rows))[None] for size in (40, 50))
+            errors.append(Comparison(joined, alone, root_mean_square, higher_is_better=False))
+        low, high = mean_interval(errors)
+        error.append(low <= math.hypot(30, 40) - math.hypot(30, 50) <= high)
+    assert 0.92 <= np.mean(right) <= 0.99
+    assert 0.9 <= np.mean(error) <= 0.99
+
+
+def test_a_single_clients_mean_interval_is_about_its_own():
+    one = discordant(np.random.default_rng(9), 80, 0.2, 0.8)
+    (verdict,) = judge([one])
+    low, high = mean_interval([one])
+    assert math.isclose((low + high) / 2, verdict.difference)
+    assert math.isclose(high - low, verdict.high - verdict.low, rel_tol=0.05)
+
+
+def test_no_mean_interval_without_rows():
+    one, few = discordant(np.random.default_rng(9), 80, 0.2), Comparison(*np.ones((2, 1, 3)), root_mean_square)
+    assert mean_interval([one, None]) is None
+    assert mean_interval([]) is None
+    assert mean_interval([few]) is None
+    assert mean_interval([replace(one, joined=np.vstack([one.joined] * 2))]) is None, "several seeds"
+    target = np.column_stack([np.zeros(40), np.full((40, 2), 0.5)])[None]
+    undefined = Comparison(target, target, SCORES["auroc"].measure)
+    assert mean_interval([one, undefined]) == mean_interval([one]), "as Avg Δ leaves it out"
+    assert mean_interval([undefined]) is None

@@ -7,8 +7,9 @@ What is exchanged is {name: tensor}: a model's full state (weights and buffers),
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,16 +46,21 @@ class Door:
     bytes_down: int = 0
     log: list[tuple[str, str]] = field(default_factory=list)  # (client, name) of every upload of the last round
 
-    def up(self, name: str, clients: Sequence[str], stack: Message) -> Message:
-        """Take uploads of some clients, [clients, ...], unless they may not leave or are not finite."""
+    def up(
+        self, name: str, clients: Sequence[str], stack: Message, later: list[Callable[[], None]] | None = None
+    ) -> Message:
+        """Take uploads of some clients, [clients, ...], unless they may not leave or are not finite.
+
+        Whether they are finite can be asked of the device now and looked at ``later``, without waiting for it here.
+        """
         if name not in self.names:
             raise FedekdError(f"the {name} of client {clients[0]} may not leave it: only {sorted(self.names)} may")
         floats = {key: t for key, t in stack.items() if t.is_floating_point()}
         finite = [torch.isfinite(t).reshape(len(t), math.prod(t.shape[1:])).all(1) for t in floats.values()]
-        if finite and not bool(torch.stack(finite).all()):
-            at, which = next((k, i) for i, good in enumerate(finite) for k in range(len(clients)) if not bool(good[k]))
-            bad = list(floats)[which]
-            raise FedekdError(f"client {clients[at]} diverged: its {name} has NaN or inf in {bad}; lower --lr")
+        if finite:
+            good = torch.stack(finite)
+            check = partial(_check_finite, good, name, clients, list(floats))
+            check() if later is None else later.append(check)
         self.bytes_up += size(stack)
         self.log += [(client, name) for client in clients]
         return stack
@@ -63,6 +69,14 @@ class Door:
         """Count an answer to all alike; one with a row for each client counts once."""
         self.bytes_down += size(answer) * clients
         return answer
+
+
+def _check_finite(good: Tensor, name: str, clients: Sequence[str], tensors: Sequence[str]) -> None:
+    """``good``: [tensors, clients]."""
+    bad = (~good).nonzero().tolist()
+    if bad:
+        which, at = bad[0]
+        raise FedekdError(f"client {clients[at]} diverged: its {name} has NaN or inf in {tensors[which]}; lower --lr")
 
 
 def size(message: Message) -> int:
@@ -103,7 +117,7 @@ class Aggregator:
     ) -> Any:
         """The answer to one exchange. ``messages`` are trees, or one tree of [K, ...]."""
         share = torch.tensor(weights, dtype=torch.float64)
-        share = (share / share.sum()).float().to(_device(messages))
+        share = (share / share.sum()).float().to(_device(messages), non_blocking=True)
         previous, memory = self.sent.get(step.name, {}), self.memory.get(step.name, {})
         mean = _Asked(self.about.get("average", average))
         facts = {"clients": len(weights), **self.about, "weights": share, "average": mean, "round": round}
@@ -112,7 +126,7 @@ class Aggregator:
         if step.send is None:  # a method combines weights; buffers, which no gradient moves, are averaged
             messages, rest = _apart(messages, previous)
             buffers = Uploads(given=rest, **facts | {"average": mean.how}).mean()
-        uploads = Uploads(given=messages, **facts)
+        uploads = Uploads(given=messages, mean_only=step.mean_only, **facts)
         pair = step.combine(uploads) if step.combine else (uploads.mean(), memory)
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise FedekdError(

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from fedekd.methods.base import Method, Tree, Uploads
+    from fedekd.methods.base import Method, Tree
 
 
 def map_tree(function: Callable[..., Any], *trees: Any) -> Any:
@@ -56,13 +56,6 @@ def squared_distance(a: Tree, b: Tree) -> Tensor:
 
 def inner(a: Tree, b: Tree) -> Tensor:
     return _total([(a[name] * b[name]).sum() for name in a])
-
-
-def mean_change(uploads: Uploads, weights: Tensor | None = None) -> Tree:
-    """How far the uploaded models have moved from the last answer; exactly 0 where none has."""
-    before = uploads.previous
-    moved = {name: w - before[name] for name, w in uploads.stacked.items()}
-    return uploads.average(moved, uploads.weights if weights is None else weights)
 
 
 def _total(terms: list[Tensor]) -> Tensor:

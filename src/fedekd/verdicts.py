@@ -27,6 +27,7 @@ LEVEL = 0.05
 POWER = 0.8
 MARGIN = 0.02  # of a share such as accuracy: two points; of an error: two per cent of it
 DRAWS = 2000  # of the swap test and the bootstrap, at least
+ERROR_DRAWS = 200  # of the bootstrap where only a standard error is asked for
 ENOUGH = 50  # draws as extreme as what was seen, after which no more are needed
 FEW = 5  # rows, below which nothing is said
 
@@ -132,6 +133,54 @@ def agresti_min(won: float, lost: float, rows: int, level: float = LEVEL) -> tup
     return max(-1.0, centre - half), min(1.0, centre + half)
 
 
+def mean_interval(comparisons: Sequence[Comparison | None], level: float = LEVEL) -> tuple[float, float] | None:
+    """Of the mean difference over clients that share no rows and count alike, each with a single training seed.
+
+    It is over their test rows: it tells of these trained models and these clients. Student's, with Welch's degrees of
+    freedom; a client with very few rows is taken to vary as the others do. Clients on whose rows the metric is not
+    defined are left out; None where a client's rows are not known, or all have very few.
+    """
+    from scipy.special import stdtrit
+
+    known = [one for one in comparisons if one is not None and len(one.joined) == 1]
+    values = [(float(one.measure(one.joined)[0]), float(one.measure(one.alone)[0])) for one in known]
+    defined = [k for k, (with_, alone) in enumerate(values) if not (math.isnan(with_) and math.isnan(alone))]
+    mean = float(np.mean([values[k][0] - values[k][1] for k in defined])) if defined else math.nan
+    if len(known) < len(comparisons) or not math.isfinite(mean):
+        return None
+    measured = [_row_variance(known[k], len(defined)) for k in defined]
+    enough = [(variance, units - 1) for variance, units in measured if variance is not None]
+    if not enough:
+        return None
+    pooled = sum(variance * freedom for variance, freedom in enough) / sum(freedom for _, freedom in enough)
+    shared = sum(freedom for _, freedom in enough)
+    errors = [
+        (pooled / units, shared) if variance is None else (variance / units, max(units - 1, 1))
+        for variance, units in measured
+    ]
+    total = sum(square for square, _ in errors)
+    freedom = total**2 / sum(square**2 / own for square, own in errors) if total else 1
+    half = float(stdtrit(freedom, 1 - level / 2)) * math.sqrt(total) / len(defined)
+    return mean - half, mean + half
+
+
+def _row_variance(one: Comparison, clients: int) -> tuple[float | None, float]:
+    """What one of ``clients`` differences varies by, times its rows or groups, and how many they are.
+
+    The pair of rows that Agresti and Min add is shared out among the clients. None: too few to tell, other than of
+    rows that are right or wrong.
+    """
+    joined, alone = (np.asarray(rows, float) for rows in (one.joined, one.alone))
+    if one.groups is None and one.measure is share and _binary(joined, alone):
+        won, lost = (float(better.sum()) + 0.5 / clients for better in (joined > alone, joined < alone))
+        rows = joined.shape[1] + 2 / clients
+        return (won + lost - (won - lost) ** 2 / rows) / rows, rows
+    units = joined.shape[1] if one.groups is None else len(np.unique(one.groups))
+    if units < FEW:
+        return None, units
+    return _Draws(one, joined, alone, 0, ERROR_DRAWS).error() ** 2 * units**2 / (units - 1), units
+
+
 def _between(one: Comparison) -> float:
     """The variance of the difference between training seeds; NaN with one seed."""
     joined, alone = (np.asarray(rows, float) for rows in (one.joined, one.alone))
@@ -195,7 +244,7 @@ def _binary(*arrays: np.ndarray) -> bool:
 class _Draws:
     """Rows dealt out again and again: between the two models for the test, from themselves for the interval."""
 
-    def __init__(self, one: Comparison, joined: np.ndarray, alone: np.ndarray, seed: int) -> None:
+    def __init__(self, one: Comparison, joined: np.ndarray, alone: np.ndarray, seed: int, draws: int = DRAWS) -> None:
         self.measure, self.joined, self.alone = one.measure, joined, alone
         self.groups, self.members, self.rng = np.arange(joined.shape[1]), None, np.random.default_rng(seed)
         if one.groups is not None:
@@ -205,7 +254,7 @@ class _Draws:
         units = np.unique(self.groups, return_index=True)[1]  # a row or a group counts where its first row does
         self.strata = [np.flatnonzero(strata[units] == name) for name in np.unique(strata)]
         self.observed = float((one.measure(joined) - one.measure(alone)).mean())
-        self.drawn = self._bootstrap()
+        self.drawn = self._bootstrap(draws)
 
     def swap_test(self, draws: int) -> float:
         """The mid-p value; ``draws`` limits how small it can be. A large one needs fewer (Besag, Clifford 1991)."""
@@ -231,10 +280,10 @@ class _Draws:
     def error(self) -> float:
         return float(self.drawn.std()) if len(self.drawn) else math.inf
 
-    def _bootstrap(self) -> np.ndarray:
+    def _bootstrap(self, draws: int) -> np.ndarray:
         """The seeds' mean difference on rows drawn with replacement, where it is defined."""
         found = []
-        for size in _chunks(DRAWS, self.joined.size):
+        for size in _chunks(draws, self.joined.size):
             if self.members is None:
                 rows = self._picked(size)
                 found.append(self._difference(self.joined[:, rows], self.alone[:, rows]))

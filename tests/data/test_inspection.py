@@ -72,6 +72,13 @@ def test_what_is_warned_of(tmp_path: Path, value: Callable[[int], object], words
     assert re.search(words, warnings_of(found, "odd")), warnings_of(found, "odd")
 
 
+def test_a_measurement_below_the_limit_is_found_with_a_decimal_comma_too(tmp_path: Path) -> None:
+    path = table(tmp_path, crp=lambda i: "<5" if i % 9 == 0 else f"{i % 11},5")
+    said = warnings_of(looked_at(path, Reading(decimal=",")), "crp")
+    assert "53 of 60 values are numbers but '<5' is not" in said
+    assert "decimal" not in said
+
+
 def test_a_patient_of_several_rows(tmp_path: Path) -> None:
     path = table(tmp_path, patient_id=lambda i: 5000 + (i * 31) % 30)
     assert "--group patient_id if it names a patient" in warnings_of(looked_at(path), "patient_id")

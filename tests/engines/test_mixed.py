@@ -69,12 +69,12 @@ def test_batch_norm_and_dropout_of_tables(tables, name):
 def test_every_method(images, name):
     """With three architectures; methods that average private models refuse them, and get the one with batch norm."""
     rows, method = rows_for(name, images), methods.get(name)
-    one = job(rows, method, private=MIXED)
+    one = job(rows, method, private=MIXED, epochs=1)
     if any(step.send is None and method.root(name) == "private" for name, step in exchanges(method, 2).items()):
         for engine in (Serial, lambda one: Stacked([one])):
             with pytest.raises(FedekdError, match="models are averaged"):
                 engine(one)
-        compare([job(rows, method, private=Normed)])
+        compare([job(rows, method, private=Normed, epochs=1)])
         return
     assert len(Stacked([one]).stacks) == len(one.federation.clients)
     compare([one])

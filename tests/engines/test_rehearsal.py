@@ -151,6 +151,10 @@ BROKEN = {
         with_steps(train, combines(lambda u: ({n: w.sum() for n, w in u.mean().items()}, {}))), "private model has no",
     ),
     "combine raises": (with_steps(train, combines(lambda u: u.memory["a"])), "combines 'private'", "KeyError"),
+    "single uploads where the mean is enough": (
+        with_steps(train, lambda self: Exchange("private", lambda u: (u.each[0], {}), mean_only=True)),
+        "combines 'private'", "`mean_only` and reads `uploads.each`",
+    ),
     "each for one": (
         with_steps(train, sends(lambda b: {"a": b.counts}, combine=lambda u: ([u.each[0]], {}), each=True)),
         "for each upload",

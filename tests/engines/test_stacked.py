@@ -13,6 +13,7 @@ from fedekd.engines.chunk import Chunk
 from fedekd.engines.job import Job, Training
 from fedekd.engines.stackable import NotStackable, signature
 from fedekd.engines.stacked import CHUNK, SHRINK_STAGES, Stacked
+from fedekd.errors import FedekdError
 from fedekd.runs.observers import Observer
 from fedekd.runs.runner import run
 from fedekd.settings import make_settings
@@ -63,6 +64,17 @@ def test_pieces_and_proximal_terms(images, digits):
     other = federate(digits, clients=3, alpha=0.5, seed=4)
     jobs = [job(images, methods.get("fedprox")), job(other, methods.get("fedprox", mu=1.0), seed=4)]
     compare(jobs, chunk=2)
+
+
+@pytest.mark.parametrize("name", ["fedekd", "fedavg", "scaffold"])
+def test_the_client_that_diverged_is_named_though_its_upload_reached_the_others(images, name):
+    """Whether weights are finite is looked at when the round ends, the oldest answer first."""
+    engine = Stacked([job(images, methods.get(name), seed) for seed in (0, 1)])
+    role = "proxy" if name == "fedekd" else "private"
+    weight = next(iter(engine.stacks[0].weights[role].values()))
+    weight[len(images.clients) + 1] = float("nan")  # of the second job's second client
+    with pytest.raises(FedekdError, match=rf"client {images.names[1]} diverged in round 1 \(seed 1\)"):
+        engine.round()
 
 
 def test_large_inputs_are_evaluated_in_smaller_batches(images, monkeypatch):

@@ -408,14 +408,14 @@ def test_a_site_keeps_its_answers_too(images: Any, tmp_path: Path) -> None:
     from fedekd.flower.site.chosen_round import ChosenRound
     from fedekd.flower.site.report import finish
 
-    site = SimpleNamespace(name="0", share=())
+    site, terms = SimpleNamespace(name="0", share=()), SimpleNamespace(method="knnper", aggregation="plain")
     training = Training(rounds=2, epochs=1, batch_size=16, lr=0.01)
     job = Job(images, methods.get("knnper"), 0, training, tiny_private, tiny_proxy)
     engine, menu = Serial(job), AloneMenu(job, "knnper", 0, whole=False)
     for _ in range(2):
         engine.round()
     menu.train(2)
-    finish(site, tmp_path, "knnper", engine.clients[0], menu, ChosenRound())  # type: ignore[arg-type]
+    finish(site, tmp_path, terms, engine.clients[0], menu, ChosenRound())  # type: ignore[arg-type]
     report = json.loads((tmp_path / "report.json").read_text())
     rows = images.clients[0].test
     np.savez(tmp_path / "rows.npz", x=images.dataset.x[rows])

@@ -144,7 +144,7 @@ def test_the_card_has_the_verdict_of_its_folder(wards: Trained, tmp_path: Path) 
     assert f"fedavg: {STATES[own.verdict.state]}: " in card
     assert f"Should this client join? {advice.decision.capitalize()}" in card
     assert f"gain over the best alone (local) | {unit.delta(own.verdict.difference)} points" in card
-    assert "One seed tells of these trained models" in card
+    assert "One seed tells you about these trained models" in card
 
 
 def test_onnx_takes_any_number_of_raw_rows(scans: Trained, tmp_path: Path) -> None:

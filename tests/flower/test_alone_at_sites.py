@@ -36,9 +36,9 @@ def weights(kept, label):
 
 def test_a_state_of_before_there_was_a_menu_goes_on(tmp_path, digits):
     """What the saved state lacks is trained from its beginning, to the same end."""
-    schema, sites = schema_of(digits), write_sites(tmp_path / "a", digits)
+    schema, sites = schema_of(digits), write_sites(tmp_path / "a", digits, alone="menu")
     federate(make_server(tmp_path / "a", rounds=3, epochs=1), schema, sites)
-    others = write_sites(tmp_path / "b", digits)
+    others = write_sites(tmp_path / "b", digits, alone="menu")
     forgotten = []
 
     def forget(name, kind, reply):
@@ -122,8 +122,8 @@ def test_noise_is_for_what_leaves(tmp_path, digits):
     pytest.importorskip("opacus", reason="pip install 'fedekd[dp]'")
     schema, kept = schema_of(digits), []
     for folder, dp in ((tmp_path / "plain", None), (tmp_path / "noisy", Privacy(epsilon=8.0))):
-        sites = write_sites(folder, digits, dp=dp)
-        federate(make_server(folder, rounds=2, epochs=1), schema, sites)
+        sites = write_sites(folder, digits, dp=dp, alone="menu")
+        federate(make_server(folder, rounds=2, epochs=1, batch_size=200), schema, sites)
         kept.append(state_of(sites[0]))
     for label in MENU:
         ours, theirs = (state["alone"][label]["engine"]["clients"][0]["models"] for state in kept)
@@ -133,7 +133,7 @@ def test_noise_is_for_what_leaves(tmp_path, digits):
 
 
 def test_a_person_reads_the_verdict(tmp_path, digits, capsys):
-    schema, sites = schema_of(digits), write_sites(tmp_path, digits)
+    schema, sites = schema_of(digits), write_sites(tmp_path, digits, alone="menu")
     server = make_server(tmp_path, rounds=2, epochs=1)
     _, report = federate(server, schema, sites)
     for site in sites:

@@ -18,7 +18,7 @@ EPSILON, DELTA = 30.0, 1e-3
 
 def test_a_budget_is_spent_once_whatever_dies(town) -> None:
     """One of two sites is killed while it trains for the first time; it does the visit again, and pays for it once."""
-    here = town(rounds=1, min_sites=2)
+    here = town(rounds=1, min_sites=2, batch_size=100)  # every row in each step: the noise is found at once
     dp = {"epsilon": EPSILON, "delta": DELTA, "clip": 1.0}
     here.site("north", dp={**dp, "teacher": "private"})
     here.site("south", "mortal:app", dp=dp, share=[])

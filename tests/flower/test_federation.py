@@ -28,27 +28,22 @@ HONEST = ("north", "south", "west")
 
 
 def test_a_federation_with_bad_neighbours(town) -> None:
-    """Three honest sites, one with NaN, one with wrong shapes, one with corrupt data; two of them are listened to."""
+    """Three honest sites, one with NaN and one with corrupt data; two of them are listened to."""
     here = town()
     port = int(here.address.rpartition(":")[2])
     ears = {name: Recorder(here.folder / "server", port) for name in ("north", "z-corrupt")}
     for name in HONEST:
         here.site(name, **({"server": f"localhost:{ears[name].port}"} if name in ears else {}))
     here.site("x-nan", "evil:nan")
-    here.site("y-shape", "evil:shape")
     here.site("z-corrupt", server=f"localhost:{ears['z-corrupt'].port}")
     (here.folder / "z-corrupt" / "rows.npz").write_bytes(b"PK\x03\x04 no archive at all")
-    here.start("server", *HONEST, "x-nan", "y-shape", "z-corrupt")
+    here.start("server", *HONEST, "x-nan", "z-corrupt")
     report = here.finish(300)
 
     assert report["complete"]
     assert report["counted"][:2] == [list(HONEST)] * 2
-    assert sorted({(r["site"], r["reason"].split()[1]) for r in report["refused"]}) == [
-        ("x-nan", "has"),
-        ("y-shape", "has"),
-    ]
+    assert {r["site"] for r in report["refused"]} == {"x-nan"}
     assert "x-nan does not count: body.0.weight has NaN or infinite numbers" in here.log()
-    assert "y-shape does not count: body.0.weight has shape" in here.log()
     assert "z-corrupt cannot join: it refuses; its own log says why" in here.log()
     here.equals_the_simulation(report, *HONEST)
     only_what_is_declared_leaves(here, ears["north"].up)
@@ -104,10 +99,10 @@ def traces(array: np.ndarray, sent: bytes, least: int = 4) -> bool:
 
 def test_kills_cost_no_finished_round(town) -> None:
     """A site with all its processes and the SuperLink are killed in one visit; the same commands go on to the end."""
-    here = town()
-    for name in HONEST:
-        here.site(name)
-    here.start("server", *HONEST)
+    here, names = town(min_sites=2), ["north", "south"]
+    for name in names:
+        here.site(name, alone="plain")
+    here.start("server", *names)
     here.wait(lambda: "visit 1 of 3" in here.log(), 150, "first visit")
     told = server_status(here.folder / "server" / "server.toml")
     assert (told["running"], told["complete"], told["problems"]) == (True, False, [])
@@ -121,9 +116,9 @@ def test_kills_cost_no_finished_round(town) -> None:
     here.start("south")
     report = here.finish(420)
     assert report["complete"]
-    assert report["counted"] == [list(HONEST)] * 3
+    assert report["counted"] == [names] * 3
     assert "going on after" in here.log()
     told = server_status(here.folder / "server" / "server.toml")
     assert (told["running"], told["complete"], told["federation"]["done"]) == (False, True, 3)
     assert {one["counted"] for one in told["federation"]["sites"].values()} == {3}
-    here.equals_the_simulation(report, *HONEST)
+    here.equals_the_simulation(report, *names)

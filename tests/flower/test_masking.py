@@ -51,9 +51,9 @@ def test_what_is_unmasked_is_the_sum_to_the_bit(gone) -> None:
         total += plain[name] + masking.own_mask(seeds[name], size)
         for other in names:
             if other != name:
-                total += masking.pair_mask(secret[name], name, keys[other].mask, other, occasion, size)
+                total += masking.pair_mask(secret[name], name, keys[other].mask, other, occasion, "given", size)
         expected += plain[name]
-    found = masking.unmask(total, occasion, keys, {n: seeds[n] for n in stay}, {n: secret[n] for n in gone})
+    found = masking.unmask(total, occasion, keys, {n: seeds[n] for n in stay}, {n: secret[n] for n in gone}, "given")
     assert (found == expected).all()
     signed = np.stack([plain[name].view(np.int32).astype(np.int64) for name in stay])
     mean = masking.mean_of(found, len(stay), 16.0, 5)
@@ -62,7 +62,7 @@ def test_what_is_unmasked_is_the_sum_to_the_bit(gone) -> None:
         masking.mean_of(total, len(stay), 16.0, 5)
     if gone:
         with pytest.raises(FedekdError, match="is not the key of birch"):
-            masking.unmask(total, occasion, keys, seeds, {"birch": secret["cedar"]})
+            masking.unmask(total, occasion, keys, seeds, {"birch": secret["cedar"]}, "given")
 
 
 def test_numbers_come_back_within_half_a_step_and_are_cut_off_at_the_limit() -> None:
@@ -113,7 +113,7 @@ def test_what_does_not_go_with_it_is_refused_in_a_line(tmp_path, change, message
 
 
 def test_methods_that_need_more_than_a_sum_are_refused() -> None:
-    needing = {"fedadam", "fedavgm", "feddf", "feddyn", "fedgh", "fedproto", "pfedhr", "pfedme", "scaffold"}
+    needing = {"feddf", "fedgh", "fedproto", "pfedhr"}
     for name, method in methods.known().items():
         if name.split("-")[0] not in needing:
             masking.refuse(method, name, 2)
@@ -124,18 +124,18 @@ def test_methods_that_need_more_than_a_sum_are_refused() -> None:
 
 
 def test_a_method_is_refused_before_any_training_at_both_ends(tmp_path, digits, caplog) -> None:
-    server, schema, sites = place(tmp_path, digits, method="scaffold")
+    server, schema, sites = place(tmp_path, digits, method="fedproto")
     post = Hand(sites)
-    with pytest.raises(FedekdError, match="scaffold combines single uploads in a way of its own"):
+    with pytest.raises(FedekdError, match="fedproto combines single uploads in a way of its own"):
         secure(server, schema, post)
     assert post.sent == []
     words = {"federation": "0" * 16, "terms": Terms.of(server).text(), "schema": schema.text()}
-    site = replace(sites[0], leave=("proxy", "private", "control"))
-    with pytest.raises(FedekdError, match=r"server\.toml: scaffold combines single uploads in a way of its own"):
+    site = replace(sites[0], leave=("proxy", "private", "prototypes"))
+    with pytest.raises(FedekdError, match=r"server\.toml: fedproto combines single uploads in a way of its own"):
         check_method(server, "server.toml")
     reply = handlers.answer(site, "join", Payload(words))
     assert reply.words["code"] == StatusCode.REFUSED
-    assert "scaffold combines single uploads in a way of its own" in caplog.text
+    assert "fedproto combines single uploads in a way of its own" in caplog.text
 
 
 def test_a_site_without_the_others_keys_does_not_join(tmp_path, digits, caplog) -> None:

@@ -126,7 +126,7 @@ def test_a_federation_whose_sites_know_their_patients(tmp_path, digits):
         rows = dict(np.load(site.data))
         np.savez(site.data, x=rows["x"][:60], y=rows["y"][:60], patient=np.arange(60) // 3)
     schema = schema_of(digits)
-    _, report = federate(make_server(tmp_path, rounds=1), schema, sites)
+    _, report = federate(make_server(tmp_path, rounds=1, batch_size=200), schema, sites)
     assert report["complete"]
     assert {one["guarantee"] for one in report["privacy"].values()} == {
         "the sent models, end to end, for all rows of a patient together"

@@ -82,7 +82,7 @@ def test_another_offer_needs_the_administrators_word(tmp_path, digits, site, mon
     assert "rounds was 2, is 9" in shown
     assert "method was 'fedekd', is 'fedavg'" in shown
     assert "what leaves: private" in shown
-    offer = re.search(r"site\.toml ([0-9a-f]{16})$", shown)[1]
+    offer = re.search(r"site\.toml ([0-9a-f]{32})$", shown)[1]
     assert main(["site", "accept", str(file), "0" * 16]) == 2
     assert f"the last offer is {offer}, not" in capsys.readouterr().err
     assert code(answer(site, "join", asking)) == StatusCode.REFUSED

@@ -244,7 +244,7 @@ def test_a_delta_that_protects_no_one_is_refused(tmp_path, digits):
 def test_a_federation_with_privacy_ends_with_the_spent_budget_in_its_report(tmp_path, digits):
     sites = write_sites(tmp_path, digits, dp=Privacy(epsilon=20.0, delta=1e-3, clip=1.0))
     sites[0] = replace(sites[0], dp=None)
-    server = make_server(tmp_path, epochs=1)
+    server = make_server(tmp_path, epochs=1, batch_size=200)
     _, report = federate(server, schema_of(digits), sites)
     assert report["complete"]
     assert set(report["privacy"]) == {"birch", "cedar"}

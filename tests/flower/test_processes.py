@@ -37,3 +37,10 @@ def test_what_is_written_meanwhile_is_for_the_owner(tmp_path: Path) -> None:
     assert {path.name: path.stat().st_mode & 0o777 for path in state.iterdir()} == dict.fromkeys(
         (".lock", "ours", "its", "log"), 0o600
     )
+
+
+def test_lines_have_no_colours(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("of an earlier process\n")
+    child = Child("child", [sys.executable, "-c", r"print('\x1b[92mINFO \x1b[0m: ended')"], tmp_path / "log")
+    child.process.wait()
+    assert child.lines() == ["INFO : ended"]

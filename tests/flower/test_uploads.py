@@ -43,6 +43,7 @@ def test_an_honest_upload_is_opened(how):
         (changed("count", np.float32(1)), "count is float32, not int64"),
         (changed("w", np.full((5, 4), np.nan, np.float32)), "w has NaN or infinite numbers"),
         (changed("b", np.full(4, np.inf, np.float32)), "b has NaN or infinite numbers"),
+        (changed("b", np.full(4, -1e10, np.float32)), "b has numbers beyond 1e+09"),
         (packed("int8"), "packed as 'int8', not as 'none'"),
         (replace(packed(), scales={"w": 1.0}), "scales do not belong"),
     ],

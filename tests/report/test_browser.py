@@ -12,7 +12,7 @@ from typing import Any
 import axe
 import pytest
 from test_federation_page import REPORT
-from test_page import NASTY, PAPER, save
+from test_page import NASTY, save
 
 from fedekd.report.page import write_difference, write_federation, write_handout, write_page
 from made_records import make_record
@@ -87,8 +87,8 @@ def test_every_chart_of_a_run_is_drawn(visit, run):
     assert page.locator("#clients .canvas").get_attribute("role") == "graphics-document"
 
 
-def test_every_chart_of_a_study_is_drawn(visit, tmp_path):
-    page = visit(write_page(PAPER, tmp_path / "study.html"))
+def test_every_chart_of_a_study_is_drawn(visit, study_page):
+    page = visit(study_page)
     for figure in page.locator("figure").all():
         assert figure.locator("svg").count() == 1, figure.get_attribute("id")
     assert marks(page, "heat-classification") == 9
@@ -174,9 +174,9 @@ def test_dark_is_dark_whether_the_system_or_the_reader_wants_it(visit, run):
 
 
 @pytest.mark.parametrize("width", [390, 768, 1600])
-def test_no_width_makes_the_page_scroll_sideways(visit, run, tmp_path, width):
+def test_no_width_makes_the_page_scroll_sideways(visit, run, width, study_page):
     assert not wide(visit(run, width))
-    study = visit(write_page(PAPER, tmp_path / "study.html"), width)
+    study = visit(study_page, width)
     assert not wide(study)
     study.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     assert not wide(study)
@@ -191,8 +191,8 @@ SCROLLING = """[...document.querySelectorAll('main *')].filter((one) =>
   .map((one) => one.outerHTML.slice(0, 90))"""
 
 
-def test_on_a_phone_no_table_is_cut_and_the_keyboard_reaches_what_scrolls(visit, run, tmp_path):
-    for page in (visit(run, 390), visit(write_page(PAPER, tmp_path / "study.html"), 390)):
+def test_on_a_phone_no_table_is_cut_and_the_keyboard_reaches_what_scrolls(visit, run, study_page):
+    for page in (visit(run, 390), visit(study_page, 390)):
         page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
         page.wait_for_function("document.querySelectorAll('figure table').length > 3")
         assert page.evaluate(CUT) == 0
@@ -288,8 +288,8 @@ def test_a_chart_and_its_data_can_be_saved(visit, run):
     assert {len(row) for row in rows} == {len(heads)}
 
 
-def test_a_dataset_heads_its_columns_once(visit, tmp_path):
-    page = visit(write_page(PAPER, tmp_path / "study.html"))
+def test_a_dataset_heads_its_columns_once(visit, study_page):
+    page = visit(study_page)
     groups = page.locator("#tables table").first.locator("th[scope=colgroup]")
     names = groups.all_inner_texts()
     assert len(names) == len(set(names)) > 1
@@ -325,11 +325,11 @@ def test_it_prints_in_light_and_within_the_paper(visit, run):
 
 @axe.needs_axe
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light")])
-def test_nobody_is_left_out(visit, run, tmp_path, width, scheme):
+def test_nobody_is_left_out(visit, run, tmp_path, width, scheme, study_page):
     """WCAG 2.2 AA, as far as axe-core can tell."""
     (tmp_path / "report.json").write_text(json.dumps(REPORT))
     other = save(tmp_path / "other", [make_record(m, rows=60) for m in ("local", "fedekd")])
-    study, federation = write_page(PAPER, tmp_path / "study.html"), write_federation(tmp_path, tmp_path / "fed.html")
+    study, federation = study_page, write_federation(tmp_path, tmp_path / "fed.html")
     for path in (run, study, federation, write_difference(tmp_path, other)):
         page = visit(path, width, scheme)
         page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")

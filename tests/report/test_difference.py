@@ -41,13 +41,13 @@ def test_what_differs_and_for_whom(tmp_path, record, capsys):
     assert "fedekd 0 0 95.0 85.0 −10.0" in words
     assert "clearly worse" in words
     assert words.count("equivalent") >= 4, "Local, and clients of which nothing changed"
-    assert "the same on 1 seed" in words
+    assert "On 1 seed both have the same clients and test rows" in words
 
 
 def test_means_over_seeds_have_an_interval(tmp_path, record):
     words = said(*folders(tmp_path, record, seeds=3))
     assert "90.5 87.2 −3.3 −3.3 to −3.3" in words
-    assert "the same on 3 seeds" in words
+    assert "On 3 seeds both have the same clients and test rows" in words
 
 
 def test_other_rows_are_not_compared_client_by_client(tmp_path, record):

@@ -32,7 +32,8 @@ def test_a_report_is_a_table_of_what_sites_share(tmp_path: Path) -> None:
     assert "north 600 90.0 92.5 +2.5" in lines
     assert "south kept kept kept −1.0" in lines
     assert "west kept kept kept kept" in lines
-    assert "1 of 2 sites that share their Δ were harmed by joining, 0 beyond the chance of its test rows" in lines
+    said = "2 sites share their Δ: 0 clearly harmed, 0 clearly helped, 2 undecided; "
+    assert f"{said}clearly: the 95 % interval of Δ leaves out zero" in lines
     assert "3 rounds of fedekd, 1.2 MB up, 999 B down, 42 s" in lines
 
 
@@ -43,7 +44,7 @@ def test_a_larger_error_is_harm_and_a_spent_budget_is_told(tmp_path: Path) -> No
     report, out = read_report(tmp_path), io.StringIO()
     assert report
     print_report(Console(file=out, width=100), report)
-    assert "1 of 2 sites that share their Δ were harmed by joining" in out.getvalue()
+    assert "2 sites share their Δ: 0 clearly harmed, 0 clearly helped, 2 undecided" in out.getvalue()
     assert "RMSE; Δ: with the federation minus alone\n" in out.getvalue()
     assert "+2.500" in out.getvalue()
     assert "north: epsilon 7.99 at delta 1e-05, for the sent models, end to end" in out.getvalue()
@@ -59,7 +60,10 @@ def test_a_larger_error_is_harm_and_a_spent_budget_is_told(tmp_path: Path) -> No
 def test_harm_beyond_chance(metric: str, delta: float, low: float, high: float, surely: int) -> None:
     site = {"name": "north", "metric": metric, "delta": delta, "low": low, "high": high}
     report = FederationReport("fedekd", True, sites=[site, {"name": "south", "metric": metric, "delta": delta}])
-    assert (report.harmed, report.surely_harmed) == (2, surely)
+    assert (report.surely_harmed, report.surely_helped) == (surely, 0)
+    mirrored = {**site, "delta": -delta, "low": -high, "high": -low}
+    report = FederationReport("fedekd", True, sites=[mirrored])
+    assert (report.surely_harmed, report.surely_helped) == (0, surely)
 
 
 def test_verdicts_are_over_all_sites_that_share_one(tmp_path: Path) -> None:
@@ -77,7 +81,7 @@ def test_verdicts_are_over_all_sites_that_share_one(tmp_path: Path) -> None:
     assert said in lines
     assert "helped kept kept kept kept clearly helped" in lines
     assert "west kept kept kept kept kept" in lines
-    assert not any("were harmed by joining" in line for line in lines)
+    assert not any("their Δ" in line for line in lines)
 
 
 def test_no_report_and_a_broken_one(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import axe
 import firefox
 import pytest
-from test_page import PAPER, save
+from test_page import save
 
 from fedekd.report.page import write_page
 
@@ -29,9 +29,9 @@ def browser(tmp_path_factory) -> Iterator[firefox.Firefox]:
 
 
 @pytest.fixture
-def pages(tmp_path, result):
+def pages(tmp_path, result, study_page):
     run = write_page(save(tmp_path, result(methods=3, seeds=2, rows=60).records))
-    return run, write_page(PAPER, tmp_path / "study.html")
+    return run, study_page
 
 
 def test_every_chart_is_drawn_and_nothing_is_too_wide(browser, pages):

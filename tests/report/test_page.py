@@ -81,9 +81,9 @@ def test_a_run_has_its_headline_its_charts_and_its_settings(tmp_path, result):
             assert attributes["aria-labelledby"]
 
 
-def test_headings_never_skip_a_level(tmp_path, result):
-    for folder in (save(tmp_path, result(2, 2).records), PAPER):
-        text = write_page(folder, tmp_path / "out.html").read_text(encoding="utf-8")
+def test_headings_never_skip_a_level(tmp_path, result, study_page):
+    for file in (write_page(save(tmp_path, result(2, 2).records)), study_page):
+        text = file.read_text(encoding="utf-8")
         levels = [int(name[1]) for name, _ in Outline(text).tags if re.fullmatch(r"h[1-6]", name)]
         assert levels[0] == 1
         assert all(after <= before + 1 for before, after in pairwise(levels))
@@ -96,7 +96,7 @@ def test_the_headline_counts_the_four_states_and_names_the_worst(tmp_path, recor
     words = " ".join(Outline(text).words)
     assert "fedekd: 2 clearly harmed, 2 clearly helped, 2 equivalent, 0 undecided" in words
     assert "Worst off is client 5: accuracy 81.0\u00a0% alone (local), 70.0\u00a0% with the method" in words
-    assert "One seed tells of these trained models, not of the method" in words
+    assert "One seed tells you about these trained models, not about the method" in words
     assert "assumed independent" in words
     assert "2 should join, 4 should stay alone, 0 are undecided" in words
     assert "with fedekd its accuracy is 11.0 points worse than alone (local), 95 % interval" in words
@@ -118,7 +118,7 @@ def test_a_row_or_two_harm_nobody(tmp_path, record):
     assert "fedekd: 0 clearly harmed, 0 clearly helped, 0 equivalent, 3 undecided" in words
     assert 'class="harm' not in text
     assert 'class="help' not in text
-    assert "within chance: its 30 test rows can show" in words
+    assert "which may be chance: its 30 test rows can only show" in words
 
 
 def test_old_records_are_told_by_sign_alone(tmp_path, record):
@@ -162,7 +162,7 @@ def test_a_split_that_is_held_fixed_gets_verdicts_over_seeds(tmp_path, result):
     assert "the same on all 4 seeds" in text
 
 
-def test_gains_stand_on_an_axis_of_gains_and_the_study_on_one_of_deltas(tmp_path, record):
+def test_gains_stand_on_an_axis_of_gains_and_the_study_on_one_of_deltas(tmp_path, record, study_page):
     records = [record(m, (0.05, -0.04, 0.0, 0.15), rows=300, local=0.95) for m in ("local", "fedekd")]
     clients = page_data(page(save(tmp_path, records)))["charts"]["clients"]
     axes = {layer["encoding"]["x"].get("field") for layer in clients["spec"]["layer"]}
@@ -170,7 +170,7 @@ def test_gains_stand_on_an_axis_of_gains_and_the_study_on_one_of_deltas(tmp_path
     said, high = (clients["fields"].index(name) for name in ("said", "high"))
     assert [row[said] for row in clients["rows"]["0|0"]] == ["−4.0", "0.0", "+5.0", "+15.0"]
     assert any(row[high] > 5 for row in clients["rows"]["0|0"])  # though 95 % alone leaves 5
-    dots = page_data(write_page(PAPER, tmp_path / "study.html").read_text(encoding="utf-8"))["charts"]["dots-0"]
+    dots = page_data(study_page.read_text(encoding="utf-8"))["charts"]["dots-0"]
     mean, low, high = (dots["fields"].index(name) for name in ("mean", "low", "high"))
     for rows in dots["rows"].values():
         assert [row[mean] for row in rows] == sorted((row[mean] for row in rows), reverse=True)
@@ -205,7 +205,7 @@ def test_answers_by_class_are_shown_alone_and_with_the_method(tmp_path, record):
         assert sum(row[2] for row in alone["rows"][f"0|{c}"]) == client["n_test"]
         assert sum(row[2] for row in joined["rows"][f"0|0|{c}"]) == client["n_test"]
         right = sum(row[2] for row in joined["rows"][f"0|0|{c}"] if row[0] == row[1])
-        assert joined["notes"][f"0|0|{c}"] == f"{client['id']}: {right} of {client['n_test']} test rows right."
+        assert joined["notes"][f"0|0|{c}"] == f"Client {client['id']}: {right} of {client['n_test']} test rows right."
 
 
 def test_calibration_is_over_all_clients_alone_and_with_the_method(tmp_path, record):
@@ -268,9 +268,9 @@ def test_without_a_gate_there_is_nothing_about_trust(tmp_path, record):
     assert "no gate" not in text
 
 
-def test_nothing_comes_from_outside(tmp_path, result):
-    for folder in (save(tmp_path, result(2, 2).records), PAPER):
-        text = write_page(folder, tmp_path / "out.html").read_text(encoding="utf-8")
+def test_nothing_comes_from_outside(tmp_path, result, study_page):
+    for file in (write_page(save(tmp_path, result(2, 2).records)), study_page):
+        text = file.read_text(encoding="utf-8")
         outline = Outline(text)
         for name, attributes in outline.tags:
             assert name not in ("link", "iframe", "object", "embed", "base")
@@ -321,15 +321,15 @@ def test_a_result_that_is_not_a_number_is_shown_as_none(tmp_path, record):
 
 
 def test_very_many_clients_stay_readable_and_small(tmp_path, result):
-    folder = save(tmp_path, result(methods=8, seeds=2, clients=600).records)
+    folder = save(tmp_path, result(methods=3, seeds=2, clients=600).records)
     text = page(folder)
     charts = page_data(text)["charts"]
     assert len(charts["clients"]["rows"]["0|0"]) == 40
     assert len(charts["ranks"]["rows"]["0|0"]) == 600
-    assert len(charts["methods"]["rows"][""]) == 8
+    assert len(charts["methods"]["rows"][""]) == 3
     assert len(charts["trust-clients"]["rows"]["0|0"]) == 40
     assert len({row[0] for row in charts["trust-course"]["rows"]["0|0"]}) == 40
-    assert len(text.encode()) < 6e6
+    assert len(text.encode()) < 2e6
 
 
 def test_the_latest_settings_are_shown_and_the_others_counted(tmp_path, result):
@@ -345,8 +345,8 @@ def test_the_latest_settings_are_shown_and_the_others_counted(tmp_path, result):
     assert page_data(only)["choices"]["method"]["options"] == ["fedekd"]
 
 
-def test_a_study_has_the_papers_figures_and_tables(tmp_path):
-    text = write_page(PAPER, tmp_path / "study.html").read_text(encoding="utf-8")
+def test_a_study_has_the_papers_figures_and_tables(study_page):
+    text = study_page.read_text(encoding="utf-8")
     found, words = page_data(text), " ".join(Outline(text).words)
     assert {"heat-classification", "grid-regression", "dots-0", "agreement", "agreement-cells"} <= set(found["charts"])
     assert {"sweep-classification-fedekd-beta", "sweep-classification-fedekd-lambda_kd"} <= set(found["charts"])

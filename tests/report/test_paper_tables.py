@@ -186,7 +186,7 @@ def test_own_datasets_get_tables_of_their_own():
         "paired_local_cls",
         "harmed_cls",
     ]
-    assert tables[0].columns == (("wards", "no α"),)
+    assert tables[0].columns == (("wards", "own sites"),)
     assert [row.label for row in tables[0].rows] == ["fedekd", "local"]
     assert tables[0].heads == ("method",)
     beside = make_tables([record(m, dataset="wards", alpha=None) for m in ("local", "fedekd")], against_paper=True)
@@ -257,7 +257,7 @@ def test_the_papers_study_shows_recipe_federation_and_gain_beside_delta():
     assert gain.mean < delta.mean
     octmnist = table.columns.index(("OCTMNIST", "α=0.5"))
     assert all(own[part].cells[octmnist].mean is None for part in own)
-    assert any(note.startswith("no runs of OCTMNIST here: its file could not be had") for note in table.notes)
+    assert any(note.startswith("no runs of OCTMNIST here: its file was not available") for note in table.notes)
     assert "recipe, Avg" not in {row.heads[1] for row in table.rows if row.label == "fedprox"}  # its twin has not run
 
 
@@ -276,7 +276,7 @@ def test_controls_that_have_not_run_are_dashes_and_say_so():
     assert own["gain, Avg"][columns.index("CIFAR-10 α=0.1")].mean is None
     for name, title in (("transfer_cls", "CIFAR-10"), ("transfer_reg", "RetinaMNIST")):
         notes = table_of(tables, name).notes
-        assert any(note.startswith(f"not known on {title}: ") for note in notes)
+        assert any(f"is not known on {title}: " in note for note in notes)
         assert " – |" in render([table_of(tables, name)])
 
 
@@ -295,7 +295,7 @@ def test_states_and_parts_stand_where_records_hold_test_rows():
         (("fedekd", "undecided"), (0, 9)),
     ]
     assert states.columns == (("digits", "α=0.1"),)
-    assert any("may be another client" in note for note in states.notes)
+    assert any("client 3 has other rows" in note for note in states.notes)
     parts = {row.heads[1]: row.cells[-1] for row in table_of(tables, "transfer_cls").rows}
     assert {name: round(cell.mean, 6) for name, cell in parts.items()} == {
         "Δ, Avg": 0.0, "Δ, Worst": -0.05,

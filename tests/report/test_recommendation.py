@@ -32,7 +32,7 @@ def test_the_best_mean_gain_is_named_and_compared_with_the_others(said):
     first, second = said(fedekd=0.03, fedavg=0.06)
     assert first.startswith("Use fedavg: its mean gain over training alone is +6.0 points (95 % interval +5.")
     assert "paired over 4 seeds" in first
-    assert second.startswith("fedavg is clearly better than fedekd: +3.0 points in the mean")
+    assert second.startswith("fedavg is clearly better than fedekd: +3.0 points on average")
 
 
 def test_an_error_that_falls_is_a_gain(said):

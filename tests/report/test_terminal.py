@@ -66,7 +66,9 @@ def test_the_four_states_and_what_a_client_should_do(record: Make) -> None:
     deltas = [0.05, -0.05, 0.002, -0.002]
     text = text_of(RunResults([record(m, deltas, rows=2000) for m in ("local", "fedekd")]))
     assert "fedekd: 1 clearly harmed, 1 clearly helped, 2 equivalent, 0 undecided" in text
-    assert "  mean over clients: Δ against Local 0.0, gain over the best alone 0.0" in text
+    assert (
+        "  mean over clients: Δ against Local 0.0 [−0.3 to +0.3], gain over the best alone 0.0 [−0.3 to +0.3]" in text
+    )
     table = text[text.index("95 % interval") :]
     assert " ".join(row(table, "0 ")) == "0 2,000 90.0 local 95.0 +5.0 +4.0 to +6.0 1.6 clearly helped"
     assert row(table, "1 ")[-2:] == ["clearly", "harmed"]
@@ -75,16 +77,29 @@ def test_the_four_states_and_what_a_client_should_do(record: Make) -> None:
     assert "  1: stay alone: with fedekd its accuracy is 5.0 points worse than alone (local)" in text
     assert "  2: stay alone: with fedekd it is within 2.0 points of alone (local): nothing is gained" in text
     assert "Compared with plain Local; --alone menu compares with" in text
-    assert "One seed tells of these trained models, not of the method" in text
+    assert "One seed tells you about these trained models, not about the method" in text
     assert "assumed independent" in text
+
+
+def test_one_seed_has_an_interval_over_test_rows(record: Make) -> None:
+    """Of every line but Local's, without colour: it says nothing of the method."""
+    records = [record(m, [0.05, 0.03, 0.04], rows=500) for m in ("local", "fedekd", "fedekd@alone")]
+    text = text_of(RunResults(records))
+    table = text[text.index("95 % interval") :]
+    for name in ("fedekd ", "fedekd@alone "):
+        assert row(table, name)[1:5] == ["+4.0", "+3.0", "to", "+5.0"]
+    assert "to" not in row(table, "local ")
+    assert "the interval is over test rows: it is about these trained models, not about the method" in text
+    assert "Δ against Local +4.0 [+3.0 to +5.0] (recipe +4.0 [+3.0 to +5.0], federation 0.0 [" in text
+    assert f"{painted(GOOD)}+3.0 to +5.0" not in ansi_of(RunResults(records))
 
 
 def test_few_rows_decide_nothing(record: Make) -> None:
     """The deltas are those of the first test, but of 30 rows: one or two of them changed."""
     text = text_of(RunResults([record(m, rows=30) for m in ("local", "fedekd")]))
     assert "fedekd: 0 clearly harmed, 0 clearly helped, 0 equivalent, 6 undecided" in text
-    assert "  0: undecided: with fedekd +6.7 points, within chance: its 30 test rows can show " in text
-    assert "; 2.0 points need about " in text
+    assert "  0: undecided: with fedekd its accuracy changes by +6.7 points, which may be chance: its 30" in text
+    assert "; one of 2.0 points would take about " in text
     tiny = text_of(RunResults([record(m, rows=4) for m in ("local", "fedekd")]))
     assert "undecided: only 4 test rows, and nothing is said of fewer than 5" in tiny
 
@@ -114,7 +129,7 @@ def test_a_split_of_every_seeds_own_has_verdicts_by_client_run(record: Make) -> 
     text = text_of(RunResults(dealt))
     assert "fedekd: 0 clearly harmed, 9 clearly helped" in text
     assert "should a client join? of 9 client-runs: 9 should join, 0 should stay alone, 0 are undecided" in text
-    assert "client 3 has other rows, and may be another client, in each" in text
+    assert "client 3 has other rows in each" in text
     assert "--split-seed 0" in text
     assert "[" in row_text(text, "  mean over clients: Δ against Local +5.0")
     for one in dealt:

@@ -33,7 +33,7 @@ def test_records_of_several_seeds_become_one_row():
     assert row["clients"] == 6
     assert (row["bytes_up"], row["bytes_down"], row["seconds"]) == (200, 10, 1)
     assert (local["label"], local["clients"]) == ("local", 2)
-    assert local["avg_delta"] == {"mean": 0, "std": 0, "interval": None}
+    assert local["avg_delta"] == {"mean": 0, "std": 0, "interval": None, "over_rows": None}
 
 
 def test_the_worst_is_on_the_other_side_for_errors():

@@ -23,7 +23,7 @@ from interruption import Stop
 from tiny import tiny_private, tiny_proxy
 
 ROUNDS = 8
-SETTINGS = {"clients": 3, "alpha": 0.5, "rounds": ROUNDS, "epochs": 2, "batch_size": 8, "lr": 0.05}
+SETTINGS = {"clients": 3, "alpha": 0.5, "rounds": ROUNDS, "epochs": 1, "batch_size": 16, "lr": 0.1}
 SETTINGS |= {"private": tiny_private, "proxy": tiny_proxy, "seeds": (1,), "choose_rounds": True}
 NAMES = {"private": "tiny:tiny_private", "proxy": "tiny:tiny_proxy"}
 
@@ -102,7 +102,7 @@ def test_without_it_the_kept_model_is_of_the_round_that_verdicts_take(digits, tm
 
 def test_engines_choose_alike(digits, tmp_path):
     methods = ["fedekd", "fedavg-tuned"]
-    serial, stacked = (trained(digits, tmp_path / e, methods=methods, engine=e) for e in ("serial", "stacked"))
+    serial, stacked = (trained(digits, tmp_path / e, methods=methods, engine=e, lr=0.02) for e in ("serial", "stacked"))
     assert rounds_of(serial) == rounds_of(stacked)
     for one, other in zip(serial, stacked, strict=True):
         values = [[c["value"] for c in record["clients"]] for record in (one, other)]

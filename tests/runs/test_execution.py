@@ -20,10 +20,12 @@ from torch import nn
 
 import fedekd
 from fedekd import methods
+from fedekd.cli import main
 from fedekd.data import federate
 from fedekd.engines.serial import Serial
 from fedekd.errors import FedekdError
 from fedekd.export.predict import predict
+from fedekd.runs import execution
 from fedekd.runs.observers import Observer
 from fedekd.runs.plan import choose_methods, left_out, plan
 from fedekd.runs.runner import run
@@ -124,28 +126,27 @@ def test_an_interrupted_run_ends_with_the_same_bits(digits, tmp_path, name, engi
 
 def test_a_killed_command_goes_on(tmp_path):
     command = [
-        sys.executable,
-        "-m",
-        "fedekd",
         "run",
+        "--dataset",
+        "heart",
         "--rounds",
-        "4",
+        "30",
         "--epochs",
         "1",
         "--methods",
         "fedekd",
         "--quiet",
+        "--out",
     ]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    cut = tmp_path / "cut"
-    process = subprocess.Popen([*command, "--out", str(cut)], env=env, stdout=subprocess.DEVNULL)
+    cut, env = tmp_path / "cut", {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, "-m", "fedekd", *command, str(cut)], env=env, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not list(cut.glob("checkpoints/*.pt")):
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    assert process.wait() == -signal.SIGKILL, "it was in the middle"
     for out in (cut, tmp_path / "whole"):
-        subprocess.run([*command, "--out", str(out)], env=env, check=True, stdout=subprocess.DEVNULL)
+        assert main([*command, str(out)]) == 0
     cut_, whole = (list(map(numbers, fedekd.load(tmp_path / name).records)) for name in ("cut", "whole"))
     assert cut_ == whole
 
@@ -492,3 +493,13 @@ def test_methods_without_a_use_for_a_file_of_public_rows_train_as_before(digits,
     assert [r["partition"].get("public", {}).get("rows") for r in (*alone.records, *beside.records)] == [None] * 2 + [
         5
     ] * 2
+
+
+@pytest.mark.parametrize(("model", "stacked"), [("cnn-small", True), ("resnet18", False)])
+def test_on_a_gpu_models_that_fill_it_train_one_after_another(monkeypatch, model, stacked):
+    monkeypatch.setattr(execution, "pick_device", lambda name: torch.device("cuda"))
+    settings = make_settings({"dataset": "digits", "methods": ("local",), "private": model, "batch_size": 1024})
+    (planned,) = plan(settings)
+    assert execution.stacks(planned, "auto") == stacked
+    assert execution.stacks(planned, "stacked")
+    assert not execution.stacks(planned, "serial")

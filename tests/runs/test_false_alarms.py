@@ -13,7 +13,7 @@ import pytest
 from fedekd import verdicts
 from fedekd.engines.stacked import Stacked
 from fedekd.runs.plan import plan
-from fedekd.runs.transfer import compared
+from fedekd.runs.row_results import compared
 from fedekd.settings import make_settings
 
 SPLITS, SEEDS, ROUNDS = 2, 40, 5

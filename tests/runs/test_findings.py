@@ -65,8 +65,8 @@ def test_what_was_not_run_is_not_known_and_says_so():
     assert {part for one in found for part in one.parts} == {"delta"}  # gain over plain Local would be Δ again
     assert found[0].figure("gain") == "–"
     assert not_known(found[:1]) == [
-        "not known on digits: what federation gives or what a site could have alone, since fedekd@alone and "
-        "local-smooth have not been run there"
+        "how much of this is federation, or what a site could have reached alone, is not known on digits: "
+        "fedekd@alone and local-smooth were not run there"
     ]
     assert headline(found[1:]) == "fedavg is clearly better than plain Local on 0 of 1 dataset"
     assert losses(found[1:]) == "It is clearly worse than plain Local on digits"

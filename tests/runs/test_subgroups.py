@@ -15,9 +15,10 @@ from fedekd.cli import main
 from fedekd.data import federate, load_dataset
 from fedekd.errors import FedekdError
 from fedekd.runs import packing
+from fedekd.runs.row_results import compared
 from fedekd.runs.store import read_records
 from fedekd.runs.subgroups import by_subgroup
-from fedekd.runs.transfer import analyse, compared
+from fedekd.runs.transfer import analyse
 from fedekd.runs.verdict_text import caveats
 from fedekd.units import Unit
 from tiny import tiny_private, tiny_proxy
@@ -161,7 +162,7 @@ def test_rows_of_one_patient_count_as_one(visits, tmp_path, monkeypatch):
 
 
 def told(methods):
-    (said,) = re.findall(r"Test rows (?:of one patient )?([\w ]+);", " ".join(caveats(methods, Unit("accuracy", 1))))
+    (said,) = re.findall(r"Test rows (?:of one patient )?([\w ]+)\.", " ".join(caveats(methods, Unit("accuracy", 1))))
     return said
 
 

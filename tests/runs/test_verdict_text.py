@@ -29,11 +29,16 @@ SAME, OPEN = verdict(EQUIVALENT, 0.001, -0.01, 0.01), verdict(UNDECIDED, 0.03, -
         (
             [HARM, OPEN, SAME],
             "undecided",
-            "with b +3.0 points, within chance: its 100 test rows can show 10.0 points",
+            "with b its accuracy changes by +3.0 points, which may be chance: its 100 test rows can only show",
         ),
         ([HARM, SAME], "stay alone", "with b it is within 2.0 points of alone (local): nothing is gained; no method"),
         ([HARM], "stay alone", "with a its accuracy is 6.0 points worse than alone (local)"),
-        ([OPEN], "undecided", "2.0 points need about 2,500 such rows"),
+        (
+            [OPEN],
+            "undecided",
+            "a difference of about 10.0 points or more; one of 2.0 points would take about 2,500 rows",
+        ),
+        ([verdict(UNDECIDED)], "undecided", "with a its accuracy does not change, but its 100 test rows can only show"),
         ([verdict(UNDECIDED, rows=3, reason="only 3 test rows")], "undecided", "nothing is said of fewer than 5"),
         ([verdict(HELPED, 0.005, 0.001, 0.009)], "join", "less than the margin of 2.0 points"),
     ],

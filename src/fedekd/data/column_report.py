@@ -134,7 +134,7 @@ def _suspicious_text(name: str, known: pd.Series, reading: Reading) -> Iterator[
     different = texts.drop_duplicates()
     pattern, mark, other = (COMMA, ",", "comma") if reading.decimal == "." else (POINT, ".", "point")
     marked = different.str.fullmatch(pattern)
-    numeric = pd.to_numeric(texts, errors="coerce").notna()
+    numeric = pd.to_numeric(texts.str.replace(reading.decimal, ".", regex=False), errors="coerce").notna()
     if marked.mean() > 0.5:
         yield (
             f"numbers with a decimal {other} ({different[marked].iloc[0]}), taken as text: {len(different)} columns; "

@@ -21,6 +21,7 @@ from fedekd.engines.cuda_graphs import WORTH_CAPTURING, capturing
 from fedekd.engines.groups import Find, MethodGroup, mapped
 from fedekd.engines.job import make_optimizer
 from fedekd.engines.layers import TrainingPass, dropout_key, step_key
+from fedekd.engines.on_device import fill, on_device
 from fedekd.engines.schedule import Schedule, schedule
 from fedekd.methods.base import Method, Train
 from fedekd.methods.batch import Batch
@@ -74,9 +75,9 @@ class Chunk:
         self.lessons = torch.zeros_like(self.positions) if self.augmented else self.positions
         """Places in the frozen roles' outputs, which are other ones in every epoch where rows are altered."""
         self.clock = torch.zeros(1, dtype=torch.long, device=device)  # the step, on the device
-        self.at = torch.tensor(indices, device=device)
+        self.at = on_device(indices, device)
         self.scale = engine.scale_of(self.at)
-        self.varying = pick(group.varying, torch.tensor(group.places(indices))) if group.varying else {}
+        self.varying = pick(group.varying, on_device(group.places(indices), device)) if group.varying else {}
         trees = {role: engine.trainable_part(role, step.part) for role in step.roles}
         rest = {role: {n: engine.weights[role][n] for n in engine.forward.rest[role]} for role in step.roles}
         self.buffers, self.final_buffers = (
@@ -164,7 +165,7 @@ class Chunk:
             for role in self.method.roles
             if role in {*step.roles, *self.method.reads_weights} or engine.forward.rest[role]
         }
-        steps = torch.from_numpy(self.steps).to(engine.device)
+        steps = on_device(self.steps, engine.device)
         inputs = {
             **engine.known(self.group, self.indices),
             "steps": steps,
@@ -219,15 +220,15 @@ class Chunk:
                 padded = np.zeros((epochs, full, *whole.shape[3:]), whole.dtype)
                 padded[:, :n] = part
                 whole[: self.steps[at], at] = padded.reshape(self.steps[at], *whole.shape[2:])
-        self.positions.copy_(torch.from_numpy(positions))
-        self.rows.copy_(torch.from_numpy(rows))
-        self.real.copy_(torch.from_numpy(real))
-        self.uniform.copy_(torch.from_numpy(uniform))
+        fill(self.positions, positions)
+        fill(self.rows, rows)
+        fill(self.real, real)
+        fill(self.uniform, uniform)
         if self.augmented:
-            self.moves.copy_(torch.from_numpy(moves))
-            self.lessons.copy_(torch.from_numpy(lessons))
+            fill(self.moves, moves)
+            fill(self.lessons, lessons)
         if self.step.mixed:
-            self.partners.copy_(torch.from_numpy(partners))
+            fill(self.partners, partners)
         inputs = self._read(plans)
         if self.inputs:
             pytree.tree_map_(Tensor.copy_, self.inputs, inputs)  # in place, where a CUDA graph reads them
@@ -243,7 +244,7 @@ class Chunk:
             for n, t in tree.items():
                 t.copy_(engine.weights[role][n][self.at])
         if self.drops:
-            self.keys.copy_(torch.tensor([self._dropout_key(i) for i in self.indices], dtype=torch.int32))
+            fill(self.keys, [self._dropout_key(i) for i in self.indices])
         self._take(np.flatnonzero(self.steps == 0))
         self.clock.zero_()
 

@@ -16,7 +16,8 @@ from fedekd.engines import return_checks
 from fedekd.engines.forward import padded
 from fedekd.engines.groups import MethodGroup, split
 from fedekd.engines.member_rows import MemberRows, home_of
-from fedekd.engines.stack import Stack
+from fedekd.engines.on_device import on_device
+from fedekd.engines.stack import Stack, settle
 from fedekd.exchange import answer_of
 from fedekd.methods.base import Exchange
 from fedekd.tasks import make_task
@@ -36,9 +37,9 @@ class ClientStack(Stack):
 
     def uploads(self, index: int, step: Exchange, here: Sequence[int]) -> dict[str, Tensor]:
         """What these members send, [here, ...]."""
-        at = torch.tensor(here, device=self.device)
+        at = on_device(list(here), self.device)
         if step.send is None:
-            tied = self.forward.tied(step.name)  # a model travels under all its names
+            tied = self.forward.tied[step.name]  # a model travels under all its names
             names = parts.names(step.part, self.forward.plain[step.name])
             return {n: self.weights[step.name][tied.get(n, n)][at] for n in names}
         made: dict[int, dict[str, Tensor]] = {}
@@ -56,10 +57,10 @@ class ClientStack(Stack):
     def hand_out(self, step: Exchange, here: Sequence[int], answer: Any) -> None:
         """One answer to all of these members, who are of one job, or one for each of them."""
         role, group = step.target, next(g for g in self.groups if here[0] in g.indices)
-        at = torch.tensor(here, device=self.device)
+        at = on_device(list(here), self.device)
         if role is not None:
-            tied = self.forward.tied(role)
-            shapes = {n: self.weights[role][n].shape[1:] for n in self.forward.kept(role)}
+            tied = self.forward.tied[role]
+            shapes = {n: self.weights[role][n].shape[1:] for n in self.forward.kept[role]}
             shapes |= {n: shapes[own] for n, own in tied.items()}
             for place in range(len(here)) if step.each else range(1):
                 return_checks.fits(group.method, role, answer_of(answer, place, step.each), shapes)
@@ -88,6 +89,7 @@ class ClientStack(Stack):
         try:
             for index, (step, again) in enumerate(return_checks.personal(self.method)):
                 self.perform(("personalise", index), step, range(len(self.members)), again)
+            settle(self.unsettled)
             yield
         finally:
             self.personal = False
@@ -110,7 +112,7 @@ class ClientStack(Stack):
                 here = indices[start : start + self.limit]
                 rows = [getattr(self.members[i], split) for i in here]
                 out, (table, _) = self.forward.predictions(group, here, rows, split), padded(rows, self.device)
-                scale = self.scale_of(torch.tensor(here, device=self.device))
+                scale = self.scale_of(on_device(list(here), self.device))
                 y = scale.targets(self.y[table])
                 unit = scale.std.reshape(len(here), 1)
                 wrong = make_task(self.task.name, unit).errors(out, y).cpu().numpy()
@@ -130,8 +132,8 @@ class ClientStack(Stack):
         (place,) = group.places([i])
         models = {}
         for role, tree in self.weights.items():
-            own = {name: tree[name][i] for name in self.forward.kept(role)}
-            models[role] = own | {name: own[first] for name, first in self.forward.tied(role).items()}
+            own = {name: tree[name][i] for name in self.forward.kept[role]}
+            models[role] = own | {name: own[first] for name, first in self.forward.tied[role].items()}
         known = {name: getattr(group, name).one(place) for name in ("memory", "received", "gradients")}
         return {"models": models, **known, "steps": int(self.steps[i]), "round": self.round_number}
 

@@ -18,6 +18,7 @@ from fedekd.engines.groups import MethodGroup, mapped
 from fedekd.engines.job import SERVER
 from fedekd.engines.layers import TrainingPass, drops, training_pass
 from fedekd.engines.member_rows import MemberRows, home_of
+from fedekd.engines.on_device import on_device
 from fedekd.engines.stackable import NotStackable, built_for, make_template
 from fedekd.methods.base import Method
 from fedekd.trees import pick
@@ -25,6 +26,7 @@ from fedekd.trees import pick
 if TYPE_CHECKING:
     from fedekd.engines.stack import Stack
 
+GPU_BATCH = 1024  # rows that frozen models answer at once: what a pass takes is the host's time
 EVALUATION_VALUES = 2**29  # of the inputs at most at once: large images go in smaller batches
 Both = tuple[Tensor, Tensor]  # outputs, and features where they are asked for (else the outputs again)
 
@@ -54,23 +56,15 @@ class Forward:
             role: [n for n in _state(module) if n not in self.trainable[role]] for role, module in self.plain.items()
         }
         """By role, what no gradient moves: buffers, and weights that are not trained."""
+        self.tied = {role: _tied(module) for role, module in self.plain.items()}
+        """By role, further names of tensors that a module has under several, and the name by which they are stacked."""
+        self.kept = {role: _kept(module) for role, module in self.plain.items()}
+        """By role, the names of a module's state by which it is stacked; some buffers are no part of the state."""
         self.drops = {role: drops(module) for role, module in self.plain.items()}
         self.learning: frozenset[str] = frozenset()
         """The roles that are being trained, whose modules are in training mode."""
         self.statistics: dict[str, dict[str, Tensor]] = {}
         """By role, what its batch norms' buffers become after the last forward pass in training mode."""
-
-    def tied(self, role: str) -> dict[str, str]:
-        """Further names of tensors that a module has under several, and the name by which they are stacked."""
-        first, module = dict[int, str](), self.plain[role]
-        weights, buffers = module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
-        every = (*weights, *buffers)
-        return {name: own for name, t in every if (own := first.setdefault(id(t), name)) != name}
-
-    def kept(self, role: str) -> list[str]:
-        """The names of a module's state by which it is stacked; some buffers are no part of the state."""
-        held = _state(self.plain[role])
-        return [name for name in self.plain[role].state_dict() if name in held]
 
     def _lowered(self, module: nn.Module) -> nn.Module:
         if self.engine.device.type == "cuda" and self.fused:
@@ -216,7 +210,7 @@ class Forward:
         With ``moves``, on the rows as they are altered.
         """
         engine = self.engine
-        at = torch.tensor(list(indices), device=engine.device)
+        at = on_device(list(indices), engine.device)
         if role in self.method.heads:
             below = self.outputs(self.method.heads[role], indices, rows, True, longest, moves, partners)[1]
             return self._head(role, pick(engine.weights[role], at), below)
@@ -228,8 +222,8 @@ class Forward:
             drawn = torch.zeros(*table.shape, moves[0].shape[-1])
             for i, own in enumerate(moves):
                 drawn[i, : len(own)] = torch.from_numpy(own)
-            drawn = drawn.to(engine.device)
-        order = torch.tensor(sorted(range(len(rows)), key=lambda i: -lengths[i]), device=engine.device)
+            drawn = on_device(drawn, engine.device)
+        order = on_device(sorted(range(len(rows)), key=lambda i: -lengths[i]), engine.device)
         weights, scale = pick(engine.weights[role], at[order]), engine.scale_of(at[order])
         result: Both | None = None
         size = self._at_once(len(rows))
@@ -249,7 +243,8 @@ class Forward:
         return result
 
     def _at_once(self, models: int) -> int:
-        return max(1, min(EVALUATION_BATCH, EVALUATION_VALUES // (models * self.engine.x[0].numel())))
+        most = EVALUATION_BATCH if self.engine.device.type == "cpu" else GPU_BATCH
+        return max(1, min(most, EVALUATION_VALUES // (models * self.engine.x[0].numel())))
 
     @torch.no_grad()
     def predictions(
@@ -261,7 +256,7 @@ class Forward:
             return self.outputs("private", indices, rows)[0]
         self.learning = frozenset()
         table, mask = padded(rows, engine.device)
-        at = torch.tensor(list(indices), device=engine.device)
+        at = on_device(list(indices), engine.device)
         scale, features = engine.scale_of(at), method.needs_features
         answers = [role for role in method.answers if role in method.roles]
         roles = (*answers, *(below for role, below in method.heads.items() if role in answers))
@@ -292,6 +287,17 @@ def _state(module: nn.Module) -> dict[str, Tensor]:
     return {n: t.detach() for n, t in (*module.named_parameters(), *module.named_buffers())}
 
 
+def _tied(module: nn.Module) -> dict[str, str]:
+    first = dict[int, str]()
+    weights, buffers = module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
+    return {name: own for name, t in (*weights, *buffers) if (own := first.setdefault(id(t), name)) != name}
+
+
+def _kept(module: nn.Module) -> list[str]:
+    held = _state(module)
+    return [name for name in module.state_dict() if name in held]
+
+
 def _in_mode(module: nn.Module, training: bool) -> nn.Module:
     return module if module.training == training else module.train(training)
 
@@ -302,4 +308,4 @@ def padded(rows: Sequence[np.ndarray], device: torch.device, longest: int | None
     mask = np.zeros(table.shape, bool)
     for i, r in enumerate(rows):
         table[i, : len(r)], mask[i, : len(r)] = r, True
-    return torch.from_numpy(table).to(device), torch.from_numpy(mask).to(device)
+    return on_device(table, device), on_device(mask, device)

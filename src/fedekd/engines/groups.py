@@ -16,6 +16,7 @@ from fedekd.engines.batch import make_batch
 from fedekd.engines.job import SERVER
 from fedekd.engines.layers import TrainingPass, training_pass
 from fedekd.engines.member_rows import MemberRows, home_of, rows_of
+from fedekd.engines.on_device import on_device
 from fedekd.errors import FedekdError
 from fedekd.methods.base import ClientInit, Method
 from fedekd.methods.batch import Batch
@@ -42,14 +43,19 @@ class MemberState:
 
     def of(self, places: Sequence[int]) -> dict[str, Any]:
         """Copies of what these have, who all have the same."""
-        at = torch.tensor(places)
-        return {name: pick(self.trees[name], at) for name in self.trees if name in self.names(places[0])}
+        at, known = torch.tensor(places), self.names(places[0])
+        return {
+            name: map_tree(lambda whole: whole[_beside(whole, at)], t)
+            for name, t in self.trees.items()
+            if name in known
+        }
 
     def one(self, place: int) -> dict[str, Any]:
         return {name: pick(self.trees[name], place) for name in self.trees if name in self.names(place)}
 
     def put(self, found: Mapping[str, Any], places: Sequence[int], what: str) -> None:
         """Give these rows something new in place of what they had by that name."""
+        at = torch.tensor(places)
         for name, tree in found.items():
             others = self.owners.get(name, frozenset()) - set(places)
             alike = name in self.trees and _structure(self.trees[name]) == _structure(tree)
@@ -61,7 +67,7 @@ class MemberState:
             if not alike:
                 self.trees[name] = pytree.tree_map(self._blank, tree)
             for whole, new in zip(pytree.tree_leaves(self.trees[name]), pytree.tree_leaves(tree), strict=True):
-                whole[torch.tensor(places, device=whole.device)] = new
+                whole[_beside(whole, at)] = new
             self.owners[name] = others | frozenset(places)
 
     def _blank(self, like: Tensor) -> Any:
@@ -203,7 +209,7 @@ def mapped(
     role, and the "dropout" keys.
     """
     if varying is None:
-        varying = pick(group.varying, torch.tensor(group.places(indices))) if group.varying else {}
+        varying = pick(group.varying, on_device(group.places(indices), engine.device)) if group.varying else {}
 
     calls = passed.calls if passed else 0
 
@@ -219,6 +225,11 @@ def mapped(
             return call(method, make_batch(method, engine.task, rate, own, applied))
 
     return vmap(one, randomness="different")(varying, seen)
+
+
+def _beside(whole: Tensor | MemberRows, at: Tensor) -> Tensor:
+    """Indices where the rows are, got there without waiting; ``MemberRows`` take them in main memory."""
+    return on_device(at, whole.device) if isinstance(whole, Tensor) else at
 
 
 def _structure(tree: Any) -> Any:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedekd.engines.on_device import on_device
+
 MANY = 256  # members from which a stack whose members take turns keeps rows like this
 ROOM = 0.4  # of the device's free memory that all rows may take; else they lie in main memory
 
@@ -38,7 +40,8 @@ class MemberRows:
         return len(self.row)
 
     def __getitem__(self, at: Any) -> Tensor:
-        return self.pool[self.row[_on_host(at)].to(self.home)].to(self.device)
+        found = self.pool[self.row[_on_host(at)].to(self.home)]
+        return found if self.home == self.device else on_device(found, self.device)
 
     def __setitem__(self, at: Any, value: Tensor) -> None:
         members = torch.atleast_1d(torch.as_tensor(_on_host(at)))

@@ -24,6 +24,7 @@ from fedekd.engines.forward import Forward, padded
 from fedekd.engines.groups import Find, MethodGroup, make_groups, mapped, split
 from fedekd.engines.job import Advance, Job, Scale, Training, TrustLog, pick_device
 from fedekd.engines.member_rows import MANY
+from fedekd.engines.on_device import on_device
 from fedekd.errors import FedekdError
 from fedekd.exchange import exchanges
 from fedekd.methods.base import Copy, Exchange, Method, Remember, Step, Train
@@ -89,6 +90,8 @@ class Stack:
         self.steps = torch.zeros(len(self.members), dtype=torch.long, device=self.device)
         self.chunks: dict[tuple[Any, ...], tuple[Any, Chunk]] = {}
         self.trust_log = TrustLog(len(self.members), self.device)
+        self.unsettled: list[Callable[[], None]] = []
+        """Checks whose answers the device still works on; whoever trains the stack has to ``settle`` them."""
         self.round_number = 0
         self.personal = False
         """Whether the members are as they answer, after ``personalise``."""
@@ -171,7 +174,7 @@ class Stack:
         here = list(here)
         with self._seeded(step.roles[0], again):
             self.by_group(here, work)
-        self._check_finite(step.roles, here)
+        self._ask_whether_finite(step.roles, here)
 
     @contextmanager
     def _seeded(self, role: str, again: int) -> Iterator[None]:
@@ -183,14 +186,17 @@ class Stack:
                 torch.cuda.manual_seed(seed)
             yield
 
-    def _check_finite(self, roles: Iterable[str], here: Sequence[int]) -> None:
-        """For many models at once: asking one by one makes the host wait for the device as often."""
-        at = torch.tensor(here, device=self.device)
-        whole = len(here) == len(self.members) and not self.in_turns
-        trees = [self.weights[role] for role in roles]
-        bad = [i for tree in trees for w in tree.values() for i in _not_finite(w if whole else w[at])]
+    def _ask_whether_finite(self, roles: Iterable[str], here: Sequence[int]) -> None:
+        at, whole = on_device(here, self.device), len(here) == len(self.members) and not self.in_turns
+        every = [w if whole else w[at] for role in roles for w in self.weights[role].values()]
+        found = torch.stack([torch.isfinite(w.reshape(len(w), -1)).all(1) for w in every]).all(0)
+        asked = list(range(len(self.members))) if whole else list(here)
+        self.unsettled.append(lambda: self._check_finite(found, asked))
+
+    def _check_finite(self, found: Tensor, asked: Sequence[int]) -> None:
+        bad = (~found).nonzero().flatten().tolist()
         if bad:
-            member = self.members[bad[0] if whole else here[bad[0]]]
+            member = self.members[asked[bad[0]]]
             raise FedekdError(
                 f"{self.jobs[member.job].method.name}: client {member.name} diverged in round "
                 f"{self.round_number + 1} (seed {self.jobs[member.job].seed}); lower --lr"
@@ -236,7 +242,7 @@ class Stack:
         wanted = {n: w.shape[1:] for n, w in target.items()}
 
         def work(group: MethodGroup, indices: list[int]) -> None:
-            at = torch.tensor(indices, device=self.device)
+            at = on_device(indices, self.device)
             if isinstance(step.source, str):
                 found = return_checks.copied(group.method, step, pick(self.weights[step.source], indices[0]), wanted)
                 made = {n: self.weights[step.source][n][at] for n in found}
@@ -274,7 +280,7 @@ class Stack:
             uniform[row, : len(r)] = torch.from_numpy(rng.stream(*key).random((len(r), self.method.uniforms))).float()
         needs = group.method.needs_features
         out = {role: self.forward.outputs(role, indices, rows, needs, longest) for role in roles}
-        at = torch.tensor(indices, device=self.device)
+        at = on_device(indices, self.device)
         seen = {
             **self.known(group, indices),
             "y": self.scale_of(at).targets(self.y[table]),
@@ -284,7 +290,7 @@ class Stack:
                 role: self.forward.only_trainable(role, pick(self.weights[role], at))
                 for role in self.method.reads_weights
             },
-            "uniform": uniform.to(self.device),
+            "uniform": on_device(uniform, self.device),
             "rows": torch.arange(table.shape[1], device=self.device).expand(table.shape),
             "mask": mask,
         }
@@ -292,12 +298,12 @@ class Stack:
 
     def known(self, group: MethodGroup, indices: Sequence[int]) -> dict[str, Any]:
         """What these members know beside their rows and models."""
-        at, places = torch.tensor(indices, device=self.device), group.places(indices)
+        at, places = on_device(list(indices), self.device), group.places(indices)
         kept = {name: getattr(group, name).of(places) for name in ("received", "memory", "gradients")}
         return {**kept, "counts": self.counts[at], "steps": self.steps[at]}
 
 
-def _not_finite(weights: Tensor) -> list[int]:
-    """Which of the models have a weight that is no finite number."""
-    finite = torch.isfinite(weights.reshape(len(weights), -1)).all(1)
-    return (~finite).nonzero().flatten().tolist()
+def settle(checks: list[Callable[[], None]]) -> None:
+    """Look at what the device was asked, the oldest first, which waits for it."""
+    while checks:
+        checks.pop(0)()

@@ -19,9 +19,10 @@ from fedekd.engines import return_checks
 from fedekd.engines.client import Client
 from fedekd.engines.client_stack import ClientStack
 from fedekd.engines.job import BINS, SERVER, Advance, Job, Measured, Rows, Scale, pick_device, precision, trust_of_round
+from fedekd.engines.on_device import on_device
 from fedekd.engines.schedule import numbered, participants
 from fedekd.engines.server import server_facts
-from fedekd.engines.stack import CHUNK, SHRINK_STAGES, Stack, StackMember
+from fedekd.engines.stack import CHUNK, SHRINK_STAGES, Stack, StackMember, settle
 from fedekd.engines.stackable import check, kinds
 from fedekd.exchange import Aggregator, Door, answer_of, averaging_weights, exchanges, same_shapes
 from fedekd.methods.base import Exchange
@@ -56,6 +57,9 @@ class Stacked:
             ClientStack(jobs, [self.members[i] for i in own], advance, data=(self.x, self.y), **options)
             for own in self.kinds
         ]
+        self.unsettled: list[Callable[[], None]] = []
+        for stack in self.stacks:
+            stack.unsettled = self.unsettled
         self.place = {
             i: (stack, k) for stack, own in zip(self.stacks, self.kinds, strict=True) for k, i in enumerate(own)
         }
@@ -107,7 +111,7 @@ class Stacked:
         """Trees of several stacks as one, whose rows come to the places named beside them."""
         if len(found) == 1:
             return found[0][1]
-        order = torch.tensor([at for places, _ in found for at in places], device=self.device).argsort()
+        order = on_device([at for places, _ in found for at in places], self.device).argsort()
         return {n: torch.cat([tree[n] for _, tree in found])[order] for n in found[0][1]}
 
     # --- a round -----------------------------------------------------------------------------------------
@@ -127,6 +131,7 @@ class Stacked:
                     continue
                 for stack, places, _ in self._by_stack(here):
                     stack.perform(("step", index), step, places, again)
+        settle(self.unsettled)
         rows = torch.zeros(len(self.members), BINS + 2, dtype=torch.float64)
         for stack, own in zip(self.stacks, self.kinds, strict=True):
             rows[own] = stack.trust_log.rows()
@@ -162,10 +167,13 @@ class Stacked:
             self._exchange_alone(index, step, here)
             return
         there = [[i for i in here if self.members[i].job == j] for j in range(len(self.jobs))]
+        at_once = step.combine or step.send or step.refine or self.training.combine != "mean"
+        if at_once:  # what a method or a robust mean makes of NaN is no one's to know
+            settle(self.unsettled)
         uploads, answers = self._uploads(index, step, here, there), []
         for j, job in enumerate(self.jobs):
             names = [self.members[i].name for i in there[j]]
-            mine = self.doors[j].up(step.name, names, uploads[j])
+            mine = self.doors[j].up(step.name, names, uploads[j], None if at_once else self.unsettled)
             weights = averaging_weights(self.training.weighting, [len(self.members[i].train) for i in there[j]])
             numbers = [self.members[i].client for i in there[j]]
             exchange = self._of_job(index, job)
@@ -209,7 +217,7 @@ class Stacked:
             [(order, stack.uploads(index, step, places)) for stack, places, order in self._by_stack(here)]
         )
         row = {i: at for at, i in enumerate(here)}
-        at = [torch.tensor([row[i] for i in own], device=self.device) for own in there]
+        at = [on_device([row[i] for i in own], self.device) for own in there]
         return [{n: t[own] for n, t in every.items()} for own in at]
 
     def _hand_out(self, step: Exchange, indices: Sequence[int], answer: Any) -> None:
@@ -231,7 +239,7 @@ class Stacked:
             ]
             self.server_stack = Stack(self.jobs, servers, data=(self.x, self.y), **self.options)
         stack, role = self.server_stack, step.target
-        tied = stack.forward.tied(role)
+        tied = stack.forward.tied[role]
         stack.round_number, stack.weights = self.round_number, stack.forward.initial()
         stack.steps.zero_()
         teachers = {}
@@ -248,6 +256,7 @@ class Stacked:
         for count in {len(own) for own in there}:
             alike = [j for j, own in enumerate(there) if len(own) == count]
             stack.train(("refine", index), step.refine, alike, 0, teachers)
+        settle(stack.unsettled)
         for j, answer in enumerate(answers):
             answers[j] = {n: stack.weights[role][tied.get(n, n)][j].clone() for n in answer}
             self.servers[j].sent[step.name] = {n: answers[j][n] for n in self.servers[j].sent[step.name]}

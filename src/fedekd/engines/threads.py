@@ -1,8 +1,9 @@
-"""How many threads a CPU's training step is worth."""
+"""How much a training step has to do, and what it is worth: a CPU's threads, a GPU to itself."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,8 @@ from fedekd.engines.job import Job, pick_device
 
 WORTH_THREADS = 100_000_000
 """Multiply-adds of a batch's forward pass below which a second thread takes more than it gives: benchmarks/README.md"""
+FILLS_A_GPU = 10_000_000_000
+"""From so many on, steps of one model after another are faster on a GPU than a stack's: benchmarks/GPU.md"""
 SET_BY_USER = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -35,19 +38,20 @@ def fitting_threads(job: Job) -> Iterator[None]:
 def step_work(job: Job) -> int:
     """Multiply-adds of the linear layers and convolutions of the job's larger model, forward, over a batch."""
     pairs = [(role, make) for role in ("private", "proxy") for make in _factories(job.factory(role))]
-    return job.training.batch_size * max(_work(job, role, make) for role, make in pairs)
+    of = job.federation.dataset.x.shape[1:], job.federation.dataset.outputs
+    return job.training.batch_size * max(_work(role, make, *of) for role, make in pairs)
 
 
 def _factories(make: models.Factory) -> tuple[models.Factory, ...]:
     return make.factories if isinstance(make, models.Dealt) else (make,)
 
 
+@functools.lru_cache(maxsize=64)
 @torch.no_grad()
-def _work(job: Job, role: str, make: models.Factory) -> int:
+def _work(role: str, make: models.Factory, shape: tuple[int, ...], outputs: int) -> int:
     """Of one row. Where a module has weights but no such layers, each of them counts once."""
-    rows = 2  # some layers take no fewer
-    dataset, found = job.federation.dataset, 0
-    module = models.build(role, make, dataset.x.shape[1:], dataset.outputs, 0, 0).eval()
+    rows, found = 2, 0  # some layers take no fewer
+    module = models.build(role, make, shape, outputs, 0, 0).eval()
 
     def count(layer: nn.Module, _: Any, output: Any) -> None:
         nonlocal found
@@ -57,5 +61,5 @@ def _work(job: Job, role: str, make: models.Factory) -> int:
 
     for layer in module.modules():
         layer.register_forward_hook(count)
-    module(torch.zeros(rows, *dataset.x.shape[1:]))
+    module(torch.zeros(rows, *shape))
     return found // rows or sum(w.numel() for w in module.parameters())

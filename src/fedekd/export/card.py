@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fedekd.runs.aggregate import shared_settings
-from fedekd.runs.federation_report import SiteReport, signed_lines, site_report
+from fedekd.runs.federation_report import SECURE, SUMS, SiteReport, signed_lines, site_report
 from fedekd.runs.metadata import ModelMetadata
 from fedekd.runs.records import Record
 from fedekd.runs.subgroups import HEADS, by_subgroup
@@ -45,7 +45,7 @@ def make_card(metadata: ModelMetadata, records: Sequence[Record], file: str, fol
         "Data": _data(metadata, record),
         "Inputs": _inputs(metadata),
         "Output": [*_answers(metadata), *_output(metadata)],
-        "Training": [*_training(metadata, record), *(f"- {line}" for line in (signed_lines(folder) if folder else []))],
+        "Training": [*_training(metadata, record), *(f"- {line}" for line in _of_federation(metadata, folder))],
         "Use": [f"`fedekd predict {file} FILE`: a class and its probability for each row, or a number.", *LIMITS],
     }
     title = (
@@ -175,6 +175,12 @@ def _site(metadata: ModelMetadata, folder: Path | None) -> SiteReport | None:
     return found if found is not None and found["name"] == metadata.client else None
 
 
+def _of_federation(metadata: ModelMetadata, folder: Path | None) -> list[str]:
+    site = _of_site(metadata, folder)
+    saw = [f"the federation's server saw {SUMS}"] if site and site.get("aggregation") == SECURE else []
+    return [*saw, *(signed_lines(folder) if folder else [])]
+
+
 def _told_by_site(metadata: ModelMetadata, folder: Path | None) -> str | None:
     site = _of_site(metadata, folder)
     if site is None or "verdict" not in site or site["verdict"]["state"] not in STATES:
@@ -183,7 +189,7 @@ def _told_by_site(metadata: ModelMetadata, folder: Path | None) -> str | None:
     words = [
         f"{metadata.method}: {STATES[found['state']]}: {found['reason']}.",
         f"Should this client join? {found['recommendation'].capitalize()}.",
-        "One federation tells of these trained models, not of the method.",
+        "One federation tells you about these trained models, not about the method.",
     ]
     if found["recommendation"] == STAY:
         words.insert(2, BEST_ALONE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
@@ -11,6 +12,8 @@ from fedekd.errors import FedekdError
 from fedekd.flower.protocol import wire
 from fedekd.flower.protocol.codes import StatusCode
 from fedekd.flower.protocol.wire import Payload
+from fedekd.flower.settings import read_site
+from fedekd.flower.site.handlers import answer
 from fedekd.flower.supervise.logs import log_to
 
 app = ClientApp()
@@ -47,14 +50,8 @@ def _answered(kind: str, message: Message, context: Context) -> Message:
 
 
 def _answer(kind: str, message: Message, context: Context) -> Payload:
-    from fedekd.flower.settings import read_site
-
     site = read_site(str(context.node_config["site-file"]))
     log_to(site.state / "log")
-    import torch
-
-    from fedekd.flower.site.handlers import answer
-
     if site.threads:
         torch.set_num_threads(site.threads)
     try:

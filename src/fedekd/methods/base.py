@@ -81,6 +81,7 @@ class Exchange:
     into an answer and the server's new memory. The answer is loaded into the role ``into`` (a model's own, where a
     model was sent), or is read from ``batch.received[name]``. With ``each`` there is one for each client: a tree with a
     row for each upload, or a list of trees. ``refine`` trains a combined model on public rows before it is handed out.
+    A ``combine`` that is ``mean_only`` reads no single upload, so that a server that sees only sums can do it too.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Exchange:
     into: str | None = None
     each: bool = False
     refine: Train | None = None
+    mean_only: bool = False
 
     @property
     def target(self) -> str | None:
@@ -117,25 +119,47 @@ class Uploads:
     module: Callable[[str, int], nn.Module] | None = field(default=None, compare=False)  # a client's, freshly built
     seed: int = 0
     round: int = 0
+    mean_only: bool = False  # single uploads are not to be read
 
     @cached_property
     def stacked(self) -> Tree:
         """All uploads as one tree of [K, ...]."""
+        self._single("stacked")
+        return self._stacked
+
+    @cached_property
+    def each(self) -> Sequence[Tree]:
+        self._single("each")
+        if isinstance(self.given, Mapping):
+            return [{name: t[k] for name, t in self.given.items()} for k in range(len(self.weights))]
+        return self.given
+
+    def mean(self, *, equally: bool = False) -> Tree:
+        """By training samples with ``--weighting samples``, unless all are to count ``equally``; else uniform."""
+        return self.average(self._stacked, self._weights(equally))
+
+    def mean_change(self, *, equally: bool = False) -> Tree:
+        """How far the uploaded models have moved from the last answer; exactly 0 where none has."""
+        moved = {name: w - self.previous[name] for name, w in self._stacked.items()}
+        return self.average(moved, self._weights(equally))
+
+    def _weights(self, equally: bool) -> Tensor:
+        return 0 * self.weights + 1 / len(self.numbers) if equally else self.weights
+
+    @cached_property
+    def _stacked(self) -> Tree:
         import torch
 
         if isinstance(self.given, Mapping):
             return self.given
         return {name: torch.stack([tree[name] for tree in self.given]) for name in self.given[0]}
 
-    @cached_property
-    def each(self) -> Sequence[Tree]:
-        if isinstance(self.given, Mapping):
-            return [{name: t[k] for name, t in self.given.items()} for k in range(len(self.weights))]
-        return self.given
-
-    def mean(self) -> Tree:
-        """Uniform, or by training samples with ``--weighting samples``."""
-        return self.average(self.stacked, self.weights)
+    def _single(self, name: str) -> None:
+        if self.mean_only:
+            raise FedekdError(
+                f"its exchange is `mean_only` and reads `uploads.{name}`; read mean() or mean_change(), or leave "
+                "`mean_only` out"
+            )
 
 
 @dataclass(frozen=True)

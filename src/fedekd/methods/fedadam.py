@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from fedekd.errors import unknown
 from fedekd.methods import Exchange, Step, Train, register
 from fedekd.methods.fedavg import FedAvg
-from fedekd.trees import mean_change
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,10 +38,10 @@ class FedAdam(FedAvg):
             raise unknown(f"second moment of {self.name}", self.second, SECOND)
 
     def steps(self, round: int) -> tuple[Step, ...]:
-        return Train(("private",), self.loss), Exchange("private", self.server)
+        return Train(("private",), self.loss), Exchange("private", self.server, mean_only=True)
 
     def server(self, uploads: Uploads) -> tuple[Tree, dict[str, Any]]:
-        change, old_m, old_v = mean_change(uploads), uploads.memory.get("m", {}), uploads.memory.get("v", {})
+        change, old_m, old_v = uploads.mean_change(), uploads.memory.get("m", {}), uploads.memory.get("v", {})
         m = {name: self.beta1 * old_m.get(name, 0) + (1 - self.beta1) * d for name, d in change.items()}
         v = {name: self.moment(old_v.get(name, 0 * d), d.square()) for name, d in change.items()}
         step = {name: m[name] / (v[name].sqrt() + self.tau) for name in change}

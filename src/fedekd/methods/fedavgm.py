@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from fedekd.methods import Exchange, Step, Train, register
 from fedekd.methods.fedavg import FedAvg
-from fedekd.trees import mean_change
 
 if TYPE_CHECKING:
     from fedekd.methods.base import Tree, Uploads
@@ -26,9 +25,9 @@ class FedAvgM(FedAvg):
     server_lr: float = field(default=1.0, metadata={"open": True})
 
     def steps(self, round: int) -> tuple[Step, ...]:
-        return Train(("private",), self.loss), Exchange("private", self.server)
+        return Train(("private",), self.loss), Exchange("private", self.server, mean_only=True)
 
     def server(self, uploads: Uploads) -> tuple[Tree, Tree]:
-        change, before = mean_change(uploads), uploads.previous
+        change, before = uploads.mean_change(), uploads.previous
         momentum = {name: self.beta * uploads.memory.get(name, 0) - change[name] for name in change}
         return {name: before[name] - self.server_lr * momentum[name] for name in change}, momentum

@@ -29,7 +29,7 @@ class FedDyn(Method):
         return (
             Train(("private",), self.loss),
             Remember(self.corrected),
-            Exchange("private", self.server),
+            Exchange("private", self.server, mean_only=True),
         )
 
     def loss(self, batch: Batch) -> Tensor:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fedekd.methods import Batch, Exchange, Method, Step, Train, register
-from fedekd.trees import mean_change, squared_distance
+from fedekd.trees import squared_distance
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +34,8 @@ class PFedMe(Method):
     reads_weights = ("private",)
 
     def steps(self, round: int) -> tuple[Step, ...]:
-        return Train(("private",), self.loss, optimizer="sgd", lr=self.lr), Exchange("private", self.server)
+        exchange = Exchange("private", self.server, mean_only=True)
+        return Train(("private",), self.loss, optimizer="sgd", lr=self.lr), exchange
 
     def loss(self, batch: Batch) -> Tensor:
         return self.lam / 2 * squared_distance(batch.weights["private"], self.theta(batch))
@@ -49,7 +50,7 @@ class PFedMe(Method):
         return theta
 
     def server(self, uploads: Uploads) -> tuple[Tree, Any]:
-        change = mean_change(uploads)
+        change = uploads.mean_change()
         return {name: w + self.beta * change[name] for name, w in uploads.previous.items()}, {}
 
     def personalise(self) -> tuple[Train, ...]:

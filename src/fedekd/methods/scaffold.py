@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fedekd.methods import Batch, ClientInit, Exchange, Method, Remember, Step, Train, register
-from fedekd.trees import inner, mean_change
+from fedekd.trees import inner
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,8 +34,8 @@ class Scaffold(Method):
         return (
             Train(("private",), self.loss, gradients=True),
             Remember(self.renewed),
-            Exchange("private", self.model),
-            Exchange("control", self.control, send=self.difference),
+            Exchange("private", self.model, mean_only=True),
+            Exchange("control", self.control, send=self.difference, mean_only=True),
         )
 
     def loss(self, batch: Batch) -> Tensor:
@@ -53,21 +53,17 @@ class Scaffold(Method):
         return {name: gradient[name] - common[name] for name in gradient}
 
     def model(self, uploads: Uploads) -> tuple[Tree, Any]:
-        change = mean_change(uploads, _equal(uploads))
+        """The paper counts every client alike, whatever weights the models' mean has elsewhere."""
+        change = uploads.mean_change(equally=True)
         return {name: w + self.server_lr * change[name] for name, w in uploads.previous.items()}, {}
 
     def control(self, uploads: Uploads) -> tuple[Tree, Any]:
         """The sum over those who took part is divided by the number of all, so that c stays the mean of all c_k."""
         share = len(uploads.numbers) / uploads.clients
-        change = uploads.average(uploads.stacked, _equal(uploads))
+        change = uploads.mean(equally=True)
         return {name: uploads.previous.get(name, 0) + share * change[name] for name in change}, {}
 
 
 def _common(batch: Batch) -> Tree:
     """The server's control, which is zero before its first answer."""
     return batch.received.get("control") or {name: 0 * own for name, own in batch.memory["control"].items()}
-
-
-def _equal(uploads: Uploads) -> Tensor:
-    """The paper counts every client alike, whatever weights the models' mean has elsewhere."""
-    return 0 * uploads.weights + 1 / len(uploads.numbers)

@@ -7,7 +7,7 @@ from collections import Counter
 from rich.console import Console
 
 from fedekd.report.tables import Column, print_columns
-from fedekd.runs.federation_report import FederationReport, SiteReport, SiteRow
+from fedekd.runs.federation_report import SECURE, SUMS, FederationReport, SiteReport, SiteRow
 from fedekd.runs.verdict_text import STATES, counted
 from fedekd.units import Unit, duration, volume
 
@@ -20,12 +20,14 @@ def print_report(console: Console, report: FederationReport) -> None:
     if report.states:
         console.print(verdicts(report))
     elif report.known:
-        chance = f", {report.surely_harmed} beyond the chance of its test rows" if report.harmed else ""
-        console.print(f"{report.harmed} of {len(report.known)} sites that share their Δ were harmed by joining{chance}")
+        console.print(f"{by_interval(report)}; clearly: the 95 % interval of Δ leaves out zero")
     for name, budget in report.budgets().items():
         console.print(f"{name}: {budget}")
     traffic = f"{volume(report.bytes_up)} up, {volume(report.bytes_down)} down"
     console.print(f"{report.rounds} rounds of {report.method}, {traffic}, {duration(report.seconds)}")
+    if report.aggregation == SECURE:
+        view = report.server_view
+        console.print(f"the server saw {view['saw']}; it checked {view['checked']}")
 
 
 def verdicts(report: FederationReport) -> str:
@@ -33,6 +35,13 @@ def verdicts(report: FederationReport) -> str:
     known = Counter(report.states.values())
     share = "site shares" if known.total() == 1 else "sites share"
     return f"{known.total()} {share} a verdict: {counted(known)}"
+
+
+def by_interval(report: FederationReport) -> str:
+    """Where no site shares a verdict: what the intervals of Δ say."""
+    harmed, helped, known = report.surely_harmed, report.surely_helped, len(report.known)
+    share = "site shares its" if known == 1 else "sites share their"
+    return f"{known} {share} Δ: {harmed} clearly harmed, {helped} clearly helped, {known - harmed - helped} undecided"
 
 
 def _print_sites(console: Console, report: FederationReport) -> None:
@@ -81,4 +90,5 @@ def own_numbers(own: SiteReport) -> str:
         told = [(name, own.get(name)) for name in ("recipe", "federation", "gain")]
         shown = ", ".join(f"{name} {report.unit.delta(x)}" for name, x in told if isinstance(x, float))
         lines += [*([shown] if shown else []), f"{own['verdict']['recommendation']}: {own['verdict']['reason']}"]
-    return "; ".join([*lines, *report.budgets().values()])
+    seen = [f"the server saw {SUMS}"] if own.get("aggregation") == SECURE else []
+    return "; ".join([*lines, *report.budgets().values(), *seen])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,8 +77,10 @@ def _figures(page: Page, method: str | None, seed: int | None) -> Iterator[tuple
 def _spec(chart: Chart, content: Spec, rows: list[Row], words: dict[str, str]) -> Spec:
     """As the page's script completes it, on white paper."""
     lines = content.get("usermeta", {})
-    count = len({row[lines["rows"]] for row in rows}) if lines else 0
-    height = {"height": lines["step"] * count * (0.7 if count > 20 else 1)} if lines else {}
+    field = lines.get("rows")
+    count = field if isinstance(field, int) else len({row[field] for row in rows}) if field else 0
+    height = {"height": lines["step"] * count * (0.7 if count > 20 else 1)} if count else {}
+    width = COLUMN if chart.half else WHOLE
     of = [words["method"]] if "method" in chart.follows else []
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
@@ -86,7 +89,7 @@ def _spec(chart: Chart, content: Spec, rows: list[Row], words: dict[str, str]) -
         **painted(content),
         **height,
         "params": [{"name": name, "value": value} for name, value in {**words, "dark": False}.items()],
-        "width": max((COLUMN if chart.half else WHOLE) / SCALE, lines.get("least", 0)),
+        "width": min(max(width / SCALE, lines.get("least", 0)), lines.get("most", math.inf)),
         "data": {"values": rows},
         "config": CONFIG,
     }
@@ -113,16 +116,19 @@ CONFIG: Spec = {
 }
 
 
+LOCALE = {"decimal": ".", "thousands": ",", "grouping": [3], "currency": ["", ""], "percent": " %"}
+
+
 def _drawn(spec: Spec, format: str) -> bytes:
     import vl_convert
 
     if format == "png":
-        return vl_convert.vegalite_to_png(spec, scale=SCALE * DPI / 72, ppi=72)
+        return vl_convert.vegalite_to_png(spec, scale=SCALE * DPI / 72, ppi=72, format_locale=LOCALE)
     unit = "pt" if format == "svg" else ""  # which a PDF has by itself
     svg = re.sub(
         r'^(<svg [^>]*?)width="([\d.]+)" height="([\d.]+)"',
         lambda m: f'{m[1]}width="{float(m[2]) * SCALE:g}{unit}" height="{float(m[3]) * SCALE:g}{unit}"',
-        vl_convert.vegalite_to_svg(spec),
+        vl_convert.vegalite_to_svg(spec, format_locale=LOCALE),
     )
     return svg.encode() if format == "svg" else vl_convert.svg_to_pdf(svg)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from fedekd.runs.federation_report import SECURE
 from fedekd.runs.federation_status import FederationStatus
 from fedekd.units import count, duration, volume
 
@@ -34,7 +35,8 @@ def _of_server(status: Mapping[str, Any]) -> Iterator[str]:
         yield "the federation has not begun"
     else:
         done = f"{federation['done']} of {federation['visits']} visits done"
-        yield f"federation {federation['federation']}: {count(federation['rounds'], 'round')} of {federation['method']}"
+        about = f"{count(federation['rounds'], 'round')} of {federation['method']}{_secure(federation)}"
+        yield f"federation {federation['federation']}: {about}"
         now = "complete" if federation["complete"] else f"{federation['stage']}, for {_ago(federation['began'])}"
         yield f"{done}; {now}; told {_ago(federation['updated'])} ago"
         for name, cells in site_rows(federation):
@@ -74,7 +76,7 @@ def _of_site(status: Mapping[str, Any]) -> Iterator[str]:
         state = "complete" if one["complete"] else "going on"
         if one["complete"] and not one["result"]:
             state = "complete without this site's last visit"
-        yield f"federation {name}: {count(one['rounds'] or 0, 'round')} of {one['method']}, {state}"
+        yield f"federation {name}: {count(one['rounds'] or 0, 'round')} of {one['method']}{_secure(one)}, {state}"
         spent = f", epsilon {one['epsilon']:.3g} spent" if one["epsilon"] is not None else ""
         yield (
             f"  {count(one['visits'], 'visit')} done, {volume(one['bytes_up'])} left, {volume(one['bytes_down'])} came"
@@ -84,6 +86,10 @@ def _of_site(status: Mapping[str, Any]) -> Iterator[str]:
         yield f"{status['refused_joins']} joins refused within a day"
     audit = status["audit"]
     yield f"audit log: {audit['entries']} entries, last {audit['last'] or 'never'}"
+
+
+def _secure(federation: Mapping[str, Any]) -> str:
+    return " under secure aggregation" if federation.get("aggregation") == SECURE else ""
 
 
 def _ago(when: float) -> str:

@@ -174,7 +174,7 @@ def _paper_table(layout: Layout, study: StudyRecords, against_paper: bool) -> Ta
     what = "gating ablation, " if layout.name == ABLATION else ""
     title = f"{title}, {what}{layout.task} ({'higher' if higher else 'lower'} is better)"
     notes = (*_legend(marked), *study.notes(rows, columns))
-    table = Table(layout.name, title, names, study.heads(columns), marked, notes)
+    table = Table(layout.name, title, names, study.heads(columns), marked, notes, unit.percent)
     beside = against_paper and paper and study.in_usual_metric(layout.task)
     return _beside_paper(table, layout, columns) if beside else table
 
@@ -227,4 +227,4 @@ def _paired(layout: Layout, study: StudyRecords, one: str) -> Table:
     notes = (legend if several else ONE_SEED, *study.notes([row.label for row in rows], columns))
     title = f"{what}, mean client {unit.name}, paired by seed ({'positive' if higher else 'negative'} is better)"
     heads = study.heads(columns)
-    return Table(f"paired_{one}_{SHORT[layout.task]}", title, ("method",), heads, tuple(rows), notes)
+    return Table(f"paired_{one}_{SHORT[layout.task]}", title, ("method",), heads, tuple(rows), notes, unit.percent)

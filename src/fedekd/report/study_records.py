@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from fedekd import metrics
+from fedekd.data.paper import PRESET
 from fedekd.report.table_formats import TableCell
 from fedekd.runs.aggregate import usual_settings
 from fedekd.runs.findings import TITLES, Finding, findings
@@ -65,6 +66,16 @@ class StudyRecords:
         own = [record for record in self.records if record["task"] == task]
         return Unit.of(own or [{"metric": usual_metric(task), "clients": []}])
 
+    @property
+    def like_paper(self) -> bool:
+        """Whether anything was trained on all rows and for as long as the paper trains, so that its figures compare."""
+        return any(
+            record["dataset"] in TITLES
+            and not record["partition"].get("fraction")
+            and all(record["params"].get(name, value) == value for name, value in PRESET.items())
+            for record in self.records
+        )
+
     def in_usual_metric(self, task: str) -> bool:
         return self.metric.get(task, usual_metric(task)) == usual_metric(task)
 
@@ -117,7 +128,7 @@ class StudyRecords:
 
     @staticmethod
     def heads(columns: Sequence[StudyColumn]) -> tuple[tuple[str, str], ...]:
-        return tuple((TITLES.get(d, d), "no α" if alpha is None else f"α={alpha:g}") for d, alpha in columns)
+        return tuple((TITLES.get(d, d), "own sites" if alpha is None else f"α={alpha:g}") for d, alpha in columns)
 
     def notes(self, labels: Collection[str], columns: Sequence[StudyColumn]) -> list[str]:
         """What is missing from a table of these rows and columns, and why as far as that is known."""

@@ -57,8 +57,8 @@ def parts(method: MethodTransfer, unit: Unit) -> Text:
     """Δ taken apart into recipe and federation, and the gain over the best alone, as means over clients."""
     known = {}
     for part, found in method.summary.items():
-        low_high = found["interval"]
-        sure = f" [{', '.join(unit.delta(x) for x in low_high)}]" if low_high else ""
+        low_high = found["interval"] or found["over_rows"]
+        sure = f" [{' to '.join(unit.delta(x) for x in low_high)}]" if low_high else ""
         known[part] = f"{PARTS[part]} {unit.delta(found['mean'])}{sure}"
     within = ", ".join(known[part] for part in ("recipe", "federation") if part in known)
     return Text(f"  mean over clients: {known['delta']}{f' ({within})' if within else ''}, {known['gain']}")

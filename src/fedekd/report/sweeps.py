@@ -33,7 +33,8 @@ def _table(study: StudyRecords, method: str, column: StudyColumn, labels: list[s
     name = f"sweep_{column[0]}" + (f"_{column[1]:g}" if column[1] is not None else "") + f"_{method}"
     notes = ("mean±std over seeds, or the mean of the differences by seed with its 95 % interval",)
     title = f"{method} with other parameters, {dataset} {alpha}"
-    return Table(name, title, ("parameter", "value"), tuple(("", c) for c in columns), tuple(rows), notes)
+    percent = study.unit(study.task[column]).percent
+    return Table(name, title, ("parameter", "value"), tuple(("", c) for c in columns), tuple(rows), notes, percent)
 
 
 def ordered(
@@ -68,5 +69,5 @@ def _cells(study: StudyRecords, method: str, label: str, column: StudyColumn) ->
         study.mean(label, column, "avg_delta"),
         TableCell() if label == method else study.difference(label, method, column),
         study.difference(label, "local", column),
-        TableCell(fmean(trust), seeds=len(trust)) if trust else TableCell(),
+        TableCell(fmean(trust), seeds=len(trust), scaled=False) if trust else TableCell(),
     )

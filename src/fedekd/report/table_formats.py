@@ -31,6 +31,7 @@ class TableCell:
     few: bool = False  # fewer seeds than the table's other cells
     mark: str = ""  # best or second
     paper: tuple[float, float] | None = None  # its mean and deviation
+    scaled: bool = True  # whether it is in the table's unit
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Table:
     columns: tuple[tuple[str, str], ...]  # (group, name)
     rows: tuple[TableRow, ...]
     notes: tuple[str, ...] = ()
+    percent: bool = False  # its figures are shares, which the page shows in percent and points
 
 
 def ranked(rows: Sequence[TableRow], better: Callable[[TableCell], float | None]) -> tuple[TableRow, ...]:
@@ -83,10 +85,10 @@ def render(tables: Sequence[Table], format: str = "markdown") -> str:
     return FORMATS[format](tables)
 
 
-def number(value: float, sign: str = "") -> str:
+def number(value: float, sign: str = "", decimals: int = DECIMALS) -> str:
     """Never a negative zero."""
-    rounded = round(value, DECIMALS)
-    return f"{rounded or 0.0:{sign}.{DECIMALS}f}" if rounded else f"{0:.{DECIMALS}f}"
+    rounded = round(value, decimals)
+    return f"{rounded:{sign}.{decimals}f}" if rounded else f"{0:.{decimals}f}"
 
 
 # --- Markdown --------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from fedekd.report.clients import LINES, print_clients, print_verdicts
 from fedekd.report.summary import parts, print_summary, trust, verdict
-from fedekd.runs.aggregate import aggregate, grouped
+from fedekd.runs.aggregate import aggregate, grouped, in_order
 from fedekd.runs.records import Record
 from fedekd.runs.results import RunResults
 from fedekd.runs.subgroups import by_subgroup
@@ -26,7 +26,7 @@ def print_result(
     console: Console, result: RunResults, folder: str | Path | None = None, show_clients: bool = False
 ) -> None:
     """Everything about a result; with several seeds the clients only on demand, since each seed splits anew."""
-    for records in grouped(result.records, "dataset", "alpha"):
+    for records in grouped(in_order(result.records), "dataset", "alpha"):
         _print_one(console, records, result.folder, show_clients)
     if folder is not None:
         where = Path(folder) / "results.jsonl"
@@ -44,8 +44,8 @@ def _print_one(console: Console, records: Sequence[Record], folder: Path | None,
             if len(seeds) > 1:
                 _say(console, Text(f"seed {on_seed[0]['seed']}", "bold"))
             print_clients(console, on_seed, unit)
-    analysed = analyse(records, folder)
-    print_summary(console, aggregate(records), analysed, unit)
+    analysed, rows = analyse(records, folder), aggregate(records, folder)
+    print_summary(console, rows, analysed, unit)
     for method in analysed:
         _say(console, verdict(method, unit))
         _say(console, parts(method, unit))
@@ -63,7 +63,7 @@ def _print_one(console: Console, records: Sequence[Record], folder: Path | None,
             _say(console, line)
     floors = any(client.get("floor") is not None for record in records for client in record["clients"])
     shown = [FLOOR] if floors and (len(seeds) == 1 or show_clients) else []
-    for note in (legend(unit, len(seeds) > 1, chooses_rounds(records[0])), *shown, *caveats(analysed, unit)):
+    for note in (legend(unit, rows, chooses_rounds(records[0])), *shown, *caveats(analysed, unit)):
         _say(console, Text(note, "dim"))
     console.print()
 

@@ -167,7 +167,8 @@ class TransferTables:
         rows: tuple[TableRow, ...],
         notes: Sequence[str],
     ) -> Table:
-        return Table(f"{name}_{SHORT[self.task]}", title, heads, self.study.heads(columns), rows, tuple(notes))
+        name, percent = f"{name}_{SHORT[self.task]}", self.unit.percent
+        return Table(name, title, heads, self.study.heads(columns), rows, tuple(notes), percent)
 
 
 def _subgroup(one: SubgroupDelta) -> TableCell:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 import numpy as np
 
 from fedekd.metrics import OverSeeds, over_seeds, paired_interval
 from fedekd.runs.records import Record
+from fedekd.runs.row_results import mean_interval
 from fedekd.settings import NEWER
 
 SHARED = ("rounds", "epochs", "batch_size", "lr", "optimizer", "weighting", "precision", *NEWER)
@@ -18,6 +20,8 @@ SHARED = ("rounds", "epochs", "batch_size", "lr", "optimizer", "weighting", "pre
 class AverageDelta(OverSeeds):
     interval: tuple[float, float] | None
     """Paired over seeds, 95 %."""
+    over_rows: tuple[float, float] | None
+    """Of a single seed, 95 %: over its test rows, hence about these trained models and not about the method."""
 
 
 class SummaryRow(TypedDict):
@@ -65,6 +69,19 @@ def usual_settings(records: Sequence[Record]) -> list[Record]:
     return [record for record in unique if shared_settings(record) == usual[record["dataset"]]]
 
 
+def in_order(records: Sequence[Record]) -> list[Record]:
+    """As they were begun, each method's controls right after it: runs side by side end in any order."""
+    bases = list(dict.fromkeys(record["method"].split("@")[0] for record in records))
+    labels = list(dict.fromkeys(record["label"] for record in records))
+
+    def place(record: Record) -> tuple[bool, int, bool, int, int]:
+        base = record["method"].split("@")[0]
+        own = labels.index(record["label"])
+        return base != "local", bases.index(base), "@" in record["method"], own, record["seed"]
+
+    return sorted(records, key=place)
+
+
 def grouped(records: Sequence[Record], *keys: Literal["dataset", "alpha", "seed", "label"]) -> list[list[Record]]:
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
@@ -72,18 +89,28 @@ def grouped(records: Sequence[Record], *keys: Literal["dataset", "alpha", "seed"
     return list(groups.values())
 
 
-def aggregate(records: Sequence[Record]) -> list[SummaryRow]:
-    """Records of several seeds as one row per dataset, alpha, method and settings, in order of appearance."""
+def aggregate(records: Sequence[Record], folder: Path | None = None) -> list[SummaryRow]:
+    """Records of several seeds as one row per dataset, alpha, method and settings, in order of appearance.
+
+    ``folder`` is where they lie: without it ``over_rows`` is known of accuracy and RMSE alone.
+    """
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
         same = (record["dataset"], record["alpha"], record["label"], *shared_settings(record))
         groups.setdefault(same, []).append(record)
-    return [_row(group) for group in groups.values()]
+    alone = {_cell(record): record for record in records if record["method"] == "local"}
+    return [_row(group, alone.get(_cell(group[0])), folder) for group in groups.values()]
 
 
-def _row(group: Sequence[Record]) -> SummaryRow:
+def _cell(record: Record) -> tuple[Any, ...]:
+    return (record["dataset"], record["alpha"], record["seed"], *shared_settings(record))
+
+
+def _row(group: Sequence[Record], alone: Record | None, folder: Path | None) -> SummaryRow:
     first = group[0]
     average = [r["avg_delta"] for r in group]
+    single = len(group) == 1 and first is not alone
+    over_rows = mean_interval(first, alone, folder) if single and alone is not None else None
     return {
         "dataset": first["dataset"],
         "alpha": first["alpha"],
@@ -91,7 +118,7 @@ def _row(group: Sequence[Record]) -> SummaryRow:
         "label": first["label"],
         "metric": first["metric"],
         "seeds": [r["seed"] for r in group],
-        "avg_delta": {**over_seeds(average), "interval": paired_interval(average)},
+        "avg_delta": {**over_seeds(average), "interval": paired_interval(average), "over_rows": over_rows},
         "worst_delta": over_seeds([r["worst_delta"] for r in group]),
         "tail_delta": over_seeds([r["tail_delta"] for r in group]),
         "mean": over_seeds([r["mean"] for r in group]),

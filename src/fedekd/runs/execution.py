@@ -19,7 +19,7 @@ from fedekd.engines.job import pick_device
 from fedekd.engines.serial import Serial
 from fedekd.engines.stackable import NotStackable, signature
 from fedekd.engines.stacked import Stacked
-from fedekd.engines.threads import fitting_threads
+from fedekd.engines.threads import FILLS_A_GPU, fitting_threads, step_work
 from fedekd.errors import FedekdError
 from fedekd.runs import answers, details, saved_models
 from fedekd.runs.history import History
@@ -164,13 +164,9 @@ def execute(
 
 def in_stacks(runs: Sequence[PlannedRun], engine: str) -> Iterator[Sequence[PlannedRun]]:
     """Runs that train together, Local before the runs that are measured against it."""
-    if not runs:
-        return
-    if not stacks(runs[0], engine):
-        yield from ([r] for r in runs)
-        return
+    yield from ([r] for r in runs if not stacks(r, engine))
     groups: dict[tuple[Any, ...], list[PlannedRun]] = {}
-    for r in sorted(runs, key=lambda r: r.key != r.local_key):
+    for r in sorted((r for r in runs if stacks(r, engine)), key=lambda r: r.key != r.local_key):
         groups.setdefault(signature(r.job), []).append(r)
     for group in groups.values():
         most = max(1, MODELS // len(group[0].job.federation.clients))
@@ -178,11 +174,13 @@ def in_stacks(runs: Sequence[PlannedRun], engine: str) -> Iterator[Sequence[Plan
 
 
 def stacks(run: PlannedRun, engine: str) -> bool:
-    """On a GPU clients are stacked, and very many that take turns, whose models would not all fit into memory at once.
-    Otherwise, on a CPU, one after another is faster."""
+    """On a GPU clients are stacked unless their models are large; and everywhere very many that take turns, since their
+    models would not all fit into memory at once. Otherwise one after another is faster."""
+    if engine != "auto":
+        return engine == "stacked"
     training = run.job.training
     in_turns = len(run.job.federation.clients) >= MANY and training.participation < 1
-    return engine == "stacked" or (engine == "auto" and (in_turns or pick_device(training.device).type == "cuda"))
+    return in_turns or (pick_device(training.device).type == "cuda" and step_work(run.job) < FILLS_A_GPU)
 
 
 def train_together(

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict, cast, get_type_hints
 
 from fedekd.errors import FedekdError
-from fedekd.metrics import harmed
 from fedekd.units import Unit
 from fedekd.validation import Finite, Invalid, parse_json, validator
 from fedekd.verdicts import HARMED, HELPED, LEVEL, STATES, UNDECIDED, holm
 
+SECURE = "secure"  # of `aggregation`
+SUMS = "only sums of what sites sent, never a single site's upload (secure aggregation)"
 SIGNED = "signed.json"  # beside a report: what the server states of the result, with its signature
 
 
@@ -64,6 +65,7 @@ class SiteReport(TypedDict):
     delta: float
     n_train: int
     privacy: NotRequired[SpentBudget | None]
+    aggregation: NotRequired[str]
     recipe: NotRequired[float]
     federation: NotRequired[float]
     gain: NotRequired[float]
@@ -89,6 +91,9 @@ class FederationReport:
     privacy: dict[str, SpentBudget] | None = None  # by site
     compression: str = "none"
     combine: str = "mean"
+    aggregation: str = "plain"
+    smallest_sum: int | None = None
+    """With secure aggregation: of how many uploads the smallest sum was that the server has seen."""
     refused: list[RefusedAnswer] = field(default_factory=list)
     error: str = ""
 
@@ -115,15 +120,18 @@ class FederationReport:
         return [value for site in self.sites if (value := site.get("delta")) is not None]
 
     @property
-    def harmed(self) -> int:
-        return harmed(self.deltas, higher_is_better=self.unit.higher_is_better)
-
-    @property
     def surely_harmed(self) -> int:
         """Those whose Δ lies beyond the chance of their test rows (95 %)."""
-        better = self.unit.higher_is_better
-        best = [site.get("high") if better else site.get("low") for site in self.known]
-        return sum(end is not None and self.unit.harm(end) > 0 for end in best)
+        return sum(min(ends) > 0 for ends in self._harms())
+
+    @property
+    def surely_helped(self) -> int:
+        return sum(max(ends) < 0 for ends in self._harms())
+
+    def _harms(self) -> list[tuple[float, float]]:
+        """Both ends of the intervals that are told, turned so that positive is harm."""
+        ends = [(site.get("low"), site.get("high")) for site in self.known]
+        return [(self.unit.harm(a), self.unit.harm(b)) for a, b in ends if a is not None and b is not None]
 
     @property
     def states(self) -> dict[str, str]:
@@ -138,6 +146,17 @@ class FederationReport:
             state = str(site.get("state"))
             found[name] = UNDECIDED if state in (HELPED, HARMED) and p >= LEVEL else state
         return found
+
+    @property
+    def server_view(self) -> dict[str, str]:
+        """What the server saw of single sites, and what it therefore could check."""
+        if self.aggregation != SECURE:
+            return {"saw": "the upload of each site", "checked": "each upload's size, direction and history"}
+        smallest = f"; the smallest sum was of {self.smallest_sum} uploads" if self.smallest_sum else ""
+        return {
+            "saw": f"{SUMS}{smallest}",
+            "checked": "no single upload: not its size, direction or history, and no robust combination",
+        }
 
     def budgets(self) -> dict[str, str]:
         spent = (self.privacy or {}).items()

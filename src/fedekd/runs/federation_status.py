@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import NotRequired, TypedDict, cast
 
 from fedekd.errors import FedekdError
 from fedekd.runs.federation_report import RefusedAnswer
@@ -39,6 +39,7 @@ class FederationStatus(TypedDict):
     federation: str
     method: str
     rounds: int
+    aggregation: NotRequired[str]  # of a server that tells it
     visits: int
     done: int
     """Visits that are complete."""

@@ -221,8 +221,8 @@ def losses(found: Sequence[Finding]) -> str:
     told = []
     for part, what in AGAINST.items():
         if worse := [one.title for one in found if part in one.parts and one.direction(part) < 0]:
-            told.append(f"than {what} on {', '.join(worse)}")
-    return f"It is clearly worse {'; and '.join(told)}" if told else ""
+            told.append(f"clearly worse than {what} on {listed(worse)}")
+    return f"It is {', and '.join(told)}" if told else ""
 
 
 def not_known(found: Sequence[Finding]) -> list[str]:
@@ -232,10 +232,15 @@ def not_known(found: Sequence[Finding]) -> list[str]:
         if one.wanted:
             lacking.setdefault(one.wanted, []).append(one.title)
     return [
-        f"not known on {', '.join(titles)}: what federation gives or what a site could have alone, since "
-        f"{' and '.join(wanted)} {'have' if len(wanted) > 1 else 'has'} not been run there"
+        f"how much of this is federation, or what a site could have reached alone, is not known on {listed(titles)}: "
+        f"{listed(wanted)} {'were' if len(wanted) > 1 else 'was'} not run there"
         for wanted, titles in lacking.items()
     ]
+
+
+def listed(names: Sequence[str]) -> str:
+    """One, two and three."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def told(found: Sequence[Finding]) -> list[str]:

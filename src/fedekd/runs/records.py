@@ -163,7 +163,7 @@ FIGURES: tuple[Figure, ...] = get_args(Figure)
 
 
 class FailureRow(TypedDict):
-    """Why a run of a study failed, or with an empty key why a dataset could not be had."""
+    """Why a run of a study failed, or with an empty key why a dataset is not there."""
 
     key: str
     label: str

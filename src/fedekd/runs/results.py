@@ -34,8 +34,8 @@ class RunResults:
 
     @property
     def summary(self) -> list[SummaryRow]:
-        """One row per dataset, alpha and method: mean and std over seeds, paired 95 % interval of avg_delta."""
-        return aggregate(self.records)
+        """One row per dataset, alpha and method: mean and std over seeds, 95 % interval of avg_delta."""
+        return aggregate(self.records, self.folder)
 
     @property
     def transfer(self) -> list[MethodTransfer]:

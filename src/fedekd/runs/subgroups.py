@@ -18,7 +18,8 @@ from fedekd import metrics, verdicts
 from fedekd.runs import packing
 from fedekd.runs.aggregate import shared_settings
 from fedekd.runs.records import Record
-from fedekd.runs.transfer import compared, groups_of, needs_federation, rows_of
+from fedekd.runs.row_results import compared, groups_of, rows_of
+from fedekd.runs.transfer import needs_federation
 from fedekd.runs.verdict_text import STATES
 from fedekd.units import Unit
 from fedekd.verdicts import Comparison, Verdict

@@ -50,7 +50,7 @@ def summary_columns(rows: Sequence[SummaryRow], methods: Sequence[MethodTransfer
         return SummaryColumn(header, [_delta(r, key, unit, several) for r in rows], whole=True)
 
     columns = [plain("method", [r["label"] for r in rows], "left"), delta("Avg Δ", "avg_delta")]
-    if several:
+    if any(interval_of(row) for row in rows):
         columns.append(SummaryColumn("95 % interval", [_interval(r, unit) for r in rows], whole=True))
     return [
         *columns,
@@ -102,15 +102,20 @@ def _delta(row: SummaryRow, key: Deltas, unit: Unit, several: bool) -> StyledTex
 
 
 def _interval(row: SummaryRow, unit: Unit) -> StyledText:
-    interval = row["avg_delta"]["interval"]
+    interval = interval_of(row)
     if _alone(row) or interval is None:
         return StyledText("")
     low, high = (unit.delta(x) for x in interval)
-    return StyledText(f"[{low}, {high}]", {1: BAD, -1: GOOD, 0: SAME}[direction(row, unit)])
+    return StyledText(f"{low} to {high}", {1: BAD, -1: GOOD, 0: SAME}[direction(row, unit)])
+
+
+def interval_of(row: SummaryRow) -> tuple[float, float] | None:
+    """Of Avg Δ: over seeds, or over the test rows of a single one."""
+    return row["avg_delta"]["interval"] or row["avg_delta"]["over_rows"]
 
 
 def direction(row: SummaryRow, unit: Unit) -> int:
-    """1 where the whole interval is harm, -1 where it is all help, 0 where it holds zero."""
+    """1 where the whole interval over seeds is harm, -1 where it is all help, 0 otherwise."""
     low, high = sorted(unit.harm(x) for x in row["avg_delta"]["interval"] or (0.0, 0.0))
     return int(low > 0) - int(high < 0)
 
@@ -133,9 +138,14 @@ def title(records: Sequence[Record], unit: Unit) -> str:
     return ", ".join(parts)
 
 
-def legend(unit: Unit, several: bool, choose_rounds: bool) -> str:
+def legend(unit: Unit, rows: Sequence[SummaryRow], choose_rounds: bool) -> str:
+    """``rows`` are those of the table."""
     sign = f"{'in points, ' if unit.percent else ''}{'positive' if unit.higher_is_better else 'negative'} is better"
-    spread = "; ± is the deviation over seeds, the interval is paired" if several else ""
+    spread = ""
+    if any(len(row["seeds"]) > 1 for row in rows):
+        spread = "; ± is the deviation over seeds, the interval is paired by seed"
+    elif any(interval_of(row) for row in rows):
+        spread = "; the interval is over test rows: it is about these trained models, not about the method"
     return f"Δ: with the method minus Local, both {after(choose_rounds)}, {sign}{spread}; sent: by all, up and down"
 
 
@@ -146,18 +156,17 @@ def as_html(records: Sequence[Record], folder: Path | None = None) -> str:
 
 def _table(records: Sequence[Record], folder: Path | None) -> str:
     unit = Unit.of(records)
-    methods = analyse(records, folder)
-    columns = summary_columns(aggregate(records), methods, unit)
+    methods, rows = analyse(records, folder), aggregate(records, folder)
+    columns = summary_columns(rows, methods, unit)
     caption = escape(f"{records[0]['dataset']}, {title(records, unit)}")
     heads = "".join(f'<th scope="col" style="text-align: {c.justify}">{escape(c.header)}</th>' for c in columns)
-    rows = "".join(
+    body = "".join(
         f"<tr>{''.join(map(_cell, columns, row))}</tr>" for row in zip(*(c.cells for c in columns), strict=True)
     )
-    several = len({record["seed"] for record in records}) > 1
-    notes = [legend(unit, several, chooses_rounds(records[0])) + ".", *caveats(methods, unit)]
+    notes = [legend(unit, rows, chooses_rounds(records[0])) + ".", *caveats(methods, unit)]
     return (
         f'<table><caption style="text-align: left; white-space: nowrap">{caption}</caption>'
-        f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+        f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
         f"<small>{escape(' '.join(notes))}</small>"
     )
 

@@ -23,18 +23,18 @@ from typing import Any
 
 import numpy as np
 
-from fedekd import metrics, scores, verdicts
-from fedekd.runs import answers, packing
+from fedekd import metrics, verdicts
+from fedekd.runs import row_results
 from fedekd.runs.aggregate import shared_settings
 from fedekd.runs.records import ChosenRound, ClientRow, Record
+from fedekd.runs.row_results import compared, groups_of, rows_of
 from fedekd.units import describe
-from fedekd.verdicts import Comparison, Measure, Verdict
+from fedekd.verdicts import Comparison, Verdict
 
 FEW = 30  # validation rows, under which nothing is chosen by them
 PARTS = ("delta", "recipe", "federation", "gain")
 TWIN = "@alone"
 Runs = Mapping[str, Mapping[int, Record]]  # of one table, by label and seed
-MEASURES = {"accuracy": verdicts.share, "rmse": verdicts.root_mean_square}  # of what a record holds of its rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +82,8 @@ class MethodTransfer:
     clients: tuple[ClientTransfer, ...]
     menu: tuple[str, ...]
     summary: Mapping[str, Mapping[str, Any]]
-    """By part: mean, worst and tail over clients, as means over seeds, and the paired interval of the mean.
+    """By part: mean, worst and tail over clients, as means over seeds, and the paired interval of the mean; of a single
+    seed its interval over test rows, which tells of these trained models and not of the method.
 
     Clients on whose test rows the metric is not defined are left out."""
     group: str | None = None
@@ -123,26 +124,6 @@ class MethodTransfer:
         """Of clients, or of client-runs where every seed splits the data anew; nothing without test rows."""
         found = Counter(c.verdict.state for c in self.clients if c.verdict)
         return {state: found[state] for state in verdicts.STATES} if found else {}
-
-
-def rows_of(record: Record, position: int, folder: Path | None = None, chosen: bool = False) -> np.ndarray | None:
-    """What a client's test rows came to at the last or the chosen round; None where that was not kept.
-
-    It is in the record, or for a metric that needs more in a file of the folder where the record lies.
-    """
-    client = record["clients"][position]
-    if (packed := client.get("rows")) is not None:
-        text = packed.get("chosen", packed["last"]) if chosen else packed["last"]
-        return packing.unpack(text, client["n_test"], record["metric"])
-    if folder is None or record["metric"] in MEASURES:
-        return None
-    return answers.read(folder, record["key"], position, chosen)
-
-
-def groups_of(record: Record, position: int) -> np.ndarray | None:
-    """[test rows]: numbers of the groups that they belong to, such as patients; None where each stands for itself."""
-    client = record["clients"][position]
-    return packing.unpack_codes(client["groups"], client["n_test"]) if "groups" in client else None
 
 
 def last_round(record: Record, position: int, folder: Path | None = None) -> Option:
@@ -199,44 +180,6 @@ def comparison(
 ) -> Comparison | None:
     """The same test rows with a method and alone, by seed; None where they are not known."""
     return compared([one.rows for one in joined], [one.rows for one in alone], metric, groups)
-
-
-def compared(
-    joined: Sequence[np.ndarray | None],
-    alone: Sequence[np.ndarray | None],
-    metric: str,
-    groups: np.ndarray | None = None,
-    clients: np.ndarray | None = None,
-) -> Comparison | None:
-    """Rows by seed, as ``rows_of`` gives them; ``clients`` says whose they are where they are of several."""
-    left, other = ([rows for rows in some if rows is not None] for some in (joined, alone))
-    if not left or len(left) < len(joined) or len(other) < len(alone):
-        return None
-    about, measure = describe(metric), MEASURES.get(metric) or scores.SCORES[metric].measure
-    if clients is not None and measure is not verdicts.share:
-        left, other = ([np.column_stack([rows, clients]) for rows in some] for some in (left, other))
-        measure = _over_clients(measure, flat=metric in MEASURES)
-    margin = verdicts.MARGIN if about.share or about.higher_is_better else None
-    return Comparison(np.stack(left), np.stack(other), measure, about.higher_is_better, groups, clients, margin)
-
-
-def _over_clients(measure: Measure, flat: bool) -> Measure:
-    """The mean of each client's own, by its number of rows; ``flat``: of rows that are single numbers.
-
-    The last column says whose a row is, the same in all draws. A metric that ranks rows, such as AUROC, would otherwise
-    compare the answers of different clients' models, and count for them how much the clients differ.
-    """
-
-    def over(rows: np.ndarray) -> np.ndarray:
-        values, weights = [], []
-        for client in np.unique(rows[0, :, -1]):
-            own = rows[:, rows[0, :, -1] == client, :-1]
-            values.append(measure(own[..., 0] if flat else own))
-            weights.append(np.where(np.isnan(values[-1]), 0.0, own.shape[1]))
-        total, sums = np.sum(weights, 0), np.sum(np.nan_to_num(values) * np.array(weights), 0)
-        return np.divide(sums, total, out=np.full(total.shape, np.nan), where=total > 0)
-
-    return over
 
 
 def is_menu(method: str) -> bool:
@@ -313,9 +256,33 @@ def _table(runs: Runs, folder: Path | None, level: float) -> list[MethodTransfer
     pairs = [unit.comparison() for _, unit in units]
     judged = iter(verdicts.judge([pair for pair in pairs if pair is not None], level))
     clients: dict[str, list[ClientTransfer]] = {label: [] for label in shown}
+    gains: dict[str, list[Comparison | None]] = {label: [] for label in shown}
     for (label, unit), pair in zip(units, pairs, strict=True):
         clients[label].append(unit.transfer(next(judged) if pair is not None else None))
-    return [_method(runs[label], tuple(clients[label]), menu) for label in shown]
+        gains[label].append(pair)
+    found = []
+    plain = next((some for some in runs.values() if next(iter(some.values()))["method"] == "local"), {})
+    for label in shown:
+        others = plain, runs.get(twins[label], {})
+        over_rows = _over_rows(runs[label], *others, gains[label], folder) if len(runs[label]) == 1 else {}
+        found.append(_method(runs[label], tuple(clients[label]), menu, over_rows))
+    return found
+
+
+def _over_rows(
+    own: Mapping[int, Record],
+    plain: Mapping[int, Record],
+    twin: Mapping[int, Record],
+    gains: Sequence[Comparison | None],
+    folder: Path | None,
+) -> dict[str, tuple[float, float] | None]:
+    """By part: the interval of the mean over clients on one seed, from their test rows."""
+    ((seed, joined),) = own.items()
+    alone, other = plain.get(seed), twin.get(seed)
+    pairs = {"delta": (joined, alone), "recipe": (other, alone), "federation": (joined, other)}
+    known = {part: (a, b) for part, (a, b) in pairs.items() if a is not None and b is not None}
+    found = {part: row_results.mean_interval(a, b, folder) for part, (a, b) in known.items()}
+    return found | {"gain": verdicts.mean_interval(gains)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -363,7 +330,12 @@ def _units(runs: Runs, label: str, twin: str, menu: Sequence[str], folder: Path 
             yield _Unit(client["id"], tuple(seeds), client["n_test"], *by_seed, first["metric"], groups)
 
 
-def _method(runs: Mapping[int, Record], clients: tuple[ClientTransfer, ...], menu: tuple[str, ...]) -> MethodTransfer:
+def _method(
+    runs: Mapping[int, Record],
+    clients: tuple[ClientTransfer, ...],
+    menu: tuple[str, ...],
+    over_rows: Mapping[str, tuple[float, float] | None],
+) -> MethodTransfer:
     first = next(iter(runs.values()))
     better = describe(first["metric"]).higher_is_better
     return MethodTransfer(
@@ -374,7 +346,11 @@ def _method(runs: Mapping[int, Record], clients: tuple[ClientTransfer, ...], men
         first["metric"],
         clients,
         menu,
-        {part: found for part in PARTS if (found := _summary(clients, part, better))},
+        {
+            part: {**found, "over_rows": over_rows.get(part)}
+            for part in PARTS
+            if (found := _summary(clients, part, better))
+        },
         first["partition"].get("group"),
         chooses_rounds(first),
     )

@@ -15,7 +15,7 @@ STATES = {HARMED: "clearly harmed", HELPED: "clearly helped", EQUIVALENT: "equiv
 """In the order in which they are told."""
 JOIN, STAY, OPEN = DECISIONS = ("join", "stay alone", "undecided")
 PARTS = {"delta": "Δ against Local", "recipe": "recipe", "federation": "federation", "gain": "gain over the best alone"}
-CAN_SHOW = "What rows can show: the smallest difference that they would, four times in five."
+CAN_SHOW = "Can show: the smallest difference that the test rows would reveal four times in five."
 LOWEST = "the round of the lowest validation loss"
 NO_ROWS = "these records do not hold the test rows that a verdict needs: it is by sign alone"
 
@@ -72,13 +72,16 @@ def undecided(method: str, verdict: Verdict, unit: Unit) -> str:
     if verdict.reason:
         few = f", and nothing is said of fewer than {FEW}" if verdict.rows < FEW else ""
         return verdict.reason + few
-    points = " points" if unit.percent else f" of {unit.name}"
-    change = f"with {method} {unit.delta(verdict.difference)}{points}"
+    points = " points" if unit.percent else ""
+    changes = f"changes by {unit.delta(verdict.difference)}{points}, which may be chance:"
+    change = f"with {method} its {unit.name} {changes if abs(verdict.difference) > 1e-12 else 'does not change, but'}"
+    test_rows = f"{change} its {verdict.rows:,} test rows"
     if not math.isfinite(verdict.detectable):
-        return change
-    can = f"{change}, within chance: its {verdict.rows:,} test rows can show {unit.amount(verdict.detectable)}"
-    needed = verdict.rows_needed
-    return can + (f"; {unit.amount(verdict.margin)} need about {_about(needed):,} such rows" if needed else "")
+        return f"{test_rows} are too few to tell"
+    can, needed = f"{test_rows} can only show a difference of about {unit.amount(verdict.detectable)} or more", ""
+    if verdict.rows_needed:
+        needed = f"; one of {unit.amount(verdict.margin)} would take about {_about(verdict.rows_needed):,} rows"
+    return can + needed
 
 
 def interval(verdict: Verdict, unit: Unit) -> str:
@@ -158,18 +161,21 @@ def assumed(family: str, unit: Unit, method: MethodTransfer) -> str:
     margin = "2 points" if unit.percent else "0.02" if unit.higher_is_better else f"2 % of the {unit.name} alone"
     return (
         f"Method and alone are each taken at {LOWEST if method.choose_rounds else usual}. "
-        f"{independence(method.group)}; clear: at 5 % over {family} (Holm's method), so that an interval can "
-        f"leave out zero and nothing be clear; equivalent: the whole interval lies within {margin}."
+        f"{independence(method.group)}. Clearly: at the 5 % level over {family} (Holm's method), which is stricter than "
+        f"an interval that leaves out zero. Equivalent: the whole interval lies within ±{margin}."
     )
 
 
 def seeds(methods: Sequence[MethodTransfer]) -> str:
     all_ = {seed for method in methods for seed in method.seeds}
     if len(all_) == 1:
-        return "One seed tells of these trained models, not of the method: --seeds 0-4 --split-seed 0 tells more."
+        return (
+            "One seed tells you about these trained models, not about the method; for that, add "
+            "--seeds 0-4 --split-seed 0."
+        )
     if all(method.one_split for method in methods):
-        return f"Clients and test rows are the same on all {len(all_)} seeds, so that a verdict is about the method."
+        return f"Clients and test rows are the same on all {len(all_)} seeds, so a verdict is about the method."
     return (
-        "Every seed splits the data anew: client 3 has other rows, and may be another client, in each, so that "
-        "verdicts are of client-runs, one training each. --split-seed 0 holds clients and test rows fixed."
+        "Every seed splits the data anew, so client 3 has other rows in each, and verdicts are on client-runs: one "
+        "client in one training. --split-seed 0 keeps clients and test rows the same."
     )

@@ -12,6 +12,7 @@ one before under the same mask, and the difference would show.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,13 +24,14 @@ from torch import Tensor
 
 from fedekd.errors import FedekdError
 from fedekd.exchange import Message, exchanges
+from fedekd.flower.protocol.digests import digest
 from fedekd.flower.protocol.visits import called
+from fedekd.flower.protocol.wire import Packed
 from fedekd.methods.base import Exchange, Method
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
 
-LEAST = 3  # uploads in a sum: of two, each site could work out the other's
 KEY = 32  # bytes of a key or a seed
 SHARE = 52  # bytes of Flower's share of a key: its number, and three blocks of 16
 MARK = "fedekd masking 1"
@@ -48,13 +50,13 @@ def refuse(method: Method, name: str, rounds: int) -> None:
     for step in exchanges(method, rounds).values():
         needs = {
             "answers each site apart": step.each,
-            "combines single uploads in a way of its own": step.combine is not None,
+            "combines single uploads in a way of its own": step.combine is not None and not step.mean_only,
             "trains on single uploads at the server": step.refine is not None,
         }
         if found := [what for what, needed in needs.items() if needed]:
             raise FedekdError(
                 f'{name} {found[0]} ({called(step)}), and with aggregation = "secure" the server sees only a sum; take '
-                'a method that averages, such as fedekd or fedavg, or aggregation = "plain"'
+                'a method whose server needs the mean alone, such as fedekd or fedavg, or aggregation = "plain"'
             )
 
 
@@ -125,10 +127,13 @@ def keys_text(occasion: Occasion, name: str, mask: bytes, seal: bytes) -> bytes:
     return occasion.text("keys", name, mask.hex(), seal.hex())
 
 
-def survivors_text(occasion: Occasion, keys: Mapping[str, tuple[bytes, bytes]], survivors: Sequence[str]) -> bytes:
-    """Whose uploads are in the sum. With all public keys, ``keys``: sites that were told of other keys do not agree."""
+def survivors_text(
+    occasion: Occasion, keys: Mapping[str, tuple[bytes, bytes]], members: Sequence[str], survivors: Sequence[str]
+) -> bytes:
+    """Whose uploads are in the sum. With all public ``keys`` and those that mask, ``members``: sites that were told of
+    others do not agree."""
     told = sorted((name, mask.hex(), seal.hex()) for name, (mask, seal) in keys.items())
-    return occasion.text("survivors", told, sorted(survivors))
+    return occasion.text("survivors", told, sorted(members), sorted(survivors))
 
 
 def _agreed(private: bytes, public: bytes, info: bytes) -> bytes:
@@ -200,10 +205,25 @@ def own_mask(seed: bytes, length: int) -> Vector:
     return np.frombuffer(stream, np.dtype("<u4")).astype(np.uint32)
 
 
-def pair_mask(private: bytes, own: str, public: bytes, other: str, occasion: Occasion, length: int) -> Vector:
-    """What ``own`` adds for ``other``; what that one adds is its negative."""
+def given_to_all(terms: str, schema: str, answers: Mapping[str, str]) -> str:
+    """A hash of what the server must give to all sites alike; ``answers``: by exchange, the newest one's hash.
+
+    It goes into the masks between sites, so that these cancel only among sites that were given the same. A server that
+    hands the others a model on which nothing is learned, to have one site's change alone in the sum, gets no sum.
+    """
+    return hashlib.sha256(json.dumps([terms, schema, answers], sort_keys=True).encode()).hexdigest()
+
+
+def answer_hash(answer: Packed) -> str:
+    return f"{answer.how} {digest(answer.arrays)}"
+
+
+def pair_mask(
+    private: bytes, own: str, public: bytes, other: str, occasion: Occasion, given: str, length: int
+) -> Vector:
+    """What ``own`` adds for ``other``; what that one adds is its negative, if both were ``given`` the same."""
     pair = sorted((own, other))
-    mask = own_mask(_agreed(private, public, occasion.text("mask", *pair)), length)
+    mask = own_mask(_agreed(private, public, occasion.text("mask", *pair, given)), length)
     return mask if own == pair[0] else np.negative(mask)
 
 
@@ -261,6 +281,7 @@ def unmask(
     keys: Mapping[str, SignedKeys],
     seeds: Mapping[str, bytes],
     dropped: Mapping[str, bytes],
+    given: str,
 ) -> Vector:
     """The sum of the uploads of those whose ``seeds`` are known; ``dropped``: the private mask keys of the others."""
     total = total.copy()
@@ -270,5 +291,5 @@ def unmask(
         if public_half(private) != keys[name].mask:
             raise FedekdError(f"what sites reveal is not the key of {name}")
         for other in seeds:
-            total += pair_mask(private, name, keys[other].mask, other, occasion, len(total))
+            total += pair_mask(private, name, keys[other].mask, other, occasion, given, len(total))
     return total

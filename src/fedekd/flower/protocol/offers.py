@@ -26,7 +26,8 @@ class Offer:
 
     @property
     def fingerprint(self) -> str:
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+        """Too long for a server to find two offers that have the same."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:32]
 
     def lines(self) -> list[str]:
         """For a person to read before agreeing."""

@@ -1,4 +1,4 @@
-"""Nothing from elsewhere counts before it is checked: names, shapes, types, finite numbers."""
+"""Nothing from elsewhere counts before it is checked: names, shapes, types, finite numbers of a usual size."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from torch import Tensor
 from fedekd.exchange import Message
 from fedekd.flower.protocol import wire
 from fedekd.flower.protocol.wire import LETTERS, NAMES, Packed
+
+LARGEST = 1e9  # of a number: a server's half that multiplies a few of them stays finite
 
 
 def fits(packed: Packed, held: Message, how: str, partly: bool = False) -> str | None:
@@ -34,7 +36,7 @@ def fits(packed: Packed, held: Message, how: str, partly: bool = False) -> str |
 
 def opened(packed: Packed, held: Message, how: str, partly: bool = False) -> dict[str, Tensor] | str:
     """The tensors, or why they are refused."""
-    return fits(packed, held, how, partly) or _finite(wire.unpack(packed, held))
+    return fits(packed, held, how, partly) or _sound(wire.unpack(packed, held))
 
 
 def opened_freely(packed: Packed, largest: float) -> dict[str, Tensor] | str:
@@ -45,11 +47,13 @@ def opened_freely(packed: Packed, largest: float) -> dict[str, Tensor] | str:
         return "it has too many names, or too long ones"
     if (size := sum(array.nbytes for array in packed.arrays.values())) > largest:
         return f"it has {size / 1e6:.1f} MB, more than `largest` allows"
-    return _finite(wire.unpack(packed))
+    return _sound(wire.unpack(packed))
 
 
-def _finite(message: dict[str, Tensor]) -> dict[str, Tensor] | str:
+def _sound(message: dict[str, Tensor]) -> dict[str, Tensor] | str:
     for name, tensor in message.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             return f"{name[:60]} has NaN or infinite numbers"
+        if tensor.is_floating_point() and bool((tensor.abs() > LARGEST).any()):
+            return f"{name[:60]} has numbers beyond {LARGEST:g}"
     return message

@@ -68,8 +68,8 @@ class Rounds:
         federation = of_server(schema, server.seed, public.dataset if public else None)
         factories = (self.terms.factory(role) for role in ("private", "proxy"))
         self.job = Job(federation, method, server.seed, self.terms.training(), *factories)
-        if server.combine != "mean":
-            rehearse(self.job)  # a method that takes no mean is found before the sites train
+        if server.combine != "mean" or server.aggregation == "secure":
+            rehearse(self.job)  # a method that takes no mean, or more than it, is found before the sites train
         self.rows = Rows.of(self.job)
         own = ServerClient(self.job, self.rows)
         self.exchanges = exchanges(method, server.rounds)
@@ -393,6 +393,7 @@ class Rounds:
             "privacy": spent or None,
             "compression": self.terms.compression,
             "combine": self.server.combine,
+            "aggregation": self.terms.aggregation,
             "counted": progress.counted,
             "refused": progress.refused,
         }

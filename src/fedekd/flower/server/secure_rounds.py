@@ -18,14 +18,14 @@ import numpy as np
 import torch
 
 from fedekd.errors import FedekdError
-from fedekd.flower.protocol import masking
+from fedekd.flower.protocol import masking, wire
 from fedekd.flower.protocol.codes import StatusCode
-from fedekd.flower.protocol.masking import LEAST, Occasion, SignedKeys
+from fedekd.flower.protocol.masking import Occasion, SignedKeys
 from fedekd.flower.protocol.messages import Reply, masking_text
 from fedekd.flower.protocol.visits import Visit, called
 from fedekd.flower.protocol.wire import Packed, Payload, Word
 from fedekd.flower.saved_state import SavedState
-from fedekd.flower.secure_settings import MASKING_WAIT, check_secure
+from fedekd.flower.secure_settings import LEAST_MASKED, MASKING_WAIT, check_secure
 from fedekd.flower.server.conversation import MaskingRequests, TooFew, converse
 from fedekd.flower.server.rounds import Rounds, Uploaded
 from fedekd.flower.settings import ServerSettings
@@ -143,7 +143,8 @@ class SecureRounds(Rounds):
         secret = self._revealed(masks)
         survivors = masks.survivors
         dropped = {name: secret[name] for name in masks.members if name not in survivors}
-        total = masking.unmask(masks.total, masks.occasion, masks.keys, {n: secret[n] for n in survivors}, dropped)
+        seeds = {name: secret[name] for name in survivors}
+        total = masking.unmask(masks.total, masks.occasion, masks.keys, seeds, dropped, self._given())
         values = masking.mean_of(total, len(survivors), self.terms.mask_limit, len(masks.keys))
         mean: Uploaded = {}
         for step in visit.sends:
@@ -156,9 +157,12 @@ class SecureRounds(Rounds):
         return dict.fromkeys(sorted(survivors, key=self.progress.roster.numbers.__getitem__), mean)
 
     def _combine(self, step: Exchange, round: int, counted: dict[str, Uploaded], replies: dict[str, Reply]) -> None:
-        """The mean of the one mean there is."""
-        name, mean = next(iter(counted.items()))
-        super()._combine(step, round, {name: mean}, {name: Reply(StatusCode.DONE, name, {}, {}, 0)})
+        """As if each of them had sent the mean; of a sum that was on the disk, not all need have answered again."""
+        super()._combine(step, round, counted, {name: Reply(StatusCode.DONE, name, {}, {}, 0) for name in counted})
+
+    def report(self) -> dict[str, Any]:
+        sums = [len(names) for visit, names in zip(self.visits, self.progress.counted, strict=False) if visit.sends]
+        return {**super().report(), "smallest_sum": min(sums, default=None)}
 
     def _add_up(self, visit: Visit, masks: Masks, replies: dict[str, Reply], failed: Tell) -> None:
         """The masked uploads become their sum, once the sites have signed whose they are."""
@@ -175,7 +179,7 @@ class SecureRounds(Rounds):
         named = dict.fromkeys(sorted(uploads), b"")
         answers = self._ask(masks, "confirm", named, named)
         public = {name: (one.mask, one.seal) for name, one in masks.keys.items()}
-        text, known = masking.survivors_text(masks.occasion, public, list(named)), self._known()
+        text, known = masking.survivors_text(masks.occasion, public, masks.members, list(named)), self._known()
         for name, given in answers.items():
             if masking.signed_by(known.get(name), given.get(name, b""), text):
                 masks.signatures[name] = given[name]
@@ -215,7 +219,7 @@ class SecureRounds(Rounds):
         asking = MaskingRequests(
             *(progress.roster, self.away, names, progress.current if stage == "keys" else names),
             *(lambda *_: payload, failed or passed_over),
-            enough=None if failed else max(LEAST, self._needed(masks)),
+            enough=None if failed else max(LEAST_MASKED, self._needed(masks)),
         )
         seconds = min(self.server.deadline, MASKING_WAIT)
         if not converse(self.transport, asking, seconds):
@@ -224,13 +228,17 @@ class SecureRounds(Rounds):
         progress.bytes_down += asking.bytes_down
         return {name: reply.masking for name, reply in asking.replies.items()}
 
+    def _given(self) -> str:
+        answers = {name: masking.answer_hash(wire.pack(one, "none")[0]) for name, one in self.answers.items()}
+        return masking.given_to_all(self.terms.text(), self.schema.text(), answers)
+
     def _known(self) -> dict[str, EllipticCurvePublicKey]:
         return {path.stem: key for path, key in read_public_keys(self.server.nodes)[0].items()}
 
     def _needed(self, masks: Masks) -> int:
         return masking.threshold(self.terms.mask_threshold, len(masks.keys))
 
-    def _enough(self, count: int, masks: Masks, what: str, least: int = LEAST, of: int | None = None) -> int:
+    def _enough(self, count: int, masks: Masks, what: str, least: int = LEAST_MASKED, of: int | None = None) -> int:
         """How many it takes; raises ``TooFew`` where there are fewer."""
         needed = max(least, self._needed(masks))
         if count < needed:

@@ -155,7 +155,8 @@ class WatchedTransport:
             self._site(one["site"])["error"] = f"visit {one['visit'] + 1}: {one['reason']}"
         return FederationStatus(
             fedekd=__version__, federation=progress.federation, method=rounds.terms.method, rounds=rounds.terms.rounds,
-            visits=count, done=progress.done + 1, stage=self.stage, complete=progress.done + 1 == count,
-            began=self.began, updated=time.time(), deadline=rounds.server.deadline, sites=self.sites,
+            aggregation=rounds.terms.aggregation, visits=count, done=progress.done + 1, stage=self.stage,
+            complete=progress.done + 1 == count, began=self.began, updated=time.time(),
+            deadline=rounds.server.deadline, sites=self.sites,
             refused=cast("list[RefusedAnswer]", progress.refused[-KEPT:]),
         )  # fmt: skip

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from fedekd.errors import FedekdError
 from fedekd.flower import need_flower
 from fedekd.flower.protocol.codes import Failed, StatusCode
-from fedekd.flower.protocol.masking import LEAST
+from fedekd.flower.secure_settings import LEAST_MASKED
 from fedekd.flower.settings import Privacy, ServerSettings, SiteSettings, read_site
 from fedekd.flower.setup.certificates import ends_soon, read_certificate
 from fedekd.flower.setup.connection import Connection, NotChecked
@@ -118,10 +118,10 @@ def _peers(site: SiteSettings) -> str:
     """Whom secure aggregation lets this site mask with."""
     assert site.peers is not None
     others = sorted(peer_keys(site.peers).keys() - {site.name})
-    if len(others) < LEAST - 1:
+    if len(others) < LEAST_MASKED - 1:
         raise FedekdError(
-            f"{site.peers} holds the keys of {len(others)} other sites, and a sum takes {LEAST - 1} at least; get the "
-            "others' NAME.pub from their administrators"
+            f"{site.peers} holds the keys of {len(others)} other sites, and a sum takes {LEAST_MASKED - 1} at least; "
+            "get the others' NAME.pub from their administrators"
         )
     return f"{site.peers} holds the keys of {', '.join(others)}"
 
@@ -262,13 +262,14 @@ def check_schema(server: ServerSettings, file: str | Path) -> None:
 def check_method(server: ServerSettings, where: str | Path) -> None:
     """Raise for a method or parameter that does not exist or sends nothing."""
     from fedekd import methods
-    from fedekd.exchange import exchanges
+    from fedekd.methods.base import Exchange  # not fedekd.exchange, which would import torch
 
     try:
         method = methods.get(server.method, **server.parameters)
     except FedekdError as error:
         raise FedekdError(f"{where}: {error}") from None
-    if not exchanges(method, server.rounds):
+    steps = (step for round in range(server.rounds) for step in method.steps(round))
+    if not any(isinstance(step, Exchange) for step in steps):
         raise FedekdError(
             f"{where}: {server.method} sends nothing, so there is nothing to federate; name another method"
         )

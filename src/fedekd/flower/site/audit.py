@@ -75,6 +75,7 @@ def record_answer(state: Path, kind: str, request: Payload | None, reply: Payloa
 def _exchanged(models: Mapping[str, Packed]) -> list[dict[str, Any]]:
     return [
         {"name": name[:SHORT], "bytes": sum(a.nbytes for a in one.arrays.values()), "sha256": digest(one.arrays)}
+        | ({"masked": True} if one.how == "masked" else {})
         for name, one in models.items()
     ]
 
@@ -174,12 +175,16 @@ def told(entry: Mapping[str, Any]) -> str:
     words = [str(entry["time"]), str(entry["event"])]
     asked = entry["asked"] if isinstance(entry.get("asked"), dict) else {}
     words += [str(asked["visit"] + 1)] if type(asked.get("visit")) is int else []
+    words += [str(asked["stage"])] if "stage" in asked else []
     words += [f"federation {asked['federation']}"] if "federation" in asked else []
     words += [f"agreed {entry['agreed']}"] if entry.get("agreed") else []
     words += [f"fedekd {entry['fedekd']}"] if "fedekd" in entry else []
     if "answer" in entry:
         left = entry["left"]
-        sent = [f"{one['name']}, {one['bytes']} bytes, sha256 {one['sha256']}" for one in left["exchanged"]]
+        sent = [
+            f"{one['name']}{' (masked)' if one.get('masked') else ''}, {one['bytes']} bytes, sha256 {one['sha256']}"
+            for one in left["exchanged"]
+        ]
         sent += [f"{name} {value}" for name, value in left["numbers"].items()]
         words += [f"answered {entry['answer']}", f"left: {'; '.join(sent) or 'nothing else'}"]
     return "  ".join(" ".join(word.split()) for word in words)

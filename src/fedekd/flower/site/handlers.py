@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from fedekd.errors import FedekdError
 from fedekd.flower.protocol import versions, wire
 from fedekd.flower.protocol.codes import Failed, StatusCode, failing, limited
+from fedekd.flower.protocol.masking import given_to_all
 from fedekd.flower.protocol.messages import EndRequest, JoinRequest, MaskingRequest, VisitRequest, masking_text
 from fedekd.flower.protocol.offers import Offer
 from fedekd.flower.protocol.schema import Schema
@@ -129,9 +132,19 @@ def visit(site: SiteSettings, request: Payload) -> Payload:
             masks = SiteMasks(site, folder, terms, asked) if terms.aggregation == "secure" and planned.sends else None
             if masks:
                 masks.receive(asked.sealed)
+
+        def leaving(reply: Payload, state: Mapping[str, Any]) -> Payload:
+            """Masked, where it has to be; a kept reply is that to the request it was made for, and to no other."""
+            with failing(StatusCode.REFUSED):
+                if set(reply.models) != {step.name for step in planned.sends}:
+                    raise FedekdError(f"the server has asked for other rounds of visit {wanted} before")
+                if masks is None:
+                    return reply
+                given = given_to_all(terms.text(), schema.text(), state.get("received", {}))
+                return masks.masked(reply, planned, state["held"], given)
+
         if last and last[0] == wanted:
-            reply = wire.from_state(last[1]["reply"])
-            return masks.masked(reply, planned, last[1]["held"]) if masks else reply
+            return leaving(wire.from_state(last[1]["reply"]), last[1])
         work = SiteTrainer(site, folder, terms, schema, number, json.loads(agreement.get("layouts", "{}")))
         work.check_rows(agreement)
         if last:
@@ -140,9 +153,10 @@ def visit(site: SiteSettings, request: Payload) -> Payload:
         if any(packed.how != "none" and behind for packed in asked.models.values()):
             raise Failed(StatusCode.BEHIND, f"visit {wanted} needs what visit {wanted - 1} would have brought")
         reply = work.do(planned, asked.models)
-        saved.save(wanted, {**work.state(), "reply": wire.to_state(reply)})
+        state = work.state()
+        saved.save(wanted, {**state, "reply": wire.to_state(reply)})
         log.info("visit %d of %d done", wanted + 1, len(plan))
-        return masks.masked(reply, planned, work.held) if masks else reply
+        return leaving(reply, state)
 
 
 def masking(site: SiteSettings, request: Payload) -> Payload:

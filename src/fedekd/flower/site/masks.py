@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +21,13 @@ from fedekd.errors import FedekdError
 from fedekd.exchange import Message
 from fedekd.files import write_whole
 from fedekd.flower.protocol import masking
-from fedekd.flower.protocol.masking import KEY, LEAST, SHARE, Occasion, SignedKeys
+from fedekd.flower.protocol.digests import digest
+from fedekd.flower.protocol.masking import KEY, SHARE, Occasion, SignedKeys
 from fedekd.flower.protocol.messages import MaskingRequest, VisitRequest
 from fedekd.flower.protocol.terms import Terms
 from fedekd.flower.protocol.visits import Visit
 from fedekd.flower.protocol.wire import Packed, Payload
+from fedekd.flower.secure_settings import LEAST_MASKED
 from fedekd.flower.settings import SiteSettings
 from fedekd.flower.setup.keys import peer_keys, read_node_key
 
@@ -78,8 +80,10 @@ class SiteMasks:
             if {name: [mask.hex(), seal.hex()] for name, (mask, seal) in public.items()} != self.kept["keys"]:
                 raise FedekdError("the server names other keys of the sites than before")
             return _bytes(self.kept["sealed"])
-        if len(keys) < LEAST:
-            raise FedekdError(f"{len(keys)} sites are too few to hide an upload among; at least {LEAST} must mask")
+        if len(keys) < LEAST_MASKED:
+            raise FedekdError(
+                f"{len(keys)} sites are too few to hide an upload among; at least {LEAST_MASKED} must mask"
+            )
         if public.get(own) != tuple(masking.public_half(self._secret(name)) for name in ("mask", "seal")):
             raise FedekdError("the server names other keys of this site than its own")
         known = self._peers()
@@ -123,8 +127,8 @@ class SiteMasks:
         }
         self._keep({"shares": {**self.kept["shares"], **_texts(found)}})
 
-    def masked(self, reply: Payload, visit: Visit, held: Mapping[str, Message]) -> Payload:
-        """The reply with every upload masked."""
+    def masked(self, reply: Payload, visit: Visit, held: Mapping[str, Message], given: str) -> Payload:
+        """The reply with every upload masked; ``given``: a hash of what all sites should have been given alike."""
         own, keys, sites = self.site.name, self._public(), len(self._public())
         parts = {}
         for step in visit.sends:
@@ -135,16 +139,19 @@ class SiteMasks:
                 log.warning(
                     "%d of %d numbers were cut off at mask_limit, %g", cut, len(parts[step.name]), self.terms.mask_limit
                 )
+        whole = digest(parts)
+        if self.kept.setdefault("uploaded", whole) != whole:
+            raise FedekdError("this site has masked another upload with these keys; two under one mask would show")
         length = sum(map(len, parts.values()))
         mask = masking.own_mask(self._secret("seed"), length)
         for name in self.kept["members"]:
             if name != own:
-                mask += masking.pair_mask(self._secret("mask"), own, keys[name][0], name, self.occasion, length)
+                mask += masking.pair_mask(self._secret("mask"), own, keys[name][0], name, self.occasion, given, length)
         models, start = {}, 0
         for name, part in parts.items():
             models[name] = Packed("masked", {"masked": part + mask[start : start + len(part)]})
             start += len(part)
-        self._keep({"uploaded": True})
+        self._keep({})
         return Payload(reply.words, models)
 
     # --- after it -------------------------------------------------------------------------------------------
@@ -160,14 +167,14 @@ class SiteMasks:
         if self.kept.get("survivors", survivors) != survivors:
             raise FedekdError("the server has named others whose uploads count before")
         self._keep({"survivors": survivors})
-        text = masking.survivors_text(self.occasion, self._public(), survivors)
+        text = self._text(survivors)
         return {self.site.name: masking.sign(read_node_key(self.site.key), text)}
 
     def _reveal(self, signatures: Mapping[str, bytes]) -> dict[str, bytes]:
         """Shares of the seeds of those whose uploads count, and of the mask keys of those that dropped out."""
         self._begun("survivors")
         survivors, known = self.kept["survivors"], self._peers()
-        text = masking.survivors_text(self.occasion, self._public(), survivors)
+        text = self._text(survivors)
         agree = {n for n in survivors if n in signatures and masking.signed_by(known.get(n), signatures[n], text)}
         self._enough(len(agree | {self.site.name}))
         self._one_federation(revealed=True)
@@ -185,7 +192,7 @@ class SiteMasks:
             raise FedekdError("the server asks for a stage of masking without those before it")
 
     def _enough(self, count: int) -> None:
-        needed = max(LEAST, masking.threshold(self.terms.mask_threshold, len(self.kept["keys"])))
+        needed = max(LEAST_MASKED, masking.threshold(self.terms.mask_threshold, len(self.kept["keys"])))
         if count < needed:
             raise FedekdError(f"{count} of the {len(self.kept['keys'])} sites are too few; it takes {needed}")
 
@@ -201,6 +208,9 @@ class SiteMasks:
             )
         if revealed:
             write_whole(path, json.dumps(known).encode(), "`state`", mode=0o600)
+
+    def _text(self, survivors: Sequence[str]) -> bytes:
+        return masking.survivors_text(self.occasion, self._public(), self.kept["members"], survivors)
 
     def _peers(self) -> dict[str, EllipticCurvePublicKey]:
         assert self.site.peers is not None  # else it has not joined

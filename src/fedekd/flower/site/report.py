@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedekd.engines.client import Client
+from fedekd.flower.protocol.terms import Terms
 from fedekd.flower.protocol.wire import Word
 from fedekd.flower.saved_state import write_text
 from fedekd.flower.settings import SiteSettings
@@ -26,7 +27,7 @@ log = logging.getLogger("fedekd.site")
 
 
 def finish(
-    site: SiteSettings, folder: Path, method: str, client: Client, menu: AloneMenu, rounds: ChosenRound
+    site: SiteSettings, folder: Path, terms: Terms, client: Client, menu: AloneMenu, rounds: ChosenRound
 ) -> dict[str, Word]:
     """Write ``report.json`` and models for `fedekd export`: the federation's, plain Local and the best alone.
 
@@ -34,19 +35,20 @@ def finish(
     """
     local = menu.local()
     with client.personalised(), local.personalised():  # measured and kept after one and the same training
-        return _finish(site, folder, method, client, local, menu, rounds)
+        return _finish(site, folder, terms, client, local, menu, rounds)
 
 
 def _finish(
     site: SiteSettings,
     folder: Path,
-    method: str,
+    terms: Terms,
     client: Client,
     local: Client,
     menu: AloneMenu,
     rounds: ChosenRound,
 ) -> dict[str, Word]:
-    value, alone, metric = client.score(), local.score(), client.task.metric
+    method, metric = terms.method, client.task.metric
+    value, alone = client.score(), local.score()
     counts = {f"n_{split}": len(client.rows[split]) for split in ("train", "val", "test")}
     own: dict[str, Any] = {"local": alone, "value": value, "delta": value - alone, **counts}
     privacy = getattr(client, "privacy", None)
@@ -55,6 +57,7 @@ def _finish(
     joined = rounds.option(method, client)
     judged = _judged(method, client, value, alone, menu, joined)
     whole = {"name": site.name, "method": method, "metric": metric, **own, **sure, **judged.told(), "privacy": privacy}
+    whole["aggregation"] = terms.aggregation
     write_text(folder / "report.json", json.dumps(whole, indent=1) + "\n")
 
     def keep(key: str, one: Option, last: float, model: Client) -> None:

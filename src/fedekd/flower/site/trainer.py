@@ -20,6 +20,7 @@ from fedekd.errors import FedekdError
 from fedekd.exchange import Door, Message, exchanges
 from fedekd.flower.protocol import layouts, uploads, wire
 from fedekd.flower.protocol.codes import Failed, StatusCode, failing
+from fedekd.flower.protocol.masking import answer_hash
 from fedekd.flower.protocol.rows import check_public, of_site, read_public
 from fedekd.flower.protocol.schema import Schema
 from fedekd.flower.protocol.terms import Terms
@@ -71,6 +72,8 @@ class SiteTrainer:
         }
         """By exchange whose answer goes into a model: that model as the server knows it."""
         self.residual: dict[str, dict[str, Tensor]] = {}
+        self.received: dict[str, str] = {}
+        """By exchange: a hash of its newest answer."""
 
     def _public(self, schema: Schema) -> Dataset | None:
         """The public rows, which must be the server's."""
@@ -151,6 +154,7 @@ class SiteTrainer:
         for name in sorted(answers, key=lambda name: (name in newest, [*steps].index(name))):
             answer = answers[name]
             self.client.receive(steps[name], moved(answer, self.client.device))
+            self.received[name] = answer_hash(given[name])
             if name in self.held:
                 self.held[name].update(answer)
 
@@ -175,7 +179,7 @@ class SiteTrainer:
             self.client.round = self.terms.rounds
             with self.client.personalised():
                 self.rounds.measure(self.client, self.terms.rounds)
-                return words | finish(self.site, self.folder, self.terms.method, self.client, self.alone, self.rounds)
+                return words | finish(self.site, self.folder, self.terms, self.client, self.alone, self.rounds)
         if visit.sends and self.terms.weighting == "samples" and "n" in self.site.share:
             words["n"] = len(self.client.rows["train"])
         if privacy := getattr(self.client, "privacy", None):
@@ -190,6 +194,7 @@ class SiteTrainer:
             "rounds": self.rounds.state(),
             "held": self.held,
             "residual": self.residual,
+            "received": self.received,
             "dp": self.site.dp is not None,
         }
 
@@ -202,7 +207,7 @@ class SiteTrainer:
         self.client.restore(state["client"])
         self.alone.restore(state.get("alone", {}))  # a version without them trained Local only
         self.rounds.restore(state.get("rounds"))
-        self.held, self.residual = state["held"], state["residual"]
+        self.held, self.residual, self.received = state["held"], state["residual"], state.get("received", {})
 
 
 def models_file(path: str) -> dict[str, Tensor]:

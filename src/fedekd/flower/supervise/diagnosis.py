@@ -95,4 +95,4 @@ def _first(meanings: Iterable[tuple[str, str]], text: str) -> str:
 
 
 def log_of(node: Child) -> str:
-    return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(node.lines()))
+    return "\n".join(node.lines())

@@ -34,6 +34,7 @@ def main() -> None:
     app = import_object(given.app, "app")
 
     from flwr.supercore.superexec import run_superexec
+    from flwr.supernode.runtime import run_clientapp  # noqa: F401  (for the children)
 
     patches.patch_executor(ForkingExecutor(app))
     secret = Path(given.secret).read_bytes()

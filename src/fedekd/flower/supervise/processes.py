@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -22,11 +23,12 @@ PR_SET_PDEATHSIG = 1
 TRIES = 3
 GRACE = 10.0  # seconds from SIGTERM to SIGKILL; Flower ends itself 5 s after a SIGTERM
 LOG_LIMIT = 20_000_000  # bytes; a longer log is put aside as NAME.log.old when its process starts
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 class Child:
-    """A running process. ``lines`` reads what it has written since it started."""
+    """A running process."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path, env: dict[str, str] | None = None) -> None:
         self.name, self.log, self.born = name, log, time.monotonic()
@@ -52,9 +54,10 @@ class Child:
         return self.process.poll()
 
     def lines(self) -> list[str]:
+        """What it has written since it started, without colours."""
         with open(self.log, "rb") as file:
             file.seek(self.start)
-            return file.read().decode(errors="replace").splitlines()
+            return COLOUR.sub("", file.read().decode(errors="replace")).splitlines()
 
     def signal(self, number: int) -> None:
         """To the whole group: also to what the process has started."""

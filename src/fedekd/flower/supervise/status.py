@@ -102,6 +102,7 @@ def _federation(folder: Path) -> dict[str, Any]:
     return {
         "method": terms.get("method"),
         "rounds": terms.get("rounds"),
+        "aggregation": terms.get("aggregation", "plain"),
         "visits": 0,
         "last": None,
         "answer": None,

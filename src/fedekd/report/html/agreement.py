@@ -20,15 +20,19 @@ from fedekd.report.html.chart import (
     variant,
 )
 from fedekd.report.table_formats import Table
+from fedekd.units import count
+
+DIGITS = ".4~f"
+UNIT = "Accuracy in %, its Δ in points."
 
 
 def agreement_rows(table: Table) -> list[Row]:
     """One row per cell that both have."""
-    rows = []
+    rows, factor = [], 100 if table.percent else 1
     for row in table.rows:
         for (dataset, alpha), cell in zip(table.columns, row.cells, strict=True):
             if cell.mean is not None and cell.paper:
-                ours, theirs = cell.mean, cell.paper[0]
+                ours, theirs = factor * cell.mean, factor * cell.paper[0]
                 rows.append(
                     {
                         "method": row.label,
@@ -37,7 +41,7 @@ def agreement_rows(table: Table) -> list[Row]:
                         "ours": ours,
                         "paper": theirs,
                         "difference": ours - theirs,
-                        "std": cell.paper[1],
+                        "std": factor * cell.paper[1],
                     }
                 )
     return rows
@@ -60,10 +64,10 @@ def agreement(tables: list[Table]) -> Chart | None:
         ChartColumn("method", "method"),
         ChartColumn("dataset", "dataset"),
         ChartColumn("alpha", "α"),
-        ChartColumn("ours", "ours", ".4f"),
-        ChartColumn("paper", "the paper's", ".4f"),
-        ChartColumn("difference", "difference", "+.4f"),
-        ChartColumn("std", "its ±", ".4f"),
+        ChartColumn("ours", "ours", DIGITS),
+        ChartColumn("paper", "the paper's", DIGITS),
+        ChartColumn("difference", "difference", "+" + DIGITS),
+        ChartColumn("std", "its ±", DIGITS),
     ]
     datasets = list(dict.fromkeys(row["dataset"] for group in rows.values() for row in group))
     shape: Spec = {
@@ -72,16 +76,17 @@ def agreement(tables: list[Table]) -> Chart | None:
         "scale": shapes(datasets),
         "legend": {"title": None, "orient": "top", "columns": 3},
     }
-    x: Spec = {
-        "field": "paper",
-        "type": "quantitative",
-        "title": "the paper's",
-        "scale": {"zero": False, "padding": 10},
-    }
-    y: Spec = {"field": "ours", "type": "quantitative", "title": "ours", "scale": {"zero": False, "padding": 10}}
+    scale = {"zero": False, "padding": 10}
+    x: Spec = {"field": "paper", "type": "quantitative", "title": "the paper's", "scale": scale}
+    y: Spec = {"field": "ours", "type": "quantitative", "title": "ours", "scale": scale}
     spec: Spec = {
-        "height": 380,
+        "height": 420,
+        "usermeta": {"most": 500},
         "layer": [
+            {  # unseen, so that both axes are over the same range
+                "mark": {"type": "point", "opacity": 0, "tooltip": None, "aria": False},
+                "encoding": {"x": {**x, "field": "ours"}, "y": {**y, "field": "paper"}},
+            },
             {
                 "transform": [
                     {"fold": ["paper", "ours"], "as": ["who", "v"]},
@@ -110,9 +115,9 @@ def agreement(tables: list[Table]) -> Chart | None:
     }
     about = (
         "A mark for each cell of the table: on the dashed line both agree, above it ours is higher. Blue: the chosen "
-        "method. Accuracy and its Δ are shares here, as in the paper's tables: 0.01 is one point."
+        f"method, whose cells the next chart shows one by one. {UNIT}"
     )
-    notes = {key: _words(group) for key, group in rows.items()}
+    notes = {key: _words(rows[key], table.percent) for key, table in zip(rows, usable, strict=True)}
     return Chart("agreement", "Ours against the paper", about, spec, columns, rows, ("quantity",), ("method",), notes)
 
 
@@ -131,10 +136,10 @@ def by_cell(tables: list[Table], methods: Sequence[str]) -> Chart | None:
                     rows.setdefault(variant(q, m), []).append(own)
     columns = [
         ChartColumn("cell", "cell"),
-        ChartColumn("ours", "ours", ".4f"),
-        ChartColumn("paper", "the paper's", ".4f"),
-        ChartColumn("std", "its ±", ".4f"),
-        ChartColumn("difference", "difference", "+.4f"),
+        ChartColumn("ours", "ours", DIGITS),
+        ChartColumn("paper", "the paper's", DIGITS),
+        ChartColumn("std", "its ±", DIGITS),
+        ChartColumn("difference", "difference", "+" + DIGITS),
     ]
     x: Spec = {
         "field": "paper",
@@ -161,11 +166,11 @@ def by_cell(tables: list[Table], methods: Sequence[str]) -> Chart | None:
             },
             {
                 "mark": {"type": "text", "align": "left", "dx": 12, "color": "$soft", "aria": False},
-                "encoding": {"x": {"value": "width"}, "text": {"field": "difference", "format": "+.4f"}},
+                "encoding": {"x": {"value": "width"}, "text": {"field": "difference", "format": "+" + DIGITS}},
             },
         ],
     }
-    about = "◇ the paper's figure with its deviation over seeds, ● ours; the difference stands on the right."
+    about = f"◇ the paper's figure with its deviation over seeds, ● ours; the difference stands on the right. {UNIT}"
     return Chart(
         "agreement-cells",
         "The chosen method, cell by cell",
@@ -178,10 +183,10 @@ def by_cell(tables: list[Table], methods: Sequence[str]) -> Chart | None:
     )
 
 
-def _words(rows: list[Any]) -> str:
+def _words(rows: list[Any], percent: bool) -> str:
     near = sum(abs(row["difference"]) <= 2 * row["std"] for row in rows)
     middle = median(abs(row["difference"]) for row in rows)
     return (
-        f"{len(rows)} cells; {near} of ours lie within two of the paper's deviations over seeds; the median difference "
-        f"is {middle:.4f}."
+        f"{count(len(rows), 'cell')}; {near} of ours within two of the paper's deviations over seeds; the median "
+        f"difference is {middle:.4g}{' points' if percent else ''}."
     )

@@ -28,20 +28,25 @@ def calibration(data: RunData) -> Chart | None:
         ChartColumn("right", "right, %", ".1f"),
         ChartColumn("count", "test rows", ","),
     ]
-    axis: Spec = {"type": "quantitative", "scale": {"domain": [0, 100]}}
+    axis: Spec = {"type": "quantitative", "scale": {"domain": [0, 100]}, "axis": {"tickCount": 10}}
     legend = {"title": None, "orient": "top"}
-    line: Spec = {
-        "mark": {"type": "line", "point": {"size": 60, "filled": True}, "strokeWidth": 2},
+    places: Spec = {
+        "x": {**axis, "field": "sure", "title": "how sure, %"},
+        "y": {**axis, "field": "right", "title": "right, %"},
+        "color": {
+            "field": "who",
+            "type": "nominal",
+            "scale": {"domain": SERIES, "range": ["$accent", "$ink"]},
+            "legend": legend,
+        },
+    }
+    line: Spec = {"mark": {"type": "line", "strokeWidth": 2, "aria": False}, "encoding": places}
+    points: Spec = {
+        "mark": {"type": "point", "filled": True, "opacity": 1},
         "encoding": {
-            "x": {**axis, "field": "sure", "title": "how sure, %"},
-            "y": {**axis, "field": "right", "title": "right, %"},
-            "color": {
-                "field": "who",
-                "type": "nominal",
-                "scale": {"domain": SERIES, "range": ["$accent", "$ink"]},
-                "legend": legend,
-            },
+            **places,
             "shape": {"field": "who", "type": "nominal", "scale": shapes(SERIES), "legend": legend},
+            "size": {"field": "count", "type": "quantitative", "scale": {"range": [25, 260]}, "legend": None},
             "tooltip": tooltip(columns),
         },
     }
@@ -51,15 +56,15 @@ def calibration(data: RunData) -> Chart | None:
         "encoding": {"x": {**axis, "field": "sure"}, "y": {**axis, "field": "right"}},
     }
     about = (
-        "The test rows of all clients by tenths of the probability that was given to the answer. On the dashed line a "
-        "client is right as often as it says; below it, it is too sure of itself. Points of few rows are mostly "
-        "chance: the table tells how many."
+        "The test rows of all clients, grouped by how probable the model found its answer. On the dashed line it is "
+        "right as often as it says; below it, it is too sure of itself. The larger a point, the more rows: small ones "
+        "are mostly chance."
     )
     return Chart(
         "calibration",
         "How sure, and how right",
         about,
-        {"height": 320, "layer": [diagonal, line]},
+        {"height": 320, "layer": [diagonal, line, points]},
         columns,
         rows,
         ("method", "seed"),

@@ -113,6 +113,11 @@ def effect_colour() -> Spec:
     }
 
 
+def effect_shape() -> Spec:
+    scale = {"domain": EFFECTS, "range": ["triangle-up", "circle", "triangle-down"]}
+    return {**effect_colour(), "scale": scale}
+
+
 NO_VERDICT = "no verdict"
 DOMAIN = (*STATES.values(), NO_VERDICT)
 
@@ -145,8 +150,9 @@ def zero_line(channel: str = "x") -> Spec:
     }
 
 
-def lines_of(field: str, step: int) -> Spec:
-    """As high as the field has values; the page's script works it out, for Vega-Lite warns of what it does itself."""
+def lines_of(field: str | int, step: int) -> Spec:
+    """As high as the field has values, or so many; the page's script works it out, for Vega-Lite warns of what it does
+    itself."""
     return {"usermeta": {"step": step, "rows": field}}
 
 
@@ -156,7 +162,7 @@ def names(field: str, **axis: Any) -> Spec:
     return {"field": field, "type": "nominal", "sort": None, "axis": {**plain, **axis}}
 
 
-SIZES = "datum.value ? format(datum.value, '~s') + 'B' : '0'"  # labels of an axis of bytes
+SIZES = "datum.value ? replace(format(datum.value, '~s'), regexp('([a-zA-Z]?)$'), ' $1B') : '0'"  # of an axis of bytes
 
 
 def shapes(names: Sequence[str]) -> Spec:

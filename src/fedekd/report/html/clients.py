@@ -47,7 +47,7 @@ def _row(client: ClientTransfer, data: RunData) -> Row:
     f, verdict, floor = data.scale.factor, client.verdict, data.floor(client.client, client.seeds)
     alone, value = (f * fmean(one.value for one in some) for some in (client.alone, client.joined))
     gain = f * client.parts["gain"]
-    low, high = (f * verdict.low, f * verdict.high) if verdict and math.isfinite(verdict.low) else (gain, gain)
+    low, high = (f * verdict.low, f * verdict.high) if verdict and math.isfinite(verdict.low) else (None, None)
     return {
         "client": client.client,
         "model": data.model(client.client, client.seeds[0]),
@@ -69,7 +69,7 @@ def _row(client: ClientTransfer, data: RunData) -> Row:
 def gains(data: RunData) -> Chart:
     scale, every = data.scale, client_rows(data)
     rows = {key: _ends(group) for key, group in every.items()}
-    banded = any(row["low"] < row["high"] for group in every.values() for row in group)
+    banded = any(row["low"] is not None for group in every.values() for row in group)
     floors = any(row["floor"] is not None for group in every.values() for row in group)
     named = any(row["model"] for group in every.values() for row in group)
     gain = f"gain{', points' if scale.unit.percent else f' of {scale.unit.name}'}"
@@ -151,7 +151,7 @@ def advice(data: RunData) -> Block | None:
     )
     about += f" The methods compared are {', '.join(data.transfer)}." if several else ""
     block = Variants(("seed",), content, first, "Nothing is known of this seed.")
-    return Block("advice.html", block, "Should this client join?", about)
+    return Block("advice.html", block, "Should each client join?", about)
 
 
 def _ends(rows: list[Row]) -> list[Row]:
@@ -167,6 +167,7 @@ def _spec(scale: MetricScale, columns: Sequence[ChartColumn], band: bool) -> Spe
         "axis": {"orient": "top", "tickCount": 6},
     }
     interval: Spec = {
+        "transform": [{"filter": "isValid(datum.low)"}],
         "mark": {"type": "rule", "strokeWidth": 2, "aria": False},
         "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "color": state_colour()},
     }

@@ -59,7 +59,7 @@ def _chart(data: RunData, id: str, title: str, rows: dict[str, list[Row]], follo
     ]
     long = max(map(len, classes)) > 3
     spec: Spec = {
-        **lines_of("true", 30),
+        **lines_of(len(classes), 30),
         "encoding": {
             "x": {
                 "field": "answer",
@@ -90,4 +90,4 @@ def _chart(data: RunData, id: str, title: str, rows: dict[str, list[Row]], follo
 
 def _right(client: str, rows: list[Row]) -> str:
     right = sum(row["count"] for row in rows if row["true"] == row["answer"])
-    return f"{client}: {right:,} of {sum(row['count'] for row in rows):,} test rows right."
+    return f"Client {client}: {right:,} of {sum(row['count'] for row in rows):,} test rows right."

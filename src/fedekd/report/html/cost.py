@@ -86,8 +86,8 @@ def traffic(data: RunData) -> Chart:
         ],
     }
     about = (
-        "What all clients send and get over a whole run; the black bar marks what sending their private models would "
-        "take."
+        "What all clients send and get over a whole run; the upright line marks what sending their private models "
+        "would take."
     )
     return Chart(
         "traffic",

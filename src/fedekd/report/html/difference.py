@@ -12,7 +12,7 @@ from fedekd import metrics, verdicts
 from fedekd.report.html.run_data import RunData
 from fedekd.report.html.section import Block, Page, Section, Variants
 from fedekd.runs.records import Record
-from fedekd.runs.transfer import compared, groups_of, rows_of
+from fedekd.runs.row_results import compared, groups_of, rows_of
 from fedekd.runs.verdict_text import independence, interval, told
 from fedekd.units import Unit, count
 from fedekd.verdicts import EQUIVALENT, HARMED, HELPED, UNDECIDED, Comparison, Verdict
@@ -57,9 +57,9 @@ def difference_page(two: TwoRuns) -> Page:
     lines = [f"{count(len(changed), 'setting')} {'differs' if len(changed) == 1 else 'differ'}."]
     if pairs:
         seeds = len({seed for _, seed, *_ in pairs})
-        lines.append(f"Clients and test rows are the same on {count(seeds, 'seed')}, so that clients can be compared.")
+        lines.append(f"On {count(seeds, 'seed')} both have the same clients and test rows: there clients are compared.")
     else:
-        lines.append("No method and seed is in both with the same clients and test rows: only means can be compared.")
+        lines.append("No method and seed has the same clients and test rows in both: only means can be compared.")
     head = {"title": f"{two.names[0]} and {two.names[1]}", "tone": "", "lines": lines, "sure": "", "figures": []}
     sections = [
         Section("settings", "What differs", [_settings(two, changed)] if changed else []),
@@ -125,8 +125,8 @@ def _methods(two: TwoRuns, pairs: Sequence[tuple[str, int, Record, Record]]) -> 
     figures = (*two.names, f"{two.names[1]} minus {two.names[0]}")
     columns = [(f"mean {unit.name}{percent}", name) for name in figures] + [("clients", name) for name in two.names]
     notes = [
-        "The difference is over the seeds that both have with the same clients and test rows, with its 95 % interval "
-        "paired by seed where there are several.",
+        "Each mean is over all seeds of its run. The difference is over the seeds on which both have the same clients "
+        "and test rows, with a 95 % interval paired by seed where there are several.",
         "Clients: each against the best it can do alone, in its own run.",
     ]
     return _block("Means over clients and seeds", ["method"], columns, rows, notes)
@@ -150,7 +150,7 @@ def _clients(two: TwoRuns, pairs: Sequence[tuple[str, int, Record, Record]]) -> 
     figures = (*two.names, f"{two.names[1]} minus {two.names[0]}")
     columns = [*((f"{unit.name}{percent}", name) for name in figures), ("", "verdict")]
     group = two.data[0].first["partition"].get("group")
-    clear = "Clear: at 5 % over all lines of this table (Holm's method)."
+    clear = "Clearly: at the 5 % level over all lines of this table (Holm's method)."
     when = "; ".join(f"{name} {data.after}" for name, data in zip(two.names, two.data, strict=True))
     notes = [f"{when}. {independence(group)}. {clear}"]
     return _block("Every client that both runs have", ["method", "client", "seed"], columns, rows, notes)

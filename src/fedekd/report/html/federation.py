@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from fedekd.report.federation import cells, verdict, verdicts
+from fedekd.report.federation import by_interval, cells, verdict, verdicts
 from fedekd.report.html.chart import (
     Chart,
     ChartColumn,
@@ -13,6 +13,7 @@ from fedekd.report.html.chart import (
     Row,
     Spec,
     effect_colour,
+    effect_shape,
     lines_of,
     names,
     tooltip,
@@ -23,9 +24,11 @@ from fedekd.runs.federation_report import FederationReport, SiteRow
 from fedekd.units import count, duration, volume
 from fedekd.verdicts import HARMED, HELPED
 
-ONCE = "A federation runs once: how another seed would have ended is not known."
+ONCE = "A federation runs once, so nobody knows how it would have ended with another seed."
+INTERVAL = "Clearly: the 95 % interval of Δ over the site's test rows leaves out zero."
 OWN = "Each site's own report, on its own disk, has its numbers."
-COLOUR = "Coloured: a clear verdict against the best that the site does alone, where it shares one. "
+VERDICT = "Coloured, as ▲ or ▼: a clear verdict against the best that the site can do alone, where it shares one. "
+SIGN = "Coloured, as ▲ or ▼, where the interval leaves out zero. "
 
 
 def federation_page(report: FederationReport) -> Page:
@@ -43,21 +46,16 @@ def federation_page(report: FederationReport) -> Page:
 def _headline(report: FederationReport) -> dict[str, Any]:
     if report.states:
         return _judged(report)
-    known, harmed, silent = report.known, report.harmed, len(report.sites) - len(report.known)
-    if not known:
-        title = "No site shares its Δ"
-    elif harmed:
-        title = f"{report.method} harmed {harmed} of {len(known)} sites that share their Δ"
-    else:
-        title = f"{report.method} harmed no site that shares its Δ"
-    chance = f"{report.surely_harmed} of them by more than the choice of test rows may do (95 %)." if harmed else ""
+    known, harmed, silent = report.known, report.surely_harmed, len(report.sites) - len(report.known)
+    helped = report.surely_helped
     return {
-        "title": title,
-        "tone": "harm" if report.surely_harmed else "",
+        "title": f"{report.method}: {by_interval(report)}" if known else "No site shares its Δ",
+        "tone": "harm" if harmed else "help" if helped else "",
         "lines": [f"No Δ is known of {count(silent, 'site')}. {OWN}"] if silent else [],
-        "sure": " ".join([chance, ONCE]).strip() if known else "",
+        "sure": f"{INTERVAL} {ONCE}" if known else "",
         "figures": [
-            (f"{harmed} of {len(known)}", "sites with a Δ on the harmed side", "harm" if report.surely_harmed else ""),
+            (f"{harmed} of {len(known)}", "sites clearly harmed", "harm" if harmed else ""),
+            (f"{helped} of {len(known)}", "sites clearly helped", "help" if helped else ""),
             *_costs(report),
         ],
     }
@@ -146,19 +144,19 @@ def _deltas(report: FederationReport, scale: MetricScale) -> Chart:
         **lines_of("site", 30),
         "encoding": {"y": names("site", grid=True), "tooltip": tooltip(columns)},
         "layer": [
-            {
-                "transform": [{"filter": "isValid(datum.delta)"}],
-                "mark": {"type": "bar", "height": {"band": 0.6}},
-                "encoding": {"x": x, "color": effect_colour()},
-            },
-            {
-                "transform": [{"filter": "isValid(datum.low)"}],
-                "mark": {"type": "rule", "strokeWidth": 1.5, "color": "$ink", "aria": False},
-                "encoding": {"x": {"field": "low", "type": "quantitative"}, "x2": {"field": "high"}},
-            },
             zero_line(),
             {
-                "mark": {"type": "text", "align": "left", "dx": 12, "fontWeight": 600, "color": "$ink", "aria": False},
+                "transform": [{"filter": "isValid(datum.low)"}],
+                "mark": {"type": "rule", "strokeWidth": 2, "aria": False},
+                "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "color": effect_colour()},
+            },
+            {
+                "transform": [{"filter": "isValid(datum.delta)"}],
+                "mark": {"type": "point", "filled": True, "size": 125, "opacity": 1},
+                "encoding": {"x": x, "color": effect_colour(), "shape": effect_shape()},
+            },
+            {
+                "mark": {"type": "text", "align": "left", "dx": 12, "fontWeight": 600, "color": "$soft", "aria": False},
                 "encoding": {"x": {"value": "width"}, "text": {"field": "said"}},
             },
         ],
@@ -166,8 +164,7 @@ def _deltas(report: FederationReport, scale: MetricScale) -> Chart:
     better = "right" if scale.unit.higher_is_better else "left"
     about = (
         f"Each site's result with the federation minus its result alone, on its own test rows; further {better} is "
-        "better. The line: what the choice of test rows alone may do (95 %). "
-        f"{COLOUR if report.states else ''}"
+        f"better. Lines are 95 % intervals over test rows. {VERDICT if report.states else SIGN}"
         '"kept": the site does not share it; "no answer": it was away at the end.'
     )
     return Chart("deltas", "Site by site", about, spec, columns, {"": rows})
@@ -202,12 +199,13 @@ def _groups(report: FederationReport) -> dict[str, dict[str, str]]:
         "Federation": {
             "method": report.method,
             "rounds": str(report.rounds),
-            "packed": report.compression,
+            "compression": report.compression,
             "combined by": report.combine,
             "from the sites": volume(report.bytes_up),
             "to the sites": volume(report.bytes_down),
             "time": duration(report.seconds),
         },
+        "What the server saw": report.server_view,
         "Answers that did not count": refused or {"none": "every answer counted"},
-        "Privacy budgets that were spent": report.budgets() or {"none": "no site told one"},
+        "Privacy budgets spent": report.budgets() or {"none": "no site reported one"},
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from statistics import fmean
 from typing import Any
 
@@ -16,9 +15,9 @@ from fedekd.report.html.chart import Spec, lines_of, names, state_colour, state_
 from fedekd.report.html.clients import gain_title
 from fedekd.report.html.render import asset, environment
 from fedekd.report.html.run_data import RunData
-from fedekd.report.html.words import between, signed
+from fedekd.report.html.words import between
 from fedekd.runs.transfer import ClientTransfer
-from fedekd.runs.verdict_text import JOIN, OPEN, STATES, STAY, advice_by_client, independence, undecided
+from fedekd.runs.verdict_text import JOIN, STATES, STAY, advice_by_client, independence
 from fedekd.units import count
 from fedekd.verdicts import EQUIVALENT, HARMED, HELPED, UNDECIDED
 
@@ -46,7 +45,7 @@ def render_handout(data: RunData, site: str) -> str:
             style=Markup(asset("handout.css").replace("/*light*/", palette.variables(palette.LIGHT))),
             site=site,
             title=title.get(decision, f"Whether {site} should join is not yet known"),
-            reason=_undecided(data, clients) if decision == OPEN else reason[0].upper() + reason[1:] + ".",
+            reason=reason[0].upper() + reason[1:] + ".",
             about=_about(data),
             chart=Markup(_chart(data, clients)),
             heads=["method", f"alone{percent}", f"with the method{percent}", "gain", "95 % interval", "verdict"],
@@ -79,23 +78,6 @@ def _clients(data: RunData, site: str) -> dict[str, ClientTransfer]:
     return {label: known[label] for label in ranked}
 
 
-def _undecided(data: RunData, clients: dict[str, ClientTransfer]) -> str:
-    """For the method that promises most: what it changed, and what these test rows could have shown."""
-    unit = data.unit
-    label, verdict = next((x, c.verdict) for x, c in clients.items() if c.verdict and c.verdict.state == UNDECIDED)
-    if verdict.reason or not math.isfinite(verdict.detectable):
-        return undecided(label, verdict, unit).capitalize() + "."
-    text = (
-        f"With {label} its {unit.name} changes by {signed(verdict.difference, unit)}, which may be chance: its "
-        f"{verdict.rows:,} test rows can only show a difference of about {unit.amount(verdict.detectable)} or more."
-    )
-    if verdict.rows_needed:
-        size = 10 ** max(0, len(str(verdict.rows_needed)) - 2)
-        needed = -(-verdict.rows_needed // size) * size
-        text += f" To see one of {unit.amount(verdict.margin)}, about {needed:,} test rows are needed."
-    return text
-
-
 def _row(data: RunData, label: str, client: ClientTransfer) -> dict[str, Any]:
     unit, verdict = data.unit, client.verdict
     assert verdict is not None
@@ -108,11 +90,12 @@ def _row(data: RunData, label: str, client: ClientTransfer) -> dict[str, Any]:
 
 def _about(data: RunData) -> str:
     unit, method = data.unit, next(iter(data.transfer.values()))
-    alone = "the best it can do alone, chosen on its validation rows" if len(method.menu) > 1 else "training alone"
+    alone = "the best that the site can do alone, chosen on its validation rows"
+    alone = alone if len(method.menu) > 1 else "training alone"
     points = "; gains are in percentage points" if unit.percent else ""
     return (
         f"Each method was trained together with {count(len(data.names) - 1, 'other site')}, and compared with {alone}. "
-        f"Both answered the same test rows of this site, which no training has seen. "
+        f"Both were tested on the same rows of this site, which took no part in training. "
         f"The figure is {unit.titled} ({BETTER[unit.higher_is_better]}){points}."
     )
 
@@ -120,7 +103,7 @@ def _about(data: RunData) -> str:
 def _held(data: RunData, site: str, row: Any) -> str:
     rows = f"{row['n_train']:,} training, {row['n_val']:,} validation and {row['n_test']:,} test rows"
     floor = data.floor(site, data.seeds)
-    least = "" if floor is None else f" One answer for every test row would give {data.unit.value(floor)}."
+    least = "" if floor is None else f" The same answer for every test row would give {data.unit.value(floor)}."
     model = f" Its model: {row['model']}." if row.get("model") else ""
     return f"{site} has {rows}.{model}{least}"
 

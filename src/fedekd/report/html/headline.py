@@ -75,9 +75,9 @@ def _change(unit: Unit, client: ClientTransfer) -> str:
 
 
 def _sure(unit: Unit, method: MethodTransfer) -> str:
-    interval = method.summary["gain"]["interval"]
+    interval, over_rows = method.summary["gain"]["interval"], method.summary["gain"]["over_rows"]
     if interval is None:
-        return ""
+        return f"Over test rows, the 95 % interval of the mean gain is {between(over_rows, unit)}." if over_rows else ""
     worst, best = sorted((unit.harm(x) for x in interval), reverse=True)
     reading = (
         "all of it on the harmed side: chance in the seeds does not explain it"

@@ -61,7 +61,7 @@ def holdings(data: RunData) -> Chart:
     columns += [ChartColumn(name, title, ",") for name, title in SPLITS.items()]
     columns += [ChartColumn("counts", label, ",", index=i) for i, label in enumerate(labels)]
     what = "ranges of the target" if regression else "classes"
-    about = f"How many samples of the {what} each client holds; the darker, the more, and blank is none."
+    about = f"How many samples of the {what} each client holds; the stronger the colour, the more; blank is none."
     about += " The table has its rows of training, validation and test beside them."
     about += fewer(len(data.names), MANY, "largest")
     spec: Spec = {

@@ -13,6 +13,8 @@ from fedekd.runs.records import Record
 
 MISSING = "This run left no learning curve."
 SHOWN_ONLY = "Nothing was chosen by these curves: they are measured on test data, after training."
+NAMED = 8  # lines that can be told apart by names at their ends
+HEIGHT, NAME_HEIGHT = 260, 15  # of a chart and of a name, in pixels
 WHOLE = "datum.value % 1 ? '' : format(datum.value, 'd')"  # a narrow axis has ticks between two rounds
 
 
@@ -20,7 +22,7 @@ def mean_rows(data: RunData) -> dict[str, list[Row]]:
     """By seed: each method's mean over its clients, round by round."""
     rows: dict[str, list[Row]] = {}
     for s, seed in enumerate(data.seeds):
-        for label in data.labels:
+        for label in data.shown:
             curve = np.asarray(_curve(data, label, seed), float)
             if not curve.size:
                 continue
@@ -30,12 +32,12 @@ def mean_rows(data: RunData) -> dict[str, list[Row]]:
                 mean = data.scale.factor * float(np.mean(values))
                 row = {"method": label, "round": number, "value": mean, "alone": label == data.alone}
                 rows.setdefault(variant(s), []).append(row)
-    return rows
+    return _with_ends(rows, "method", "value")
 
 
 def client_curves(data: RunData) -> dict[str, list[Row]]:
     f = data.scale.factor
-    return {
+    rows: dict[str, list[Row]] = {
         key: [
             {"client": name, "round": number, "value": f * value}
             for number, values in zip(_measured(data, label, seed), _curve(data, label, seed), strict=True)
@@ -43,6 +45,33 @@ def client_curves(data: RunData) -> dict[str, list[Row]]:
         ]
         for key, label, seed, record in data.runs()
     }
+    return _with_ends(rows, "client", "value")
+
+
+def _with_ends(rows: dict[str, list[Row]], line: str, field: str) -> dict[str, list[Row]]:
+    """With ``at`` in each line's last row: where its name stands, so that names do not lie on one another."""
+    for group in rows.values():
+        last = {row[line]: row for row in group}
+        values = [row[field] for row in group if np.isfinite(row[field])]
+        apart = (max(values) - min(values)) * NAME_HEIGHT / HEIGHT if values else 0.0
+        for row in group:
+            row["at"] = None
+        ends = sorted((row for row in last.values() if np.isfinite(row[field])), key=lambda row: row[field])
+        for place, row in zip(_apart([row[field] for row in ends], apart), ends, strict=True):
+            row["at"] = place
+    return rows
+
+
+def _apart(places: Sequence[float], least: float) -> list[float]:
+    """Ascending places moved as little as it takes to lie ``least`` apart."""
+    blocks: list[list[float]] = []  # sum of where they would begin, and how many
+    for k, place in enumerate(places):
+        blocks.append([place - k * least, 1])
+        while len(blocks) > 1 and blocks[-2][0] / blocks[-2][1] > blocks[-1][0] / blocks[-1][1]:
+            total, many = blocks.pop()
+            blocks[-1] = [blocks[-1][0] + total, blocks[-1][1] + many]
+    begun = [total / many for total, many in blocks for _ in range(int(many))]
+    return [begin + k * least for k, begin in enumerate(begun)]
 
 
 def _names(record: Record) -> list[str]:
@@ -75,7 +104,7 @@ def method_curves(data: RunData) -> Chart:
         "curves",
         "How the methods learn",
         about,
-        _lines("value", scale.value_title, columns),
+        _lines("value", scale.value_title, columns, data),
         columns,
         mean_rows(data),
         ("seed",),
@@ -86,7 +115,7 @@ def method_curves(data: RunData) -> Chart:
     )
 
 
-def _lines(field: str, title: str, columns: Sequence[ChartColumn]) -> Spec:
+def _lines(field: str, title: str, columns: Sequence[ChartColumn], data: RunData) -> Spec:
     """A line for each method, the chosen one and training alone drawn strongly."""
     base: Spec = {
         "x": _rounds(),
@@ -100,41 +129,38 @@ def _lines(field: str, title: str, columns: Sequence[ChartColumn]) -> Spec:
         return {"transform": [{"filter": test}], "mark": {"type": "line", "point": {"size": 36, **mark}, **mark}}
 
     return {
-        "height": 260,
+        "height": HEIGHT,
         "encoding": base,
         "layer": [
             line(quiet, color="$muted", strokeWidth=1.3, opacity=0.8),
             line("datum.alone", color="$ink", strokeWidth=2, strokeDash=[5, 4]),
             line(chosen, color="$accent", strokeWidth=3),
-            _label(chosen, dy=-7, color="$accent", fontWeight=600),
-            _label("datum.alone", dy=9, color="$ink"),
+            _label(chosen, color="$accent", fontWeight=600),
+            _label("datum.alone", color="$ink"),
+            *([_label(quiet, color="$soft")] if len(data.shown) <= NAMED else []),
         ],
     }
 
 
 def _label(test: str, field: str = "method", **mark: Any) -> Spec:
     """A name at the end of its line."""
-    last: Spec = {"joinaggregate": [{"op": "max", "field": "round", "as": "last"}]}
     return {
-        "transform": [{"filter": test}, last, {"filter": "datum.round === datum.last"}],
-        "mark": {"type": "text", "align": "left", "dx": 7, "aria": False, "tooltip": None, **mark},
-        "encoding": {"text": {"field": field}},
+        "transform": [{"filter": f"isValid(datum.at) && ({test})"}],
+        "mark": {"type": "text", "align": "left", "dx": 7, "fontSize": 11, "aria": False, "tooltip": None, **mark},
+        "encoding": {"text": {"field": field}, "y": {"field": "at", "type": "quantitative"}},
     }
 
 
-NAMED = 8  # clients whose lines can be told apart by names at their ends
-
-
 def _named_clients(y: Spec) -> Spec:
-    label = _label("true", "client", color="$soft", fontSize=11)
-    return {**label, "encoding": {**label["encoding"], "x": _rounds(), "y": y}}
+    label = _label("true", "client", color="$soft")
+    return {**label, "encoding": {**label["encoding"], "x": _rounds(), "y": {**y, "field": "at"}}}
 
 
 def loss_rows(data: RunData) -> dict[str, list[Row]]:
     """By seed: each method's loss on validation rows, the mean over the clients that have any."""
     rows: dict[str, list[Row]] = {}
     for s, seed in enumerate(data.seeds):
-        for label in data.labels:
+        for label in data.shown:
             record = data.by.get((label, seed))
             known = [client["curve"] for client in record["clients"] if "curve" in client] if record else []
             curves = [curve["val_loss"] for curve in known]
@@ -142,7 +168,7 @@ def loss_rows(data: RunData) -> dict[str, list[Row]]:
             for number, values in zip(rounds, zip(*curves, strict=False), strict=False):
                 row = {"method": label, "round": number, "loss": float(np.mean(values)), "alone": label == data.alone}
                 rows.setdefault(variant(s), []).append(row)
-    return rows
+    return _with_ends(rows, "method", "loss")
 
 
 def validation_losses(data: RunData) -> Chart:
@@ -155,7 +181,7 @@ def validation_losses(data: RunData) -> Chart:
         "losses",
         "Validation loss",
         about,
-        _lines("loss", "validation loss", columns),
+        _lines("loss", "validation loss", columns, data),
         columns,
         loss_rows(data),
         ("seed",),
@@ -182,6 +208,7 @@ def two_losses(data: RunData) -> Chart:
             for name, by_round in series.items()
             for number, values in enumerate(by_round, start=1)
         ]
+    rows = _with_ends(rows, "rows", "loss")
     columns = [ChartColumn("rows", "rows"), ChartColumn("round", "round"), ChartColumn("loss", "loss", ".4f")]
     base: Spec = {
         "x": _rounds(),
@@ -206,10 +233,7 @@ def two_losses(data: RunData) -> Chart:
             "tooltip": tooltip(columns),
         },
     }
-    ends = [
-        _label(f"datum.rows === '{name}'", "rows", dy=dy, color=SERIES[name])
-        for name, dy in zip(names, (10, -8), strict=True)
-    ]
+    ends = [_label(f"datum.rows === '{name}'", "rows", color=SERIES[name]) for name in names]
     about = (
         "The chosen method's mean loss over the clients, on at most 200 of each client's training rows and on its "
         "validation rows. Where the two part, the models fit their training rows and not the data."
@@ -218,7 +242,7 @@ def two_losses(data: RunData) -> Chart:
         "two-losses",
         "Training and validation loss",
         about,
-        {"height": 260, "encoding": base, "layer": [line, *ends]},
+        {"height": HEIGHT, "encoding": base, "layer": [line, *ends]},
         columns,
         rows,
         ("method", "seed"),
@@ -282,7 +306,7 @@ def clients_learning(data: RunData) -> Chart:
         "client-curves",
         "How its clients learn",
         about,
-        {"height": 260, "layer": layers},
+        {"height": HEIGHT, "layer": layers},
         columns,
         rows,
         ("method", "seed"),

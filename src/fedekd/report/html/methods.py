@@ -23,6 +23,7 @@ from fedekd.report.html.chart import (
 )
 from fedekd.report.html.clients import gain_title
 from fedekd.report.html.run_data import RunData
+from fedekd.report.html.words import about_models, interval_of, over
 from fedekd.runs.verdict_text import PARTS, told
 
 POINTS = 1500  # more than that are summed up instead of drawn one by one
@@ -36,7 +37,7 @@ def method_rows(data: RunData) -> list[dict[str, Any]]:
         known = [c for c in method.clients if math.isfinite(c.parts["gain"])] or method.clients
         clients = [(f * c.parts["gain"], c.client, ", ".join(map(str, c.seeds)), state_of(c.verdict)) for c in known]
         gains = [c[0] for c in clients]
-        low, high = method.summary["gain"]["interval"] or (None, None)
+        low, high = interval_of(method, "gain") or (None, None)
         p10, p25, p75, p90 = (float(x) for x in np.percentile(gains, (10, 25, 75, 90)))
         rows.append(
             {
@@ -60,15 +61,11 @@ def method_rows(data: RunData) -> list[dict[str, Any]]:
 
 def strip(data: RunData) -> Chart:
     scale, rows = data.scale, method_rows(data)
-    several = len(data.seeds) > 1
+    several, known = len(data.seeds) > 1, any(row["low"] is not None for row in rows)
     columns = [
         ChartColumn("method", "method"),
         ChartColumn("mean", "mean gain", scale.delta),
-        *(
-            [ChartColumn("low", "95 % from", scale.delta), ChartColumn("high", "95 % to", scale.delta)]
-            if several
-            else []
-        ),
+        *([ChartColumn("low", "95 % from", scale.delta), ChartColumn("high", "95 % to", scale.delta)] if known else []),
         ChartColumn("worst", "lowest gain of a client", scale.delta),
         ChartColumn("best", "highest", scale.delta),
         ChartColumn("states", "clients"),
@@ -88,8 +85,9 @@ def strip(data: RunData) -> Chart:
             f"alone, {gain} of the line better, {loss} worse. Coloured, as ▲ or ▼, is what is clear."
         )
     about += " The tall bar is the mean"
-    about += ", with its 95 % interval over seeds" if several else ""
+    about += f", with its {over(data)}" if known else ""
     about += "; the ring is round the client that loses most."
+    about += about_models(data) if known else ""
     if "type" in axis:
         about += " The axis is stretched near zero, so that small differences can be seen beside large ones."
     spec = _spec(data, axis, columns, many)
@@ -189,11 +187,12 @@ def parts(data: RunData) -> Chart | None:
     """Recipe, federation and gain; only where a method's twin has run."""
     if not any("recipe" in method.summary for method in data.transfer.values()):
         return None
-    scale, several = data.scale, len(data.seeds) > 1
+    scale = data.scale
+    known = any(interval_of(method, "delta") for method in data.transfer.values())
     rows = []
     for method in data.transfer.values():
         for part, found in method.summary.items():
-            low, high = found["interval"] or (found["mean"], found["mean"])
+            low, high = interval_of(method, part) or (found["mean"], found["mean"])
             place = {"method": method.label, "part": PARTS[part]}
             rows.append(
                 {**place} | {k: scale.factor * v for k, v in (("mean", found["mean"]), ("low", low), ("high", high))}
@@ -202,11 +201,7 @@ def parts(data: RunData) -> Chart | None:
         ChartColumn("method", "method"),
         ChartColumn("part", "part"),
         ChartColumn("mean", "mean", scale.delta),
-        *(
-            [ChartColumn("low", "95 % from", scale.delta), ChartColumn("high", "95 % to", scale.delta)]
-            if several
-            else []
-        ),
+        *([ChartColumn("low", "95 % from", scale.delta), ChartColumn("high", "95 % to", scale.delta)] if known else []),
     ]
     words = list(PARTS.values())
     unit = "points" if scale.unit.percent else scale.unit.name
@@ -241,5 +236,5 @@ def parts(data: RunData) -> Chart | None:
         "nothing, gives as well; federation is the rest. Gain is the method minus the best that each client can do "
         "alone, both at the round chosen on validation rows."
     )
-    about += " Lines are 95 % intervals, paired by seed." if several else ""
+    about += f" Lines: {over(data)}.{about_models(data)}" if known else ""
     return Chart("parts", "What Δ is made of", about, spec, columns, {"": rows})

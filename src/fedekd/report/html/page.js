@@ -22,7 +22,10 @@
   const paint = (part) => {
     if (typeof part === "string") return part.startsWith("$") ? colour(part.slice(1)) : part;
     if (Array.isArray(part)) return part.map(paint);
-    if (part && typeof part === "object") return Object.fromEntries(Object.entries(part).map(([k, v]) => [k, paint(v)]));
+    if (part && typeof part === "object") {
+      const painted = Object.fromEntries(Object.entries(part).map(([k, v]) => [k, paint(v)]));
+      return painted.columns && innerWidth < 600 ? { ...painted, columns: 1 } : painted; // a legend on a phone
+    }
     return part;
   };
   const config = () => {
@@ -61,7 +64,7 @@
 
   // ast: expressions are interpreted, so that the page's policy can forbid eval
   const options = { mode: "vega-lite", renderer: "svg", actions: false, defaultStyle: false, ast: true, tooltip: tell,
-    logLevel: 1 };
+    logLevel: 1, formatLocale: { decimal: ".", thousands: ",", grouping: [3], currency: ["", ""], percent: " %" } };
 
   const draw = async (id) => {
     const chart = charts[id], figure = document.getElementById(id), canvas = figure.querySelector(".canvas");
@@ -77,11 +80,11 @@
     if (!rows.length) return fillTable(id);
     const params = Object.values(choices).map((choice) => ({ name: choice.name, value: choice.options[state[choice.name]] }));
     params.push({ name: "dark", value: dark() });
-    const { step, rows: by, least } = chart.spec.usermeta ?? {};
-    const lines = new Set(rows.map((row) => row[by])).size;
+    const { step, rows: by, least, most } = chart.spec.usermeta ?? {};
+    const lines = typeof by === "number" ? by : new Set(rows.map((row) => row[by])).size;
     const spec = {
       autosize: { type: "fit-x", contains: "padding" }, ...paint(chart.spec), params,
-      width: Math.max(Math.floor(canvas.clientWidth), least ?? 0), ...(step ? { height: step * lines * (lines > 20 ? 0.7 : 1) } : {}), data: { values: rows }, config: config(),
+      width: Math.min(Math.max(Math.floor(canvas.clientWidth), least ?? 0), most ?? Infinity), ...(step ? { height: step * lines * (lines > 20 ? 0.7 : 1) } : {}), data: { values: rows }, config: config(),
     };
     const turn = chart.drawing;
     const drawn = await vegaEmbed(canvas, spec, options);

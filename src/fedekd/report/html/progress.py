@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from fedekd.report.html.section import Block, Page, Section, Variants
 from fedekd.report.monitoring import HEADS, site_rows
+from fedekd.runs.federation_report import SECURE
 from fedekd.runs.federation_status import FederationStatus
 from fedekd.units import count, duration, volume
 
@@ -15,6 +16,7 @@ TITLES = ["state", *HEADS[1:-1], "last error"]
 
 def progress_page(status: FederationStatus) -> Page:
     sites = status["sites"].values()
+    secure = status.get("aggregation") == SECURE
     when = datetime.fromtimestamp(status["updated"], UTC)
     hero = {
         "title": f"{status['done']} of {status['visits']} visits are done",
@@ -22,6 +24,7 @@ def progress_page(status: FederationStatus) -> Page:
         "lines": [
             f"Now: {status['stage']}, for {duration(max(0.0, time.time() - status['began']))}; a site has "
             f"{duration(status['deadline'])} to answer. The server told this on {when:%Y-%m-%d at %H:%M:%S} UTC.",
+            *(["The server sees only sums of what sites send (secure aggregation)."] if secure else []),
             "Whether joining helped is known after the last visit.",
         ],
         "sure": "",

@@ -24,9 +24,12 @@ def which_method(methods: Sequence[MethodTransfer], unit: Unit) -> list[str]:
     lower = "" if unit.higher_is_better else "lower is better, "
     alone = "the best alone" if len(best.menu) > 1 else "training alone"
     if interval is None:
+        found = best.summary["gain"]["over_rows"]
+        sure = f"95 % interval over test rows {between(found, unit)}" if found else ""
+        rows = f" ({told})" if (told := (lower + sure).removesuffix(", ")) else ""
         first = (
             f"One seed cannot say which method to use. Here {best.label} has the best mean gain over {alone}: "
-            f"{signed(gain, unit)}."
+            f"{signed(gain, unit)}{rows}."
         )
     else:
         sure = f"{lower}95 % interval {between(interval, unit)}, paired over {len(best.seeds)} seeds"
@@ -52,7 +55,7 @@ def _against(best: MethodTransfer, other: MethodTransfer, unit: Unit) -> str:
     clear = "clearly " if max(map(unit.harm, interval)) < 0 else "not clearly "
     mean = sum(differences) / len(differences)
     return (
-        f"{best.label} is {clear}better than {other.label}: {signed(mean, unit)} in the mean "
+        f"{best.label} is {clear}better than {other.label}: {signed(mean, unit)} on average "
         f"(95 % interval {between(interval, unit)})."
     )
 

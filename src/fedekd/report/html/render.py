@@ -9,13 +9,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from itertools import groupby
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from fedekd import __version__
 from fedekd.report import palette
@@ -77,7 +78,13 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters["spans"] = _spans
+    made.filters["options"] = _options
     return made
+
+
+def _options(text: str) -> Markup:
+    """Options of commands are not broken at their hyphens."""
+    return Markup(re.sub(r"--[a-z][a-z-]*(?: [a-z0-9][\w-]*(?=[ .;,]|$))?", r"<code>\g<0></code>", str(escape(text))))
 
 
 def _spans(columns: Sequence[tuple[str, str]]) -> list[tuple[str, int]]:

@@ -10,10 +10,11 @@ from fedekd.report.html.chart import Chart, variant
 from fedekd.report.html.headline import headline, kicker
 from fedekd.report.html.run_data import RunData
 from fedekd.report.html.section import Block, Page, Section, Variants
+from fedekd.report.html.words import about_models
 from fedekd.runs.aggregate import SHARED, SummaryRow
 from fedekd.runs.records import DoubtedSample, PublicPart
 from fedekd.runs.subgroups import HEADS
-from fedekd.runs.summary import Deltas, direction, state_columns
+from fedekd.runs.summary import Deltas, direction, interval_of, state_columns
 from fedekd.runs.verdict_text import STATES, independence
 from fedekd.units import BAD, GOOD, duration, volume
 from fedekd.verdicts import HARMED, HELPED
@@ -83,7 +84,7 @@ def _summary(data: RunData) -> Block:
     states = state_columns(list(data.summary.values()), list(data.transfer.values()))
     marks = {GOOD: "helped", BAD: "harmed"}
     for k, (label, row) in enumerate(data.summary.items()):
-        alone, interval = label == data.alone, row["avg_delta"]["interval"]
+        alone, interval = label == data.alone, interval_of(row)
         clear = {1: "harmed", -1: "helped", 0: ""}[direction(row, unit)]
 
         def signed(key: Deltas, effect: str = "", row: SummaryRow = row, alone: bool = alone) -> tuple[str, str]:
@@ -105,8 +106,8 @@ def _summary(data: RunData) -> Block:
                 ],
             }
         )
-    several = len(data.seeds) > 1
-    heads = ["Avg Δ", *(["95 % interval"] if several else []), "Worst Δ", f"{unit.tail} Δ"]
+    several, known = len(data.seeds) > 1, any(row["interval"] for row in rows)
+    heads = ["Avg Δ", *(["95 % interval"] if known else []), "Worst Δ", f"{unit.tail} Δ"]
     heads += [column.header for column in states]
     percent = ", %" if unit.percent else ""
     heads += [f"mean {unit.name}{percent}", f"worst {unit.name}{percent}", "sent", "time"]
@@ -115,7 +116,8 @@ def _summary(data: RunData) -> Block:
         f"{', in points' if percent else ''}; "
         f"worst and {unit.tail} look to the harmed side of {'each seed' if several else 'the run'}'s clients."
     )
-    return Block("summary.html", {"heads": heads, "rows": rows, "several": several}, "In figures", about)
+    about += about_models(data) if known else ""
+    return Block("summary.html", {"heads": heads, "rows": rows, "intervals": known}, "In figures", about)
 
 
 def _subgroups(data: RunData) -> Block | None:

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from fedekd.report.html.chart import Choice, MetricScale, variant
 from fedekd.runs import command_file
-from fedekd.runs.aggregate import SummaryRow, aggregate
+from fedekd.runs.aggregate import SummaryRow, aggregate, in_order
 from fedekd.runs.findings import FAVOURITE
 from fedekd.runs.records import ClientRow, Details, Record
 from fedekd.runs.subgroups import by_subgroup
@@ -28,9 +28,10 @@ class RunData:
         folder: str | Path | None = None,
     ) -> None:
         """``folder``: where the records lie."""
-        self.records = list({record["key"]: record for record in records}.values())
+        self.records = in_order(list({record["key"]: record for record in records}.values()))
         self.details = dict(details or {})
         self.first = self.records[0]
+        self.folder = None if folder is None else Path(folder)
         self.made_by = command_file.read(folder) if folder else {}
         self.unit = Unit.of(self.records)
         self.scale = MetricScale(self.unit)
@@ -58,12 +59,17 @@ class RunData:
         return len(self.seeds) > 1 and all(method.one_split for method in self.transfer.values())
 
     @property
+    def shown(self) -> list[str]:
+        """Training alone and the methods to join with, without their controls."""
+        return [label for label in self.labels if label == self.alone or label in self.transfer]
+
+    @property
     def names(self) -> list[str]:
         return [str(client["id"]) for client in self.first["clients"]]
 
     @cached_property
     def summary(self) -> dict[str, SummaryRow]:
-        return {row["label"]: row for row in aggregate(self.records)}
+        return {row["label"]: row for row in aggregate(self.records, self.folder)}
 
     @property
     def favourite(self) -> int:

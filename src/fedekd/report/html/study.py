@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from fedekd.report.html.chart import Choice
 from fedekd.report.html.section import Block, Page, Section, Variants
 from fedekd.report.html.study_data import StudyData, alpha_title
 from fedekd.report.paper_tables import study_tables
-from fedekd.report.table_formats import NOTHING, Table, TableCell, number
-from fedekd.runs.findings import LEGEND, PARTS, Finding, headline, losses, not_known
+from fedekd.report.table_formats import DECIMALS, NOTHING, Table, TableCell, number
+from fedekd.runs.findings import AGAINST, LEGEND, PARTS, Finding, headline, losses, not_known
 from fedekd.runs.records import FailureRow, Record
 from fedekd.runs.verdict_text import counted
 from fedekd.units import count
@@ -28,7 +29,7 @@ def study_page(
     records: Sequence[Record], failures: Sequence[FailureRow] = (), folder: str | Path | None = None
 ) -> Page:
     data = StudyData(records, failures, folder)
-    tables = study_tables(data.study, against_paper=True)
+    tables = study_tables(data.study, against_paper=data.study.like_paper)
     heads = {str(m): _headline(data, label) for m, label in enumerate(data.compared)}
     nothing = {"": {"title": "Nothing to compare yet", "tone": "", "lines": [], "sure": "", "figures": []}}
     hero = Variants(("method",), heads or nothing, str(data.favourite) if heads else "")
@@ -48,7 +49,7 @@ def study_page(
         Section("findings", "What it gives, and how much of that is federation", [_findings(data)] if heads else []),
         Section("where", "Where does it help?", maps),
         Section("methods", "All methods", grids),
-        Section("results", "Results", figures, "Choose an α above." if len(data.alphas) > 1 else ""),
+        Section("results", "Results", figures, "For the α that is chosen at the top." if len(data.alphas) > 1 else ""),
         Section("sweeps", "Sensitivity", sweep.sweeps(data)),
         Section("agreement", "Agreement with the paper", [chart for chart in (near, cells) if chart]),
         Section("tables", "Tables", [_table(table, i == 0) for i, table in enumerate(tables)], runs),
@@ -74,8 +75,7 @@ def _notes(data: StudyData, failures: Sequence[FailureRow]) -> list[str]:
 def _headline(data: StudyData, label: str) -> dict[str, Any]:
     """What the study finds of a method over all datasets."""
     own = [one for one in data.study.findings if one.label == label]
-    deciding = "gain" if any("gain" in one.parts for one in own) else "delta"
-    known = {one.direction(deciding) for one in own if deciding in one.parts}
+    known = {one.direction(part) for one in own for part in AGAINST if part in one.parts}
     notes = [f"{note[0].upper()}{note[1:]}." for note in not_known(own)]
     return {
         "title": headline(own),
@@ -114,14 +114,19 @@ def _figure(one: Finding, part: str) -> tuple[str, str, str]:
 
 
 def _table(table: Table, first: bool) -> Block:
-    rows = [(row.heads, [_words(cell) for cell in row.cells]) for row in table.rows]
-    content = {"table": table, "rows": rows, "open": first}
+    rows = [(row.heads, [_words(cell, table.percent) for cell in row.cells]) for row in table.rows]
+    counts = all(cell.share for row in table.rows for cell in row.cells if cell.mean is not None or cell.share)
+    unit = ("in %" if "Mean client" in table.title else "in points",) if table.percent and not counts else ()
+    content = {"table": replace(table, notes=(*unit, *table.notes)), "rows": rows, "open": first}
     return Block("table.html", content)
 
 
-def _words(cell: TableCell) -> dict[str, str]:
+def _words(cell: TableCell, percent: bool) -> dict[str, str]:
+    """Shares as everywhere on the page; with the digits that the tables of ``fedekd table`` have."""
+    factor, decimals = (100, DECIMALS - 2) if percent and cell.scaled else (1, DECIMALS)
+
     def text(value: float, sign: str = "") -> str:
-        return number(value, sign).replace("-", "−")
+        return number(factor * value, sign, decimals).replace("-", "−")
 
     if cell.share:
         main, small = f"{cell.share[0]}/{cell.share[1]}", ""
@@ -130,7 +135,7 @@ def _words(cell: TableCell) -> dict[str, str]:
     elif cell.interval:
         main, small = text(cell.mean, "+"), f"{text(cell.interval[0], '+')} to {text(cell.interval[1], '+')}"
     else:
-        main, small = text(cell.mean), f"±{number(cell.std)}" if cell.std is not None else ""
+        main, small = text(cell.mean), f"±{text(cell.std)}" if cell.std is not None else ""
     seeds = f" n={cell.seeds}" if cell.few else ""
-    paper = f"({text(cell.paper[0])} ±{number(cell.paper[1])})" if cell.paper else ""
+    paper = f"({text(cell.paper[0])} ±{text(cell.paper[1])})" if cell.paper else ""
     return {"main": main, "small": small + seeds, "paper": paper, "mark": cell.mark}

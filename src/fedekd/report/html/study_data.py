@@ -71,4 +71,4 @@ def dataset_title(dataset: str) -> str:
 
 
 def alpha_title(alpha: float | None) -> str:
-    return "no α" if alpha is None else f"α = {alpha:g}"
+    return "own sites" if alpha is None else f"α = {alpha:g}"

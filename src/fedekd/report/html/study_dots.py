@@ -23,7 +23,7 @@ def dot_rows(data: StudyData, dataset: str, alpha: float | None) -> list[Row]:
     task = data.study.task.get((dataset, alpha))
     if task is None:
         return []
-    scale, paper = data.scales[task], paper_deltas()
+    scale, paper = data.scales[task], paper_deltas() if data.study.like_paper else {}
     rows = []
     for label in data.compared:
         figures = data.delta(label, (dataset, alpha))
@@ -41,14 +41,16 @@ def datasets(data: StudyData, task: str) -> list[str]:
 
 def dots(data: StudyData, task: str, dataset: str, number: int) -> Chart:
     scale = data.scales[task]
-    rows = {variant(a): dot_rows(data, dataset, alpha) for a, alpha in enumerate(data.alphas)}
+    own = (dataset, None) in data.study.task  # sites of its own, whatever α is chosen
+    rows = {variant(a): dot_rows(data, dataset, None if own else alpha) for a, alpha in enumerate(data.alphas)}
+    theirs = any(row["paper"] is not None for group in rows.values() for row in group)
     columns = [
         ChartColumn("method", "method"),
         ChartColumn("mean", scale.delta_title, scale.delta),
         ChartColumn("low", "95 % from", scale.delta),
         ChartColumn("high", "95 % to", scale.delta),
         ChartColumn("verdict", "verdict"),
-        ChartColumn("paper", "the paper's", scale.delta),
+        *([ChartColumn("paper", "the paper's", scale.delta)] if theirs else []),
         ChartColumn("seeds", "seeds"),
     ]
     axis = scale.stretched(
@@ -60,7 +62,7 @@ def dots(data: StudyData, task: str, dataset: str, number: int) -> Chart:
         "type": "quantitative",
         "title": f"{scale.delta_title} ({ways})",
         "scale": axis,
-        "axis": {"tickCount": 5},
+        "axis": {"tickCount": 5, "labelOverlap": "greedy", "labelSeparation": 6},
     }
     spec: Spec = {
         **lines_of("method", 24),
@@ -93,8 +95,9 @@ def dots(data: StudyData, task: str, dataset: str, number: int) -> Chart:
     }
     about = (
         "Mean Δ against Local over clients and seeds, the best method first; lines: 95 % intervals, paired by seed. "
-        "Coloured, as ▲ or ▼, where the interval leaves out zero. ◇: the paper's Δ."
+        "Coloured, as ▲ or ▼, where the interval leaves out zero."
     )
+    about += " ◇: the paper's Δ." if theirs else ""
     about += " The axis is stretched near zero." if "type" in axis else ""
     return Chart(
         f"dots-{number}",

@@ -58,7 +58,7 @@ def _chart(scale: MetricScale, task: str, method: str, parameter: str, rows: lis
     who: Spec = {
         "field": "cell",
         "type": "nominal",
-        "legend": {"title": None, "orient": "top", "columns": 2, "labelLimit": 220},
+        "legend": {"title": None, "orient": "top", "columns": 2, "labelLimit": 220, "symbolOpacity": 1},
     }
     colour, shape = {**who, "scale": colours(cells)}, {**who, "scale": shapes(cells)}
     x: Spec = {"field": "value", "type": "nominal", "sort": order(rows), "title": name, "axis": {"labelAngle": 0}}
@@ -83,8 +83,8 @@ def _chart(scale: MetricScale, task: str, method: str, parameter: str, rows: lis
         ],
     }
     usual = next((row["value"] for row in rows if row["usual"]), None)
-    about = f"Mean Δ of {method} over {name}, with 95 % intervals over seeds; the line at zero is training alone."
-    about += f" {method} uses {name} = {usual} by itself." if usual else ""
+    about = f"Mean Δ of {method} for each {name}, with 95 % intervals over seeds; the line at zero is training alone."
+    about += f" By default {name} = {usual}." if usual else ""
     return Chart(
         f"sweep-{task}-{method}-{parameter}",
         f"{method}: sensitivity to {name}",

@@ -144,8 +144,8 @@ def rounds(data: RunData) -> Chart:
         }
     )
     about = (
-        "How the weights of all samples spread in each round: the darker, the more samples; the line is their mean. "
-        "A weight near 1 lets the proxy teach, near 0 keeps it out."
+        "How the weights of all samples spread in each round: the stronger the colour, the more samples; the line is "
+        "their mean. A weight near 1 lets the proxy teach, near 0 keeps it out."
     )
     notes = {key: _last(group[-1]) for key, group in rows.items()}
     columns = (ChartColumn("round", "round"), *COLUMNS)
@@ -249,7 +249,10 @@ def course(data: RunData) -> Chart:
             "tooltip": tooltip(columns),
         },
     }
-    about = "The share of its samples that each client keeps the proxy out of, round by round: the darker, the more."
+    about = (
+        "The share of its samples that each client keeps the proxy out of, round by round: the stronger the colour, "
+        "the more."
+    )
     about += fewer(len(data.names), MANY, "least and most trusting")
     return Chart(
         "trust-course",

@@ -1,9 +1,11 @@
-"""How the page writes a difference, with its unit."""
+"""How the page writes a difference, with its unit, and what its interval is about."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fedekd.report.html.run_data import RunData
+from fedekd.runs.transfer import MethodTransfer
 from fedekd.units import Unit
 
 
@@ -14,3 +16,20 @@ def signed(delta: float, unit: Unit) -> str:
 def between(interval: Sequence[float], unit: Unit) -> str:
     low, high = (unit.delta(x) for x in interval)
     return f"{low} to {high}" + (" points" if unit.percent else "")
+
+
+def interval_of(method: MethodTransfer, part: str) -> tuple[float, float] | None:
+    """Of the mean over clients: over seeds, or over the test rows of a single seed."""
+    found = method.summary[part]
+    interval: tuple[float, float] | None = found["interval"] or found["over_rows"]
+    return interval
+
+
+def over(data: RunData) -> str:
+    """What the intervals of means rest on."""
+    return "95 % interval over seeds" if len(data.seeds) > 1 else "95 % interval over test rows"
+
+
+def about_models(data: RunData) -> str:
+    """What an interval over test rows does not tell."""
+    return "" if len(data.seeds) > 1 else " That interval is about these trained models, not about the method."
