@@ -54,6 +54,9 @@ def test_a_plain_table_has_no_warnings(tmp_path: Path) -> None:
     [
         (lambda i: f"{i},{i % 7}", "decimal comma .* 60 columns; --decimal ,"),
         (lambda i: "<5" if i % 9 == 0 else i % 11, "53 of 60 values are numbers but '<5' is not"),
+        (lambda i: f"{1 + i % 7} {100 + i}", "numbers with thousands set apart .1 100., taken as text: 60 columns"),
+        (lambda i: f"{i % 9}.5 mg/l", "numbers with a unit .0.5 mg/l., taken as text: 9 columns; write bare"),
+        (lambda i: f"{90 + i % 9}%", "numbers with a unit .90%., taken as text: 9 columns"),
         (lambda i: f"2024-03-{i % 28 + 1:02d}", "dates, taken as text"),
         (lambda i: 20240301 + i % 28, "dates written as 20240331"),
         (lambda i: 7, "the same in every row"),
@@ -77,6 +80,8 @@ def test_a_measurement_below_the_limit_is_found_with_a_decimal_comma_too(tmp_pat
     said = warnings_of(looked_at(path, Reading(decimal=",")), "crp")
     assert "53 of 60 values are numbers but '<5' is not" in said
     assert "decimal" not in said
+    path = table(tmp_path, cost=lambda i: f"{1 + i % 7}.{100 + i},50")
+    assert "numbers with thousands set apart (1.100,50)" in warnings_of(looked_at(path, Reading(decimal=",")), "cost")
 
 
 def test_a_patient_of_several_rows(tmp_path: Path) -> None:

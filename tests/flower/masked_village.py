@@ -24,7 +24,8 @@ def place(folder, dataset, count=4, **given):
     peers.mkdir(parents=True)
     more = {"public": given["public"]} if "public" in given else {}
     leave = ("proxy", "private", "logits", "control")
-    sites = write_sites(folder, dataset, count, alone="plain", peers=peers, leave=leave, **more)
+    known = peers if given.get("aggregation", "secure") == "secure" else None
+    sites = write_sites(folder, dataset, count, alone="plain", peers=known, leave=leave, **more)
     for number, site in enumerate(sites):
         public = make_node_key(folder / f"{site.name}.key")
         public.rename(peers / f"{site.name}.pub")

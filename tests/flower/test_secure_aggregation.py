@@ -18,6 +18,7 @@ from fedekd.flower.protocol import masking
 from fedekd.flower.protocol.codes import StatusCode
 from fedekd.flower.protocol.wire import Payload
 from fedekd.flower.server.conversation import TooFew
+from fedekd.flower.server.secure_rounds import make_rounds
 from fedekd.flower.setup.keys import read_node_key
 from fedekd.flower.site import handlers
 
@@ -51,6 +52,31 @@ def test_it_ends_as_the_plain_one_within_rounding(tmp_path, digits, method, sent
         ours, theirs = (state_of(site)["client"]["models"] for site in (one, other))
         for role in ours:
             alike(ours[role], theirs[role], 2e-5)
+
+
+def test_some_sites_in_each_round_one_that_comes_late_and_a_server_that_starts_again(tmp_path, digits) -> None:
+    """All that send have been given the same by then, however they came by it; else their masks would not cancel."""
+    kept = {}
+    for how in ("secure", "plain"):
+        given = {"aggregation": how, "participation": 0.75, "rounds": 4}
+        server, schema, sites = place(tmp_path / how, digits, **given)
+        post = Hand(sites)
+        post.asleep.add("cedar")
+        for number in range(4):
+            rounds = make_rounds(server, schema, post, 3)
+            rounds._continue()
+            rounds.progress.drawn.clear()
+            rounds.gather()
+            drawn = rounds.progress.drawn
+            drawn |= {round: sorted({0, 1, 2, 3} - {(round + 1) % 3}) for round in range(4)}
+            if number < 2:
+                drawn |= {round: [0, 1, 2] for round in range(4)}
+            rounds.visit(rounds.visits[number])
+            if number == 1:
+                post.asleep.clear()
+        kept[how] = rounds.answers["proxy"]
+        assert [len(names) for names in rounds.progress.counted] == [3] * 4
+    alike(kept["secure"], kept["plain"], 2e-5)
 
 
 def test_the_server_is_given_nothing_that_is_not_masked(tmp_path, digits) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -82,6 +83,16 @@ def test_masks_are_new_in_each_visit_and_each_attempt(tmp_path, digits) -> None:
             secure(server, schema, post).run()
         uploads.append(post.uploads()["alder"])
     assert (uploads[0] == uploads[1]).mean() < 0.01
+
+
+def test_a_site_that_masks_joins_no_federation_without_masks(tmp_path, digits, caplog) -> None:
+    server, schema, sites = place(tmp_path, digits)
+    plain = Terms.of(replace(server, aggregation="plain"))
+    words = {"federation": "0" * 16, "terms": plain.text(), "schema": schema.text()}
+    assert handlers.answer(sites[0], "join", Payload(words)).words["code"] == StatusCode.REFUSED
+    assert "a site with `peers` sends only masked uploads" in caplog.text
+    words["federation"], without = "1" * 16, replace(sites[0], peers=None)
+    assert handlers.answer(without, "join", Payload(words)).words["code"] == StatusCode.DONE
 
 
 # --- one upload alone in the sum ------------------------------------------------------------------------------------

@@ -20,6 +20,10 @@ LOOKED_AT = 50_000  # rows that are compared with the target
 SHOWN = 5
 COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+(,\d+)?|\d*,\d+)")
 POINT = re.compile(r"[+-]?\d*\.\d+")
+DRESSED = {  # numbers with something that is none
+    "thousands set apart": re.compile(r"[+-]?\d{1,3}([.,' \u00a0\u202f]\d{3})+([.,]\d+)?"),
+    "a unit": re.compile(r"[+-]?\d+([.,]\d+)?(\s*[%‰]|\s+[^\W\d][^\s]*)"),
+}
 IDENTIFIER = re.compile(r"(^|[\W_])(id|ids|mrn|uuid|guid|pid|patient|record|case|nr|no|number|key|ssn)($|[\W_])", re.I)
 CAMEL = re.compile(r"[a-z](ID|Id|Nr|No)$")
 WORDS = {"number": "numbers", "truth": "true and false", "date": "dates", "text": "text"}
@@ -146,6 +150,11 @@ def _suspicious_text(name: str, known: pd.Series, reading: Reading) -> Iterator[
             f"{int(numeric.sum())} of {len(texts)} values are numbers but {strange.iloc[0][:20]!r} is not, so all are "
             f"taken as text; write a number, or --na-values {strange.iloc[0][:20]!r} with --missing"
         )
+    else:
+        for what, pattern in DRESSED.items():
+            if (dressed := different.str.fullmatch(pattern)).mean() > 0.5 and dressed.sum() > 3:
+                example = different[dressed].iloc[0][:20]
+                yield f"numbers with {what} ({example}), taken as text: {len(different)} columns; write bare numbers"
     if len(different) > MOST_CATEGORIES:
         yield f"more than {MOST_CATEGORIES} different texts: refused as an input; --drop {name}"
     alike = texts.str.casefold().nunique()

@@ -157,7 +157,8 @@ class SiteSettings:
     ca: Path = entry("certificate of the authority that signed the server's certificate")
     key: Path = entry("this site's private key; its .pub half is known to the server")
     peers: Path | None = entry(
-        "folder of the other sites' public keys, NAME.pub, as they (not the server) gave them; for secure aggregation",
+        "folder of the other sites' public keys, NAME.pub, as they (not the server) gave them; "
+        "with it this site sends only masked uploads",
         None,
         example="peers",
     )

@@ -54,6 +54,11 @@ def consent(site: SiteSettings, terms: Terms, schema: Schema) -> None:
                 "the server only adds up what sites send, and sites must know each other's keys for that; name a "
                 "folder of the others' NAME.pub as `peers`"
             )
+    elif site.peers is not None:
+        raise FedekdError(
+            "the server would see what this site sends, and a site with `peers` sends only masked uploads; have the "
+            'server set aggregation = "secure", or leave `peers` out'
+        )
     if site.dp and terms.augment != "none":
         raise FedekdError(
             "the server wants images flipped and cropped, which is not done with [dp]; leave one of them out"
