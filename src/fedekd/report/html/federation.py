@@ -137,7 +137,7 @@ def _deltas(report: FederationReport, scale: MetricScale) -> Chart:
         "field": "delta",
         "type": "quantitative",
         "title": scale.delta_title,
-        "scale": scale.stretched(deltas),
+        "scale": {**scale.stretched(deltas), "padding": 16},
         "axis": {"tickCount": 5},
     }
     spec: Spec = {

@@ -80,11 +80,11 @@
     if (!rows.length) return fillTable(id);
     const params = Object.values(choices).map((choice) => ({ name: choice.name, value: choice.options[state[choice.name]] }));
     params.push({ name: "dark", value: dark() });
-    const { step, rows: by, least, most } = chart.spec.usermeta ?? {};
+    const { step, rows: by, least } = chart.spec.usermeta ?? {};
     const lines = typeof by === "number" ? by : new Set(rows.map((row) => row[by])).size;
     const spec = {
       autosize: { type: "fit-x", contains: "padding" }, ...paint(chart.spec), params,
-      width: Math.min(Math.max(Math.floor(canvas.clientWidth), least ?? 0), most ?? Infinity), ...(step ? { height: step * lines * (lines > 20 ? 0.7 : 1) } : {}), data: { values: rows }, config: config(),
+      width: Math.max(Math.floor(canvas.clientWidth), least ?? 0), ...(step ? { height: step * lines * (lines > 20 ? 0.7 : 1) } : {}), data: { values: rows }, config: config(),
     };
     const turn = chart.drawing;
     const drawn = await vegaEmbed(canvas, spec, options);
