@@ -61,7 +61,7 @@ def test_a_federations_page_says_what_sites_share(server: Path, capsys: pytest.C
     chart = page_data(text)["charts"]["deltas"]
     rows = [dict(zip(chart["fields"], row, strict=True)) for row in chart["rows"][""]]
     assert [(row["site"], row["delta"], row["said"], row["effect"]) for row in rows] == [
-        ("south", -1.0, "−1.0", "same"), ("north", 2.5, "+2.5", "helped"),
+        ("south", -1.0, "−1.0", "undecided"), ("north", 2.5, "+2.5", "helped"),
         ("<b>west", None, "kept", "unknown"), ("east", None, "no answer", "unknown"),
     ]  # fmt: skip
 

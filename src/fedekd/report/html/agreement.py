@@ -22,7 +22,7 @@ from fedekd.report.html.chart import (
 from fedekd.report.table_formats import DECIMALS, Table, number
 from fedekd.units import count
 
-DIGITS = ".4~f"
+DIGITS = ".3~r"
 UNIT = "Accuracy in %, its Δ in points."
 
 
