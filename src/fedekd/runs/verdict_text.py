@@ -161,8 +161,8 @@ def assumed(family: str, unit: Unit, method: MethodTransfer) -> str:
     margin = "2 points" if unit.percent else "0.02" if unit.higher_is_better else f"2 % of the {unit.name} alone"
     return (
         f"Method and alone are each taken at {LOWEST if method.choose_rounds else usual}. "
-        f"{independence(method.group)}. Clearly: at the 5 % level over {family} (Holm's method), which is stricter than "
-        f"an interval that leaves out zero. Equivalent: the whole interval lies within ±{margin}."
+        f"{independence(method.group)}. Clearly: at the 5 % level over {family} (Holm's method), which is stricter "
+        f"than an interval that leaves out zero. Equivalent: the whole interval lies within ±{margin}."
     )
 
 
