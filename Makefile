@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 STAMP := $(VENV)/.installed
+WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 INSTALL := $(BIN)/pip install --disable-pip-version-check --quiet --editable
 
 .PHONY: demo test axe fuzz lint mutants docs pictures bench clean
@@ -11,8 +12,8 @@ INSTALL := $(BIN)/pip install --disable-pip-version-check --quiet --editable
 demo: $(READY)
 	$(BIN)/fedekd run --dataset heart --methods second-opinion,fedekd,fedavg --alone menu --split-seed 0 --seeds 0-2 --out demo-results
 
-test: lint
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+test: lint  # one worker more than cores: tests of federations wait a good part of their time
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 axe: $(STAMP)  # for the browser tests that use it; they are skipped without
 	mkdir -p $(VENV)/axe && cd $(VENV)/axe && npm pack --silent axe-core@4 && tar xzf axe-core-*.tgz

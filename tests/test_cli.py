@@ -168,7 +168,7 @@ def test_a_dry_run_trains_and_writes_nothing(ask: Ask, tmp_path: Path) -> None:
     rows = {words[0]: words[1:] for words in map(str.split, out.splitlines()) if words}
     assert rows["local"][:2] == ["2", "0"]
     assert rows["fedavg"][3:] != rows["local"][3:] == ["0", "B"]
-    assert "a dry run; without --dry-run: training 4 runs; into here" in out
+    assert "nothing was trained; without --dry-run: training 4 runs, into here" in out
     assert not (tmp_path / "here").exists()
     assert ask("run", *SMALL, "--out", "here", "--methods", "fedavg")[0] == 0
     assert "training 2 runs; 2 kept from earlier" in ask(

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.adam import adam
 
 from fedekd.errors import FedekdError
 
@@ -192,13 +193,19 @@ def tuned(
 ) -> dict[str, Tensor]:
     """The network after some epochs of cross-entropy on these rows, all of its weights trained with Adam."""
     weights = {n: t.detach().clone().requires_grad_() for n, t in network.items() if t.is_floating_point()}
-    optimizer = torch.optim.Adam(weights.values(), lr=rate)
-    with torch.enable_grad():
-        for _ in range(epochs):
-            for rows in torch.randperm(len(y), generator=generator).to(y.device).split(size):
-                optimizer.zero_grad()
-                F.cross_entropy(run({**network, **weights}, x[rows]), y[rows]).backward()
-                optimizer.step()
+    trained = list(weights.values())
+    means, squares = ([torch.zeros_like(w) for w in trained] for _ in range(2))
+    steps = [torch.zeros(()) for _ in trained]
+    for _ in range(epochs):
+        for rows in torch.randperm(len(y), generator=generator).to(y.device).split(size):
+            with torch.enable_grad():
+                loss = F.cross_entropy(run({**network, **weights}, x[rows]), y[rows])
+            gradients = list(torch.autograd.grad(loss, trained))
+            with torch.no_grad():
+                adam(  # its class would import torch._dynamo, which takes seconds
+                    trained, gradients, means, squares, [], steps, amsgrad=False, beta1=0.9, beta2=0.999, lr=rate,
+                    weight_decay=0.0, eps=1e-8, maximize=False,
+                )  # fmt: skip
     return {n: weights[n].detach() if n in weights else t for n, t in network.items()}
 
 

@@ -98,6 +98,17 @@ def test_a_twin_that_answers_with_more_than_a_model(tmp_path: Path, rows: Any, m
     assert right(trained, 0, to).mean() == pytest.approx(trained.client(0, f"{method}@alone")["value"])
 
 
+def test_the_twin_of_second_opinion_as_onnx(tmp_path: Path, rows: Any) -> None:
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxruntime")
+    trained, found = train(tmp_path / "out", rows, rounds=1, methods=["second-opinion@alone"]), []
+    for kind in ("safetensors", "onnx"):
+        export(trained.folder, "north", tmp_path / f"m.{kind}", method="second-opinion@alone")
+        np.savez(tmp_path / "rows.npz", x=trained.dataset.x[trained.test_rows(0)])
+        found.append(predict(tmp_path / f"m.{kind}", tmp_path / "rows.npz").values)
+    np.testing.assert_allclose(*found, atol=1e-5)
+
+
 def test_a_best_model_that_is_not_kept(wards: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = [one for one in find_models(wards.folder) if one.method in ("local", "fedekd")]
     monkeypatch.setattr("fedekd.export.export.find_models", lambda *_: kept)

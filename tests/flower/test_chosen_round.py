@@ -75,8 +75,8 @@ def test_the_best_alone_is_kept_as_it_was_in_its_round(tmp_path, digits, eager, 
     """What a site that should stay alone exports and predicts with."""
     best = "fedekd@alone"
     monkeypatch.setattr("fedekd.flower.site.report.best_alone", lambda options, *_: {o.label: o for o in options}[best])
-    (site, *_) = sites = write_sites(tmp_path, digits)
-    federate(make_server(tmp_path, rounds=3, epochs=2, lr=0.4), schema_of(digits), sites)
+    (site, *_) = sites = write_sites(tmp_path, digits, alone="menu")
+    federate(make_server(tmp_path, method="fedekd", rounds=3, epochs=2, lr=0.4), schema_of(digits), sites)
     folder, report = report_of(site)
     rounds = state_of(site)["alone"][best]["rounds"]
     losses = [row[0][1] for row in rounds["history"]["validation"][0]]

@@ -16,6 +16,8 @@ from fedekd.engines.stackable import NotStackable
 from fedekd.engines.stacked import Stacked
 from fedekd.errors import FedekdError
 from fedekd.methods.twins import Teaching, check_taught
+from fedekd.runs.plan import choose_methods
+from fedekd.settings import make_settings
 from fedekd.tasks import Classification, Regression
 from hand_batch import hand_batch
 from tiny import tiny_private, tiny_proxy
@@ -161,3 +163,9 @@ def test_parameters_names_and_errors():
         methods.get("fedekd@lonely")
     with pytest.raises(FedekdError, match="is a twin already"):
         methods.get("fedekd@alone@shuffled")
+
+
+def test_a_twin_without_its_method_takes_the_methods_parameters():
+    settings = make_settings({"methods": ["fedprox@alone"], "parameters": {"fedprox": {"mu": 0.0}}})
+    _, twin = choose_methods(settings, "classification")
+    assert (twin.label, twin.method.mu) == ("fedprox@alone (mu=0.0)", 0.0)

@@ -51,7 +51,7 @@ def test_a_federations_page_says_what_sites_share(server: Path, capsys: pytest.C
     text = path.read_text()
     words = " ".join(Outline(text).words)
     for said in (
-        "fedekd: 2 sites share their Δ: 0 clearly harmed, 1 clearly helped, 1 undecided",
+        "fedekd: 0 clearly harmed, 1 clearly helped, 1 undecided, of the 2 sites that share their Δ",
         "No Δ is known of 2 sites", "+2.5", "−1.0",
         "north 600 90.0 92.5 +2.5", "south kept kept kept −1.0", "<b>west kept kept kept kept",
         "east no answer no answer no answer no answer", "1.2 MB", "999 B", "42 s", "int8", "median",
@@ -61,14 +61,14 @@ def test_a_federations_page_says_what_sites_share(server: Path, capsys: pytest.C
     chart = page_data(text)["charts"]["deltas"]
     rows = [dict(zip(chart["fields"], row, strict=True)) for row in chart["rows"][""]]
     assert [(row["site"], row["delta"], row["said"], row["effect"]) for row in rows] == [
-        ("south", -1.0, "−1.0", "same"), ("north", 2.5, "+2.5", "helped"),
+        ("south", -1.0, "−1.0", "undecided"), ("north", 2.5, "+2.5", "helped"),
         ("<b>west", None, "kept", "unknown"), ("east", None, "no answer", "unknown"),
     ]  # fmt: skip
 
 
 def test_the_state_alone_is_enough_and_the_page_may_go_elsewhere(server: Path, tmp_path: Path) -> None:
     assert main(["report", str(server / "elsewhere"), "--out", str(tmp_path / "page.html")]) == 0
-    assert "2 sites share their Δ: 0 clearly harmed" in (tmp_path / "page.html").read_text()
+    assert "0 clearly harmed, 1 clearly helped" in (tmp_path / "page.html").read_text()
     assert not (server / "elsewhere" / "report.html").exists()
 
 

@@ -16,6 +16,7 @@ from fedekd.runs import details, packing, transfer
 from fedekd.runs.runner import run
 from fedekd.runs.saved_models import read_metadata
 from fedekd.runs.store import read_records
+from fedekd.runs.summary import as_html
 from fedekd.runs.transfer import option
 from fedekd.settings import make_settings
 from interruption import Stop
@@ -138,11 +139,16 @@ def test_a_client_without_validation_rows_keeps_the_last_round(tmp_path):
 
 
 def test_a_verdict_is_on_the_chosen_round(digits, tmp_path):
-    record = trained(digits, tmp_path, methods=["fedavg"], choose_rounds=True)[-1]
+    records = trained(digits, tmp_path, methods=["fedavg"], choose_rounds=True)
+    record = records[-1]
     for position, client in enumerate(record["clients"]):
         one = option(record, position)
         assert (one.round, one.value) == (client["chosen"]["round"], client["value"])
         assert one.rows.mean() == pytest.approx(client["value"])
+    told = as_html(records)
+    assert "minus Local, both after the round of the lowest validation loss" in told
+    assert "Method and alone are each taken at the round of the lowest validation loss." in told
+    assert "last round" not in told
 
 
 def test_choosing_is_on_or_off():

@@ -75,7 +75,7 @@ def test_every_run_is_done_once_and_costs_what_was_said(home):
     assert (again.planned, again.fresh, len(again.kept), outcome.fresh) == ([], [], RUNS, 0)
     said = describe(study, "out")
     assert (said.total.done, said.total.samples, said.total.traffic) == (RUNS, 0, 0)
-    assert said.text().splitlines()[-1].split() == ["in", "all", str(RUNS), str(RUNS), "0", "0", "0.0"]
+    assert said.text().splitlines()[-1].split() == ["in", "all", str(RUNS), str(RUNS), "0", "0", "0", "B"]
 
     part = small("alpha=0.5,method=fedavg,dataset=" + str(home / "digits-small.npz"))
     assert describe(part, "out").total.runs == 2 * 2

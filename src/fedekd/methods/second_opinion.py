@@ -116,7 +116,7 @@ class SecondOpinion(Method):
         """Row by row, the opinions with the weights that lie at its place."""
         import torch
 
-        rows = torch.arange(len(place), device=place.device)
+        rows = torch.arange(place.shape[0], device=place.device)  # len() would fix the number in an exported graph
         mine = every[known["chosen"][place], :, rows]  # [B, 3, ...]
         return torch.einsum("be...,be->b...", mine, known["weights"][place])
 

@@ -20,7 +20,8 @@ def print_report(console: Console, report: FederationReport) -> None:
     if report.states:
         console.print(verdicts(report))
     elif report.known:
-        console.print(f"{by_interval(report)}; clearly: the 95 % interval of Δ leaves out zero")
+        console.print(by_interval(report))
+        console.print("clearly: the 95 % interval of Δ leaves out zero")
     for name, budget in report.budgets().items():
         console.print(f"{name}: {budget}")
     traffic = f"{volume(report.bytes_up)} up, {volume(report.bytes_down)} down"
@@ -40,8 +41,9 @@ def verdicts(report: FederationReport) -> str:
 def by_interval(report: FederationReport) -> str:
     """Where no site shares a verdict: what the intervals of Δ say."""
     harmed, helped, known = report.surely_harmed, report.surely_helped, len(report.known)
-    share = "site shares its" if known == 1 else "sites share their"
-    return f"{known} {share} Δ: {harmed} clearly harmed, {helped} clearly helped, {known - harmed - helped} undecided"
+    share = "1 site that shares its" if known == 1 else f"{known} sites that share their"
+    states = f"{harmed} clearly harmed, {helped} clearly helped, {known - harmed - helped} undecided"
+    return f"{states}, of the {share} Δ"
 
 
 def _print_sites(console: Console, report: FederationReport) -> None:

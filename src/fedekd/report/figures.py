@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,7 +79,6 @@ def _spec(chart: Chart, content: Spec, rows: list[Row], words: dict[str, str]) -
     field = lines.get("rows")
     count = field if isinstance(field, int) else len({row[field] for row in rows}) if field else 0
     height = {"height": lines["step"] * count * (0.7 if count > 20 else 1)} if count else {}
-    width = COLUMN if chart.half else WHOLE
     of = [words["method"]] if "method" in chart.follows else []
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
@@ -89,7 +87,7 @@ def _spec(chart: Chart, content: Spec, rows: list[Row], words: dict[str, str]) -
         **painted(content),
         **height,
         "params": [{"name": name, "value": value} for name, value in {**words, "dark": False}.items()],
-        "width": min(max(width / SCALE, lines.get("least", 0)), lines.get("most", math.inf)),
+        "width": max((COLUMN if chart.half else WHOLE) / SCALE, lines.get("least", 0)),
         "data": {"values": rows},
         "config": CONFIG,
     }

@@ -147,7 +147,8 @@ def print_plan(console: Console, runs: Sequence[RunSpec], done: Collection[str],
     print_columns(console, [Column("method", list(by_label), "left")], columns)
     left = sum(map(len, waiting))
     console.print(
-        Text(f"a dry run; without --dry-run: {planned(left, len(runs) - left)}; into {settings.out}"), soft_wrap=True
+        Text(f"nothing was trained; without --dry-run: {planned(left, len(runs) - left)}, into {settings.out}"),
+        soft_wrap=True,
     )
 
 

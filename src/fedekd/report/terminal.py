@@ -15,7 +15,7 @@ from fedekd.runs.records import Record
 from fedekd.runs.results import RunResults
 from fedekd.runs.subgroups import by_subgroup
 from fedekd.runs.summary import legend, title
-from fedekd.runs.transfer import MethodTransfer, analyse
+from fedekd.runs.transfer import MethodTransfer, analyse, chooses_rounds
 from fedekd.runs.verdict_text import JOIN, STAY, advice_by_client, caveats, decided
 from fedekd.units import GOOD, Unit, count
 
@@ -63,7 +63,7 @@ def _print_one(console: Console, records: Sequence[Record], folder: Path | None,
             _say(console, line)
     floors = any(client.get("floor") is not None for record in records for client in record["clients"])
     shown = [FLOOR] if floors and (len(seeds) == 1 or show_clients) else []
-    for note in (legend(unit, rows), *shown, *caveats(analysed, unit)):
+    for note in (legend(unit, rows, chooses_rounds(records[0])), *shown, *caveats(analysed, unit)):
         _say(console, Text(note, "dim"))
     console.print()
 

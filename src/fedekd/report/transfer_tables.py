@@ -100,7 +100,7 @@ class TransferTables:
                 ]
                 rows.append(TableRow((method, words), method, tuple(cells)))
         all_, family = list(told.values()), "all methods and clients of one column"
-        taken = dict.fromkeys(assumed(family, self.unit, one.group) for one in all_)
+        taken = dict.fromkeys(assumed(family, self.unit, one) for one in all_)
         notes = (*dict.fromkeys(map(menu, all_)), *taken, seeds(all_)) if all_ else ()
         title = f"Clients in each state against the best alone, {self.task}: of all clients, or client-runs"
         return self._table("states", title, ("method", "state"), columns, tuple(rows), notes)

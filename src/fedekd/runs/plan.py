@@ -35,15 +35,7 @@ SUFFICES = {"": ("",), "rows": ("", "rows"), "labels": ("", "rows", "labels")}  
 READING = tuple(field.name for field in fields(Reading))
 SOURCE = ("dataset", "data", "target", "task", "clients_from", "group", "subgroups", *READING, "public")
 """What decides the data."""
-FEDERATION = (
-    "clients",
-    "alpha",
-    "partition",
-    "fraction",
-    "split_seed",
-    "engine",
-    "device",
-)  # and how they are dealt out
+FEDERATION = ("clients", "alpha", "partition", "fraction", "split_seed", "engine", "device")  # and how it is dealt out
 
 
 @dataclass(frozen=True)
@@ -247,8 +239,9 @@ def choose_methods(settings: Settings, task: str, public: str = "") -> list[Chos
             chosen.setdefault(name, _choose(name, item, settings))
         else:
             raise unknown("method", str(item), methods.known())
+    plain = {name.partition("@")[0] for name in chosen}  # a twin has its method's parameters
     for name in settings.parameters:
-        if name != "*" and name not in chosen:
+        if name != "*" and name not in chosen and name not in plain:
             raise unknown("method in parameters", name, chosen)
     if settings.alone == "menu":
         chosen = _with_menu(chosen, settings)

@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple
 
 from fedekd.runs.aggregate import SummaryRow, aggregate, grouped
 from fedekd.runs.records import Record
-from fedekd.runs.transfer import MethodTransfer, analyse
-from fedekd.runs.verdict_text import STATES, caveats
+from fedekd.runs.transfer import MethodTransfer, analyse, chooses_rounds
+from fedekd.runs.verdict_text import STATES, after, caveats
 from fedekd.units import BAD, GOOD, SAME, Unit, count, duration, volume
 from fedekd.verdicts import HARMED, HELPED
 
@@ -138,7 +138,7 @@ def title(records: Sequence[Record], unit: Unit) -> str:
     return ", ".join(parts)
 
 
-def legend(unit: Unit, rows: Sequence[SummaryRow]) -> str:
+def legend(unit: Unit, rows: Sequence[SummaryRow], choose_rounds: bool) -> str:
     """``rows`` are those of the table."""
     sign = f"{'in points, ' if unit.percent else ''}{'positive' if unit.higher_is_better else 'negative'} is better"
     spread = ""
@@ -146,7 +146,7 @@ def legend(unit: Unit, rows: Sequence[SummaryRow]) -> str:
         spread = "; ± is the deviation over seeds, the interval is paired by seed"
     elif any(interval_of(row) for row in rows):
         spread = "; the interval is over test rows: it is about these trained models, not about the method"
-    return f"Δ: with the method minus Local, both after the last round, {sign}{spread}; sent: by all, up and down"
+    return f"Δ: with the method minus Local, both {after(choose_rounds)}, {sign}{spread}; sent: by all, up and down"
 
 
 def as_html(records: Sequence[Record], folder: Path | None = None) -> str:
@@ -163,10 +163,11 @@ def _table(records: Sequence[Record], folder: Path | None) -> str:
     body = "".join(
         f"<tr>{''.join(map(_cell, columns, row))}</tr>" for row in zip(*(c.cells for c in columns), strict=True)
     )
+    notes = [legend(unit, rows, chooses_rounds(records[0])) + ".", *caveats(methods, unit)]
     return (
         f'<table><caption style="text-align: left; white-space: nowrap">{caption}</caption>'
         f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
-        f"<small>{escape(' '.join([legend(unit, rows) + '.', *caveats(methods, unit)]))}</small>"
+        f"<small>{escape(' '.join(notes))}</small>"
     )
 
 

@@ -88,6 +88,7 @@ class MethodTransfer:
     Clients on whose test rows the metric is not defined are left out."""
     group: str | None = None
     """The column of rows that count as one; None: test rows are taken for independent."""
+    choose_rounds: bool = False
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -140,12 +141,16 @@ def option(record: Record, position: int, folder: Path | None = None) -> Option:
     """
     client, last = record["clients"][position], last_round(record, position, folder)
     best = client.get("chosen")
-    if best is not None and record["params"].get("choose_rounds"):  # what the record tells is of that round already
+    if best is not None and chooses_rounds(record):  # what the record tells is of that round already
         return replace(last, round=best["round"])
     if best is None or "val" not in client or not _clearly_better(best, client, record["metric"]):
         return last
     rows = rows_of(record, position, folder, chosen=True)
     return Option(last.label, best["round"], best["value"], best["val"], best["val_loss"], rows)
+
+
+def chooses_rounds(record: Record) -> bool:
+    return bool(record["params"].get("choose_rounds"))
 
 
 def _clearly_better(best: ChosenRound, client: ClientRow, metric: str) -> bool:
@@ -347,6 +352,7 @@ def _method(
             if (found := _summary(clients, part, better))
         },
         first["partition"].get("group"),
+        chooses_rounds(first),
     )
 
 

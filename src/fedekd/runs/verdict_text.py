@@ -16,6 +16,7 @@ STATES = {HARMED: "clearly harmed", HELPED: "clearly helped", EQUIVALENT: "equiv
 JOIN, STAY, OPEN = DECISIONS = ("join", "stay alone", "undecided")
 PARTS = {"delta": "Δ against Local", "recipe": "recipe", "federation": "federation", "gain": "gain over the best alone"}
 CAN_SHOW = "Can show: the smallest difference that the test rows would reveal four times in five."
+LOWEST = "the round of the lowest validation loss"
 NO_ROWS = "these records do not hold the test rows that a verdict needs: it is by sign alone"
 
 
@@ -134,7 +135,7 @@ def caveats(methods: Sequence[MethodTransfer], unit: Unit) -> list[str]:
     if not any(method.states for method in methods):
         return [f"{NO_ROWS[0].upper()}{NO_ROWS[1:]}."]
     compared = sum(client.verdict is not None for method in methods for client in method.clients)
-    holds = assumed(f"all {compared:,} comparisons here", unit, methods[0].group)
+    holds = assumed(f"all {compared:,} comparisons here", unit, methods[0])
     return [menu(methods[0]), f"{holds} {CAN_SHOW}", seeds(methods)]
 
 
@@ -149,13 +150,19 @@ def independence(group: str | None) -> str:
     return "Test rows are assumed independent" if group is None else f"Test rows of one {group} count as one"
 
 
-def assumed(family: str, unit: Unit, group: str | None = None) -> str:
+def after(choose_rounds: bool) -> str:
+    """Which round a record's numbers are of."""
+    return f"after {LOWEST if choose_rounds else 'the last round'}"
+
+
+def assumed(family: str, unit: Unit, method: MethodTransfer) -> str:
     """``family`` names what Holm's method is over."""
+    usual = "the last round, or at an earlier one that validation rows clearly prefer"
     margin = "2 points" if unit.percent else "0.02" if unit.higher_is_better else f"2 % of the {unit.name} alone"
     return (
-        "Method and alone are each taken at the last round, or at an earlier one that validation rows clearly prefer. "
-        f"{independence(group)}. Clearly: at the 5 % level over {family} (Holm's method), which is stricter than an "
-        f"interval that leaves out zero. Equivalent: the whole interval lies within ±{margin}."
+        f"Method and alone are each taken at {LOWEST if method.choose_rounds else usual}. "
+        f"{independence(method.group)}. Clearly: at the 5 % level over {family} (Holm's method), which is stricter "
+        f"than an interval that leaves out zero. Equivalent: the whole interval lies within ±{margin}."
     )
 
 

@@ -11,7 +11,7 @@ from fedekd.runs.observers import Observer
 from fedekd.runs.store import read_records
 from fedekd.studies.grid import Study
 from fedekd.studies.study_plan import plan_study
-from fedekd.studies.tally import Tally
+from fedekd.units import volume
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class DryRun:
         return DatasetCost("in all", *sums)
 
     def text(self) -> str:
-        table: list[tuple[str, ...]] = [("dataset", "runs", "done", "to do", "samples to train on", "MB to exchange")]
+        table: list[tuple[str, ...]] = [("dataset", "runs", "done", "to do", "samples to train on", "to send")]
         for c in (*self.parts, self.total):
             numbers = (c.runs, c.done, c.runs - c.done, c.samples)
-            table.append((c.dataset, *(f"{n:,}" for n in numbers), f"{c.traffic / 1e6:,.1f}"))
+            table.append((c.dataset, *(f"{n:,}" for n in numbers), volume(c.traffic)))
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = [f"study {self.name}"]
         for row in table:
@@ -54,7 +54,7 @@ class DryRun:
 
 def describe(study: Study, folder: str | Path | None = None, observer: Observer | None = None) -> DryRun:
     """What ``run_study`` would do; writes nothing but the clusters of regression datasets, beside the data."""
-    plan = plan_study(study, observer or Tally(), keep=lambda cell: False)
+    plan = plan_study(study, observer or Observer(), keep=lambda cell: False)
     done = {record["key"] for record in read_records(Path(folder or study.out) / "results.jsonl")}
     parts = []
     for dataset, group in itertools.groupby(plan.runs, lambda run: run.dataset):

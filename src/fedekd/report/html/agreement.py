@@ -19,10 +19,10 @@ from fedekd.report.html.chart import (
     tooltip,
     variant,
 )
-from fedekd.report.table_formats import Table
+from fedekd.report.table_formats import DECIMALS, Table, number
 from fedekd.units import count
 
-DIGITS = ".4~f"
+DIGITS = ".3~r"
 UNIT = "Accuracy in %, its Δ in points."
 
 
@@ -80,8 +80,7 @@ def agreement(tables: list[Table]) -> Chart | None:
     x: Spec = {"field": "paper", "type": "quantitative", "title": "the paper's", "scale": scale}
     y: Spec = {"field": "ours", "type": "quantitative", "title": "ours", "scale": scale}
     spec: Spec = {
-        "height": 420,
-        "usermeta": {"most": 500},
+        "height": 360,
         "layer": [
             {  # unseen, so that both axes are over the same range
                 "mark": {"type": "point", "opacity": 0, "tooltip": None, "aria": False},
@@ -115,10 +114,12 @@ def agreement(tables: list[Table]) -> Chart | None:
     }
     about = (
         "A mark for each cell of the table: on the dashed line both agree, above it ours is higher. Blue: the chosen "
-        f"method, whose cells the next chart shows one by one. {UNIT}"
+        f"method, whose cells are shown one by one beside this. {UNIT}"
     )
     notes = {key: _words(rows[key], table.percent) for key, table in zip(rows, usable, strict=True)}
-    return Chart("agreement", "Ours against the paper", about, spec, columns, rows, ("quantity",), ("method",), notes)
+    return Chart(
+        "agreement", "Ours against the paper", about, spec, columns, rows, ("quantity",), ("method",), notes, half=True
+    )
 
 
 def by_cell(tables: list[Table], methods: Sequence[str]) -> Chart | None:
@@ -132,7 +133,8 @@ def by_cell(tables: list[Table], methods: Sequence[str]) -> Chart | None:
             for row in agreement_rows(table):
                 if row["method"] == method:
                     ends = {"low": row["paper"] - row["std"], "high": row["paper"] + row["std"]}
-                    own = {**row, "cell": f"{row['dataset']} {row['alpha']}", **ends}
+                    said = number(row["difference"], "+", 2 if table.percent else DECIMALS).replace("-", "−")
+                    own = {**row, "cell": f"{row['dataset']} {row['alpha']}", **ends, "said": said}
                     rows.setdefault(variant(q, m), []).append(own)
     columns = [
         ChartColumn("cell", "cell"),
@@ -166,7 +168,7 @@ def by_cell(tables: list[Table], methods: Sequence[str]) -> Chart | None:
             },
             {
                 "mark": {"type": "text", "align": "left", "dx": 12, "color": "$soft", "aria": False},
-                "encoding": {"x": {"value": "width"}, "text": {"field": "difference", "format": "+" + DIGITS}},
+                "encoding": {"x": {"value": "width"}, "text": {"field": "said"}},
             },
         ],
     }
@@ -180,6 +182,7 @@ def by_cell(tables: list[Table], methods: Sequence[str]) -> Chart | None:
         rows,
         ("quantity", "method"),
         empty="The paper has no figures of this method.",
+        half=True,
     )
 
 
@@ -188,5 +191,5 @@ def _words(rows: list[Any], percent: bool) -> str:
     middle = median(abs(row["difference"]) for row in rows)
     return (
         f"{count(len(rows), 'cell')}; {near} of ours within two of the paper's deviations over seeds; the median "
-        f"difference is {middle:.4g}{' points' if percent else ''}."
+        f"difference is {f'{middle:.2f} points' if percent else f'{middle:.4f}'}."
     )

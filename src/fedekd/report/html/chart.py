@@ -101,20 +101,20 @@ def tooltip(columns: Iterable[ChartColumn]) -> list[Spec]:
     ]
 
 
-EFFECTS = ("helped", "same", "harmed")
+EFFECTS = ("helped", "equivalent", "undecided", "harmed")
 
 
 def effect_colour() -> Spec:
     return {
         "field": "effect",
         "type": "nominal",
-        "scale": {"domain": EFFECTS, "range": ["$help", "$muted", "$harm"]},
+        "scale": {"domain": EFFECTS, "range": ["$help", "$muted", "$muted", "$harm"]},
         "legend": None,
     }
 
 
 def effect_shape() -> Spec:
-    scale = {"domain": EFFECTS, "range": ["triangle-up", "circle", "triangle-down"]}
+    scale = {"domain": EFFECTS, "range": ["triangle-up", "square", "circle", "triangle-down"]}
     return {**effect_colour(), "scale": scale}
 
 

@@ -82,9 +82,7 @@ def _chart(data: RunData, id: str, title: str, rows: dict[str, list[Row]], follo
             },
         ],
     }
-    about = (
-        "The chosen client's test rows after the last round, by true class and answer; on the diagonal it was right."
-    )
+    about = f"The chosen client's test rows {data.after}, by true class and answer; on the diagonal it was right."
     empty = "This run kept no answers by class."
     notes = {key: _right(data.names[int(key.rpartition("|")[2])], group) for key, group in rows.items()}
     return Chart(id, title, about, spec, columns, rows, follows, notes=notes, half=True, empty=empty)

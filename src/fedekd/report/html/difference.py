@@ -151,7 +151,8 @@ def _clients(two: TwoRuns, pairs: Sequence[tuple[str, int, Record, Record]]) -> 
     columns = [*((f"{unit.name}{percent}", name) for name in figures), ("", "verdict")]
     group = two.data[0].first["partition"].get("group")
     clear = "Clearly: at the 5 % level over all lines of this table (Holm's method)."
-    notes = [f"After the last round. {independence(group)}. {clear}"]
+    when = "; ".join(f"{name} {data.after}" for name, data in zip(two.names, two.data, strict=True))
+    notes = [f"{when}. {independence(group)}. {clear}"]
     return _block("Every client that both runs have", ["method", "client", "seed"], columns, rows, notes)
 
 

@@ -22,7 +22,7 @@ from fedekd.report.html.chart import (
 from fedekd.report.html.section import Block, Page, Section, Variants
 from fedekd.runs.federation_report import FederationReport, SiteRow
 from fedekd.units import count, duration, volume
-from fedekd.verdicts import HARMED, HELPED
+from fedekd.verdicts import HARMED, HELPED, UNDECIDED
 
 ONCE = "A federation runs once, so nobody knows how it would have ended with another seed."
 INTERVAL = "Clearly: the 95 % interval of Δ over the site's test rows leaves out zero."
@@ -91,14 +91,14 @@ def _costs(report: FederationReport) -> list[tuple[str, str, str]]:
 
 
 def _effect(report: FederationReport, site: SiteRow, scale: MetricScale) -> str:
-    """By the site's verdict; where it shares Δ alone, by its interval: what may be chance is "same"."""
+    """By the site's verdict; where it shares Δ alone, by its interval: what may be chance is undecided."""
     if state := report.states.get(site.get("name", "?")):
-        return state if state in (HELPED, HARMED) else "same"
+        return state
     told = dict[str, Any](site)
     if told.get("delta") is None:
         return "unknown"
     ends = {scale.effect(told[end]) if told.get(end) is not None else "same" for end in ("low", "high")}
-    return ends.pop() if len(ends) == 1 else "same"
+    return ends.pop() if ends in ({HELPED}, {HARMED}) else UNDECIDED
 
 
 def _rows(report: FederationReport, scale: MetricScale) -> list[Row]:
@@ -137,7 +137,7 @@ def _deltas(report: FederationReport, scale: MetricScale) -> Chart:
         "field": "delta",
         "type": "quantitative",
         "title": scale.delta_title,
-        "scale": scale.stretched(deltas),
+        "scale": {**scale.stretched(deltas), "padding": 16},
         "axis": {"tickCount": 5},
     }
     spec: Spec = {
@@ -178,7 +178,8 @@ def _table(report: FederationReport, scale: MetricScale) -> Block:
         *first, delta = cells(site, scale.unit)
         effect = _effect(report, site, scale)
         judged = [cell(verdict(report, site))] if report.states else []
-        return [str(site.get("name", "?"))], [*map(cell, first), cell(delta, effect.replace("unknown", "")), *judged]
+        mark = effect if effect in (HELPED, HARMED) else ""
+        return [str(site.get("name", "?"))], [*map(cell, first), cell(delta, mark), *judged]
 
     heads = ["training samples", f"alone, {_unit(scale)}", f"with the federation, {_unit(scale)}", scale.delta_title]
     heads += ["verdict"] if report.states else []

@@ -147,6 +147,6 @@ def _chart(data: RunData, clients: dict[str, ClientTransfer]) -> str:
     ]
     spec = {**lines_of("method", 30), "encoding": {"y": names("method", grid=True)}, "layer": layers}
     plain = [{k: None if isinstance(v, float) and v - v != 0 else v for k, v in row.items()} for row in rows]
-    size = {"width": 620, "height": 30 * len(rows), "autosize": {"type": "fit-x", "contains": "padding"}}
+    size = {"width": 480, "height": 30 * len(rows), "autosize": {"type": "fit-x", "contains": "padding"}}
     size["padding"] = {"left": 40, "right": 10, "top": 5, "bottom": 5}  # fonts differ in width
     return vl_convert.vegalite_to_svg({**painted(spec), **size, "data": {"values": plain}, "config": CONFIG})

@@ -190,7 +190,7 @@ def parts(data: RunData) -> Chart | None:
     scale = data.scale
     known = any(interval_of(method, "delta") for method in data.transfer.values())
     rows = []
-    for method in data.transfer.values():
+    for method in sorted(data.transfer.values(), key=lambda one: data.unit.harm(one.summary["gain"]["mean"])):
         for part, found in method.summary.items():
             low, high = interval_of(method, part) or (found["mean"], found["mean"])
             place = {"method": method.label, "part": PARTS[part]}

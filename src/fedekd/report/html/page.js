@@ -19,12 +19,13 @@
   // --- colours ---------------------------------------------------------------------------------------------
 
   const colour = (role) => getComputedStyle(root).getPropertyValue(`--${role}`).trim();
+  let narrow = false; // where a chart has no room for a legend beside itself
   const paint = (part) => {
     if (typeof part === "string") return part.startsWith("$") ? colour(part.slice(1)) : part;
     if (Array.isArray(part)) return part.map(paint);
     if (part && typeof part === "object") {
       const painted = Object.fromEntries(Object.entries(part).map(([k, v]) => [k, paint(v)]));
-      return painted.columns && innerWidth < 600 ? { ...painted, columns: 1 } : painted; // a legend on a phone
+      return painted.columns && narrow ? { ...painted, columns: 1 } : painted; // a legend on a phone
     }
     return part;
   };
@@ -35,7 +36,7 @@
       background: null, font, view: { stroke: null },
       axis: { ...words, gridColor: colour("grid"), domainColor: colour("line"), tickColor: colour("line"),
         titleFontWeight: 400, titlePadding: 8, labelPadding: 5 },
-      legend: { ...words, titleFontWeight: 400, symbolSize: 90, offset: 8, ...(innerWidth < 600 ? { columns: 1 } : {}) },
+      legend: { ...words, titleFontWeight: 400, symbolSize: 90, offset: 8, ...(narrow ? { columns: 1 } : {}) },
       text: { color: colour("ink"), fontSize: 12 },
     };
   };
@@ -80,11 +81,12 @@
     if (!rows.length) return fillTable(id);
     const params = Object.values(choices).map((choice) => ({ name: choice.name, value: choice.options[state[choice.name]] }));
     params.push({ name: "dark", value: dark() });
-    const { step, rows: by, least, most } = chart.spec.usermeta ?? {};
+    const { step, rows: by, least } = chart.spec.usermeta ?? {};
+    narrow = innerWidth < 600 || canvas.clientWidth < 420;
     const lines = typeof by === "number" ? by : new Set(rows.map((row) => row[by])).size;
     const spec = {
       autosize: { type: "fit-x", contains: "padding" }, ...paint(chart.spec), params,
-      width: Math.min(Math.max(Math.floor(canvas.clientWidth), least ?? 0), most ?? Infinity), ...(step ? { height: step * lines * (lines > 20 ? 0.7 : 1) } : {}), data: { values: rows }, config: config(),
+      width: Math.max(Math.floor(canvas.clientWidth), least ?? 0), ...(step ? { height: step * lines * (lines > 20 ? 0.7 : 1) } : {}), data: { values: rows }, config: config(),
     };
     const turn = chart.drawing;
     const drawn = await vegaEmbed(canvas, spec, options);

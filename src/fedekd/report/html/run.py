@@ -112,7 +112,7 @@ def _summary(data: RunData) -> Block:
     percent = ", %" if unit.percent else ""
     heads += [f"mean {unit.name}{percent}", f"worst {unit.name}{percent}", "sent", "time"]
     about = (
-        f"{'Means over seeds. ' if several else ''}Δ: with the method minus Local, both after the last round"
+        f"{'Means over seeds. ' if several else ''}Δ: with the method minus Local, both {data.after}"
         f"{', in points' if percent else ''}; "
         f"worst and {unit.tail} look to the harmed side of {'each seed' if several else 'the run'}'s clients."
     )
@@ -137,9 +137,8 @@ def _subgroups(data: RunData) -> Block | None:
         "columns": [("", head) for head in HEADS[1:]],
         "notes": [
             *(f"{method.label}: {method.told}." for method in data.subgroups),
-            f"Δ of {data.unit.name}{points}: with the method minus Local after the last round, mean over clients by "
-            "their test rows. "
-            f"{independence(group)}; clear: at 5 % over all methods and values here (Holm's method).",
+            f"Δ of {data.unit.name}{points}: with the method minus Local {data.after}, mean over clients by "
+            f"their test rows. {independence(group)}; clear: at 5 % over all methods and values here (Holm's method).",
         ],
     }
     rows = [([method.label, name], cells(told)) for method in data.subgroups for name, *told in method.cells()]

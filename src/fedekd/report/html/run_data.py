@@ -13,7 +13,8 @@ from fedekd.runs.aggregate import SummaryRow, aggregate, in_order
 from fedekd.runs.findings import FAVOURITE
 from fedekd.runs.records import ClientRow, Details, Record
 from fedekd.runs.subgroups import by_subgroup
-from fedekd.runs.transfer import analyse
+from fedekd.runs.transfer import analyse, chooses_rounds
+from fedekd.runs.verdict_text import after
 from fedekd.units import Unit
 
 
@@ -41,6 +42,11 @@ class RunData:
         self.transfer = {method.label: method for method in analyse(self.records, folder)}
         self.compared = list(self.transfer)
         self.subgroups = by_subgroup(self.records, folder)
+
+    @property
+    def after(self) -> str:
+        """Which round the numbers are of."""
+        return after(chooses_rounds(self.first))
 
     @property
     def same_sites(self) -> bool:
