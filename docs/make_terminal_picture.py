@@ -15,7 +15,7 @@ from fedekd.settings import Settings
 
 if __name__ == "__main__":
     result = fedekd.run()
-    console = Console(record=True, width=92, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    console = Console(record=True, width=100, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     console.print(Text.assemble(("$ ", "dim"), ("fedekd run", "bold")))
     print_result(console, result, Settings().out)
     picture = Path(__file__).parent / "terminal.svg"

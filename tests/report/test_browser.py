@@ -351,3 +351,15 @@ def test_six_hundred_clients_draw(visit, tmp_path, result):
     assert page.locator("#clients svg").bounding_box()["height"] < 1500
     assert page.locator("#ranks .mark-rect path").count() == 600
     assert not wide(page)
+
+
+def test_no_legend_is_cut_on_a_phone(visit, tmp_path):
+    page = visit(write_page(PAPER, tmp_path / "study.html"), width=390)
+    labels = page.locator("figure .role-legend-label text")
+    assert labels.count() > 4
+    cut = "all => all.filter(e => e.getBoundingClientRect().right > e.closest('svg').getBoundingClientRect().right + 1)"
+    assert labels.evaluate_all(cut) == []
+    assert (
+        page.locator("table.paper td > span").evaluate_all("all => all.filter(e => e.getClientRects().length > 1)")
+        == []
+    )

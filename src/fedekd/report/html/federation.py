@@ -66,8 +66,9 @@ def _judged(report: FederationReport) -> dict[str, Any]:
     found = Counter(report.states.values())
     total, silent = found.total(), len(report.sites) - found.total()
     clear = (
-        "Clear: at 5 % over all sites that share a verdict (Holm's method); each compares the method after the last "
-        "round with the best of what it trained alone, on its own test rows, which are assumed independent."
+        "Clearly: at the 5 % level over all sites that share a verdict (Holm's method). Each compares the method "
+        "after the last round with the best of what it trained alone, on its own test rows, which are assumed "
+        "independent."
     )
     return {
         "title": verdicts(report),

@@ -138,7 +138,8 @@ def _subgroups(data: RunData) -> Block | None:
         "notes": [
             *(f"{method.label}: {method.told}." for method in data.subgroups),
             f"Δ of {data.unit.name}{points}: with the method minus Local {data.after}, mean over clients by "
-            f"their test rows. {independence(group)}; clear: at 5 % over all methods and values here (Holm's method).",
+            "their test rows. "
+            f"{independence(group)}. Clearly: at the 5 % level over all methods and values here (Holm's method).",
         ],
     }
     rows = [([method.label, name], cells(told)) for method in data.subgroups for name, *told in method.cells()]
