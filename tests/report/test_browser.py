@@ -353,8 +353,8 @@ def test_six_hundred_clients_draw(visit, tmp_path, result):
     assert not wide(page)
 
 
-def test_no_legend_is_cut_on_a_phone(visit, tmp_path):
-    page = visit(write_page(PAPER, tmp_path / "study.html"), width=390)
+def test_no_legend_is_cut_on_a_phone(visit, study_page):
+    page = visit(study_page, width=390)
     labels = page.locator("figure .role-legend-label text")
     assert labels.count() > 4
     cut = "all => all.filter(e => e.getBoundingClientRect().right > e.closest('svg').getBoundingClientRect().right + 1)"
