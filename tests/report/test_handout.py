@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 
 import pytest
 from test_page import NASTY, Outline, save
 
 from fedekd.cli import main
 from fedekd.errors import FedekdError
+from fedekd.report import pdf
 from fedekd.report.page import write_handout
 
 
@@ -64,3 +67,26 @@ def test_no_name_becomes_markup(tmp_path, record):
     (tmp_path / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
     text = write_handout(tmp_path, NASTY).read_text(encoding="utf-8")
     assert "<script" not in text
+
+
+@pytest.mark.skipif(not any(map(shutil.which, pdf.BROWSERS)), reason="a PDF needs Chromium: apt-get install chromium")
+def test_as_pdf_it_is_one_sheet(folder, tmp_path):
+    path = tmp_path / "site.pdf"
+    assert main(["report", str(folder), "--site", "0", "--out", str(path)]) == 0
+    printed = path.read_bytes()
+    assert printed.startswith(b"%PDF")
+    assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 1
+
+
+def test_without_a_browser_there_is_no_pdf(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(pdf.shutil, "which", lambda name: None)
+    path = tmp_path / "site.pdf"
+    assert main(["report", str(folder), "--site", "0", "--out", str(path)]) == 2
+    assert "none of them is installed" in capsys.readouterr().err
+    assert not path.exists()
+
+
+def test_a_browser_that_fails_is_quoted(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(pdf, "BROWSERS", ("false",))
+    assert main(["report", str(folder), "--site", "0", "--out", str(tmp_path / "site.pdf")]) == 2
+    assert "did not print the page" in capsys.readouterr().err

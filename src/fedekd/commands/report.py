@@ -15,8 +15,9 @@ def add(commands: Any) -> None:
     report.add_argument("folder", metavar="DIR", help="the results folder of a run or a study, or a server's folder")
     report.add_argument("other", metavar="DIR2", nargs="?", help="another run: what differs between the two")
     report.add_argument(
-        "--out", metavar="FILE", help="the file to write (default: report.html in DIR; of two runs difference.html)"
-    )
+        "--out", metavar="FILE",
+        help="the file to write, .html or .pdf (default: report.html in DIR; of two runs difference.html)",
+    )  # fmt: skip
     report.add_argument("--site", metavar="NAME", help="one page to print for this site of a run, as site-NAME.html")
     report.add_argument(
         "--thumbnails", action="store_true",

@@ -1,4 +1,4 @@
-"""Write a folder's report: one HTML file about a run, a study of several datasets and splits, or a federation."""
+"""Write a folder's report: one file about a run, a study of several datasets and splits, or a federation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write_page(
     from fedekd.report.html.render import render
 
     path = Path(out) if out else Path(folder) / "report.html"
-    write_whole(path, render(make_page(folder, keys, thumbnails)).encode())
+    _write(path, render(make_page(folder, keys, thumbnails)))
     return path
 
 
@@ -41,7 +41,7 @@ def write_handout(folder: str | Path, site: str, out: Path | None = None) -> Pat
 
     text = render_handout(_run_data(folder, _one_run(folder, "--site"))[0], site)
     path = Path(out) if out else Path(folder) / f"site-{re.sub(r'[^A-Za-z0-9.-]+', '_', site).strip('_')}.html"
-    write_whole(path, text.encode())
+    _write(path, text)
     return path
 
 
@@ -58,8 +58,18 @@ def write_difference(folder: str | Path, other: str | Path, out: Path | None = N
     short = folders[0].name != folders[1].name and all(where.name for where in folders)
     names = (folders[0].name, folders[1].name) if short else (str(folder), str(other))
     path = out or folders[0] / "difference.html"
-    write_whole(path, render(difference_page(TwoRuns(names, (one, two), folders))).encode())
+    _write(path, render(difference_page(TwoRuns(names, (one, two), folders))))
     return path
+
+
+def _write(path: Path, page: str) -> None:
+    """As HTML, or as PDF where the file is to be called so."""
+    if path.suffix.lower() != ".pdf":
+        write_whole(path, page.encode())
+        return
+    from fedekd.report.pdf import pdf_of
+
+    write_whole(path, pdf_of(page))
 
 
 def _one_run(folder: str | Path, what: str) -> list[Record]:
@@ -72,7 +82,7 @@ def _one_run(folder: str | Path, what: str) -> list[Record]:
 def write_federation(state: Path, out: Path | None = None) -> Path:
     """The same for a federation of real sites, from the state that its server keeps."""
     path = out or state / "report.html"
-    write_whole(path, federation_text(state).encode())
+    _write(path, federation_text(state))
     return path
 
 
