@@ -40,7 +40,7 @@ SIDES = {
     PLAIN: ("pfl", "rivals/pfl/many.py", "plain"),
 }
 """Its environment, its script and the setting that it is given."""
-NOT = {("10 of 10,000", SERIAL)}  # it makes a model for every client: 10,000 do not fit into 24 GB
+NOT = {("10 of 10,000", SERIAL)}  # it makes a model for every client, 3.5 GB for 1,000
 TIMEOUT = 1800
 
 
