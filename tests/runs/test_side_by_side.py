@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -131,7 +132,10 @@ def test_interrupted_it_says_one_line_and_goes_on_later(home):
     line = [sys.executable, "-m", "fedekd", "run", "--dataset", "heart", "--workers", "2", "--out", "out", "--quiet"]
     line += ["--methods", "fedavg,fml", "--rounds", "3000", "--private", MODELS["private"], "--proxy", MODELS["proxy"]]
     given = os.environ | {"PYTHONPATH": str(Path(fedekd.__file__).parents[1])}
-    with subprocess.Popen(line, env=given, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs are deaf to it
+    with subprocess.Popen(
+        line, env=given, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heard
+    ) as process:
         try:
             while not list(home.glob("out/checkpoints/*.pt")):
                 assert process.poll() is None, process.stderr.read()
