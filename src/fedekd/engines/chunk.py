@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fedekd.engines import augment, return_checks
+from fedekd.engines.batch_tables import BatchTables
 from fedekd.engines.cuda_graphs import WORTH_CAPTURING, capturing
 from fedekd.engines.groups import Find, MethodGroup, mapped
 from fedekd.engines.job import make_optimizer
@@ -60,20 +61,12 @@ class Chunk:
             # optimisers too, if it lies on the device and has 32 bits; `load` writes the round's rate into it.
             self.lr = torch.tensor(self.lr, dtype=torch.float32, device=engine.device)
         self.teachers: dict[int, Tensor] | None = None  # by member, [uploads, rows, ...], where the server trains
-        device, size = engine.device, self.training.batch_size
-        lengths = np.array([len(getattr(engine.members[i], step.split)) for i in indices])
-        self.steps = self.training.epochs * -(-lengths // size)
-        shape = (int(self.steps.max()), len(indices), size)
-        self.positions, self.rows = (torch.zeros(shape, dtype=torch.int32, device=device) for _ in range(2))
-        self.real = torch.zeros(shape, dtype=torch.bool, device=device)
-        self.uniform = torch.zeros((*shape, engine.method.uniforms), device=device)
-        self.longest = max(1, int(lengths.max()))
+        device = engine.device
         self.augmented = self.training.augments(step.split) or step.mixed
-        width = augment.MIXES if step.mixed else augment.MOVES if self.augmented else 0
-        self.moves = torch.zeros((*shape, width), device=device)
-        self.partners = torch.zeros_like(self.rows) if step.mixed else self.rows
-        self.lessons = torch.zeros_like(self.positions) if self.augmented else self.positions
-        """Places in the frozen roles' outputs, which are other ones in every epoch where rows are altered."""
+        splits = [getattr(engine.members[i], step.split) for i in indices]
+        batches = (self.training.epochs, self.training.batch_size, engine.method.uniforms)
+        self.tables = BatchTables(splits, *batches, self.augmented, step.mixed, device)
+        self.steps = self.tables.steps
         self.clock = torch.zeros(1, dtype=torch.long, device=device)  # the step, on the device
         self.at = on_device(indices, device)
         self.scale = engine.scale_of(self.at)
@@ -110,7 +103,7 @@ class Chunk:
         """
         whole, stages = len(self.indices), self.engine.shrink_stages
         together = max(1, whole // stages) if stages else 1
-        sizes = [min(whole, -(-int((self.steps > t).sum()) // together) * together) for t in range(len(self.rows))]
+        sizes = [min(whole, -(-int((self.steps > t).sum()) // together) * together) for t in range(self.steps.max())]
         if not sizes:
             return []
         edges = [0, *(t for t in range(1, len(sizes)) if sizes[t] != sizes[t - 1]), len(sizes)]
@@ -157,7 +150,7 @@ class Chunk:
     def _read(self, plans: Sequence[Schedule]) -> dict[str, Any]:
         """All that a round may change, as it is now."""
         engine, step = self.engine, self.step
-        rows = [getattr(engine.members[i], step.split) for i in self.indices]
+        rows = self.tables.splits
         below = [self.method.heads[role] for role in step.roles if role in self.method.heads]
         frozen = dict.fromkeys([*step.frozen, *(role for role in below if role not in step.roles)])
         fixed = {
@@ -188,7 +181,7 @@ class Chunk:
         for epoch in range(epochs):
             moves = [plan.moves[epoch] for plan in plans]
             others = [r[plan.partners[epoch]] for r, plan in zip(rows, plans, strict=True)] if self.step.mixed else None
-            found.append(outputs(role, self.indices, rows, self.features, self.longest, moves, others))
+            found.append(outputs(role, self.indices, rows, self.features, self.tables.longest, moves, others))
         return torch.cat([o for o, _ in found], dim=1), torch.cat([f for _, f in found], dim=1)
 
     def fits(self) -> bool:
@@ -198,37 +191,10 @@ class Chunk:
 
     def load(self) -> None:
         """Bring everything that a round changes into the chunk's buffers."""
-        engine, size = self.engine, self.training.batch_size
+        engine = self.engine
         self._set_rate(engine.settings_of(self.step).lr)
         plans = [self._schedule(i) for i in self.indices]
-        positions, rows, lessons, partners = (np.zeros(self.rows.shape, np.int32) for _ in range(4))
-        real = np.zeros(self.rows.shape, bool)
-        uniform, moves = (np.zeros(table.shape, np.float32) for table in (self.uniform, self.moves))
-        for at, (i, plan) in enumerate(zip(self.indices, plans, strict=True)):
-            mine = getattr(engine.members[i], self.step.split)
-            epochs, n = plan.order.shape
-            full = -(-n // size) * size
-            for whole, part in (
-                (positions, plan.order),
-                (rows, mine[plan.order]),
-                (real, np.True_),
-                (uniform, plan.uniform),
-                (moves, np.take_along_axis(plan.moves, plan.order[:, :, None], axis=1)),
-                (lessons, plan.order + self.longest * np.arange(epochs)[:, None]),
-                (partners, mine[np.take_along_axis(plan.partners, plan.order, axis=1)] if self.step.mixed else 0),
-            ):
-                padded = np.zeros((epochs, full, *whole.shape[3:]), whole.dtype)
-                padded[:, :n] = part
-                whole[: self.steps[at], at] = padded.reshape(self.steps[at], *whole.shape[2:])
-        fill(self.positions, positions)
-        fill(self.rows, rows)
-        fill(self.real, real)
-        fill(self.uniform, uniform)
-        if self.augmented:
-            fill(self.moves, moves)
-            fill(self.lessons, lessons)
-        if self.step.mixed:
-            fill(self.partners, partners)
+        self.tables.load(plans)
         inputs = self._read(plans)
         if self.inputs:
             pytree.tree_map_(Tensor.copy_, self.inputs, inputs)  # in place, where a CUDA graph reads them
@@ -335,10 +301,7 @@ class Chunk:
     def loss(self, segment: Segment) -> Tensor:
         """The sum of the active models' losses on the batches that the clock points to."""
         engine, active, known = self.engine, segment.active, self.inputs
-        rows, positions, lessons, real, uniform, moves, partners = (
-            table.index_select(0, self.clock)[0, :active]
-            for table in (self.rows, self.positions, self.lessons, self.real, self.uniform, self.moves, self.partners)
-        )
+        rows, positions, lessons, real, uniform, moves, partners = self.tables.at(self.clock, active)
         scale, mine = self.scale.first(active), slice(0, active)
         altered = moves if self.augmented else None, partners if self.step.mixed else None
         x, y = augment.inputs(engine.x, scale, rows, *altered), scale.targets(engine.y[rows])
