@@ -1,11 +1,11 @@
 """What a method costs on a GPU beside FML, which trains both models without a gate: a stack of 60 models in bf16.
 
-    python benchmarks/gpu_methods.py [--quick] [METHOD ...]
+    python benchmarks/gpu_methods.py [--quick] [--small] [METHOD ...]
 
 Ten federations of six clients of unequal size, images of 28x28, batch 64, two epochs a round. "first" has the eager
 steps, compiling and the capture of CUDA graphs; "round" is a later round; "kernels" and "busy" are of such a round: how
 many kernels the GPU ran, and in what share of the round's time. Rows are written as soon as they are known, to
-$OUT/gpu_methods.json or benchmarks/results.
+$OUT/gpu_methods.json or benchmarks/results. With --small clients have a tenth of the rows, and there are 24 models.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ METHODS = (
 QUICK = ("local", "fml", "fedekd", "fedekd-half", "fedekd-permuted", "fedekd-feature", "second-opinion")
 
 
-def federation() -> Federation:
+def federation(share: float = 1.0) -> Federation:
     x, y = images()
     rng = np.random.default_rng(1)
-    splits = tuple(Split(*(rng.choice(len(y), n // part) for part in (1, 4, 4))) for n in CLIENTS)
+    splits = tuple(Split(*(rng.choice(len(y), int(share * n) // part) for part in (1, 4, 4))) for n in CLIENTS)
     names = tuple(str(k) for k in range(len(CLIENTS)))
     shift, gain = np.asarray(-1, np.float32), np.asarray(2 / 255, np.float32)
     how = {"kind": "iid", "alpha": None}
@@ -69,13 +69,13 @@ def kernels_of(engine: Stacked) -> tuple[int, float, list[tuple[str, int, float]
     return sum(map(len, found.values())), sum(map(sum, found.values())), top
 
 
-def measured(name: str) -> dict[str, Any]:
+def measured(name: str, small: bool) -> dict[str, Any]:
     gc.collect()
     torch.cuda.empty_cache()
     training = Training(ROUNDS + 1, 2, 64, 1e-4, device="cuda", precision="bf16")
-    data, rounds, measuring = federation(), [], []
+    data, rounds, measuring = federation(0.1 if small else 1.0), [], []
     began = time.perf_counter()
-    engine = Stacked([Job(data, methods.get(name), seed, training) for seed in range(FEDERATIONS)])
+    engine = Stacked([Job(data, methods.get(name), seed, training) for seed in range(4 if small else FEDERATIONS)])
     torch.cuda.synchronize()
     made = time.perf_counter() - began
     for _ in range(ROUNDS):
@@ -95,15 +95,17 @@ def measured(name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def show(names: Sequence[str], kernels: bool = False) -> None:
+def show(names: Sequence[str], kernels: bool = False, small: bool = False) -> None:
     """Measure these methods and print a line for each, with the kernels that took most of a round if asked for."""
-    path = Path(os.environ.get("OUT", Path(__file__).parent / "results")) / "gpu_methods.json"
+    path = (
+        Path(os.environ.get("OUT", Path(__file__).parent / "results")) / f"gpu_methods{'_small' if small else ''}.json"
+    )
     table: dict[str, Any] = {}
     columns = ("begin", "first", "second", "round", "measure", "kernels")
     print(f"{'method':18}" + "".join(f"{name:>8}" for name in columns) + "  busy  / FML")
     for name in names:
         try:
-            found = table[name] = measured(name)
+            found = table[name] = measured(name, small)
         except Exception as error:
             print(f"{name:18} {type(error).__name__}: {error}"[:500], flush=True)
             continue
@@ -118,8 +120,9 @@ def show(names: Sequence[str], kernels: bool = False) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--small", action="store_true", help="a tenth of the rows, four federations")
     parser.add_argument("--kernels", action="store_true", help="the kernels that took most of a round")
     parser.add_argument("methods", nargs="*")
     options = parser.parse_args()
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
-    show(options.methods or (QUICK if options.quick else METHODS), options.kernels)
+    show(options.methods or (QUICK if options.quick else METHODS), options.kernels, options.small)
