@@ -249,3 +249,16 @@ def test_a_signature_of_another_attempt_counts_for_nothing(tmp_path, digits, cap
         text = masking.survivors_text(occasion, told, NAMES, NAMES)
         signed = {site.name: masking.sign(read_node_key(site.key), text).hex() for site in asking.sites}
         assert asking.ask("reveal", caplog, masking=json.dumps(signed))[0] == StatusCode.REFUSED
+
+
+@pytest.mark.parametrize("name", ["unmasked.json", "*/masks.json"])
+@pytest.mark.parametrize("content", [b"", b'{"visit": 0', b"[]"])
+def test_a_damaged_memory_of_what_was_revealed_is_no_empty_one(tmp_path, digits, caplog, name, content) -> None:
+    asking = Asking(tmp_path, digits, "reveal", rounds=2)
+    site = asking.sites[0]
+    asking.ask("reveal", caplog)
+    next(site.state.glob(name)).write_bytes(content)
+    asked = with_words(asking.last["keys"], visit=1, attempt="1" * 16)
+    reply = handlers.answer(site, "masking", asked)
+    assert (reply.words["code"], "masking" in reply.words) == (StatusCode.REFUSED, False)
+    assert "is damaged" in caplog.text

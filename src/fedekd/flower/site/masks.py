@@ -19,7 +19,7 @@ import torch
 
 from fedekd.errors import FedekdError
 from fedekd.exchange import Message
-from fedekd.files import write_whole
+from fedekd.files import unreadable, write_whole
 from fedekd.flower.protocol import masking
 from fedekd.flower.protocol.digests import digest
 from fedekd.flower.protocol.masking import KEY, SHARE, Occasion, SignedKeys
@@ -30,11 +30,30 @@ from fedekd.flower.protocol.wire import Packed, Payload
 from fedekd.flower.secure_settings import LEAST_MASKED
 from fedekd.flower.settings import SiteSettings
 from fedekd.flower.setup.keys import peer_keys, read_node_key
+from fedekd.validation import parse_json
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 log = logging.getLogger("fedekd.site")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What is kept there, if anything. A damaged file is no empty one: it may have said what must not be revealed."""
+    try:
+        content = parse_json(path.read_bytes())
+        if not isinstance(content, dict):
+            raise ValueError("it is no JSON object")
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except ValueError as error:
+        raise FedekdError(
+            f"{path} is damaged ({error}), so that this site cannot tell which sums it has helped to unmask; "
+            "restore the file, or let the server begin a federation with another `seed` and then delete it"
+        ) from None
+    return content
 
 
 class SiteMasks:
@@ -43,7 +62,7 @@ class SiteMasks:
             raise FedekdError("the server wants an upload that is not masked")
         self.site, self.terms, self.path = site, terms, folder / "masks.json"
         self.occasion = Occasion(asked.federation, asked.visit, asked.attempt)
-        self.kept: dict[str, Any] = json.loads(self.path.read_text()) if self.path.exists() else {"revealed": -1}
+        self.kept = _read(self.path) or {"revealed": -1}
 
     def answer(self, asked: MaskingRequest) -> dict[str, bytes]:
         """To one stage of it."""
@@ -200,7 +219,7 @@ class SiteMasks:
         """With the same terms a site trains to the same numbers, so that a second federation, with one site less, would
         show what that one sent."""
         path, terms = self.site.state / "unmasked.json", hashlib.sha256(self.terms.text().encode()).hexdigest()
-        known = json.loads(path.read_text()) if path.exists() else {}
+        known = _read(path)
         if known.setdefault(terms, self.occasion.federation) != self.occasion.federation:
             raise FedekdError(
                 "this site has helped to unmask a sum under these terms in another federation, and two with the same "
