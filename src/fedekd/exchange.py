@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from fedekd.errors import FedekdError
-from fedekd.methods.base import Exchange, Method, Uploads
+from fedekd.methods.base import Exchange, Method
+from fedekd.methods.uploads import Uploads
 from fedekd.robust import Mean, average
 
 Message = Mapping[str, Tensor]

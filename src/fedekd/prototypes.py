@@ -11,8 +11,8 @@ from fedekd.errors import FedekdError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedekd.methods.base import Uploads
     from fedekd.methods.batch import Batch
+    from fedekd.methods.uploads import Uploads
 
 
 def class_means(batch: Batch, role: str = "private") -> dict[str, Tensor]:

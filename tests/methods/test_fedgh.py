@@ -8,7 +8,7 @@ import torch
 from distilling import engine_of, equal, resumed, trained
 from fedekd import methods
 from fedekd.errors import FedekdError
-from fedekd.methods.base import Uploads
+from fedekd.methods.uploads import Uploads
 from fedekd.models import CNN
 
 METHOD = methods.get("fedgh")

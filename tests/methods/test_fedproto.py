@@ -11,7 +11,7 @@ from distilling import batch_of, engine_of, equal, trained
 from fedekd import methods
 from fedekd.data import federate
 from fedekd.errors import FedekdError
-from fedekd.methods.base import Uploads
+from fedekd.methods.uploads import Uploads
 from fedekd.models import CNN, MLP
 from fedekd.prototypes import class_means
 

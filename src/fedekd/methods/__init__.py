@@ -10,9 +10,10 @@ from functools import cache
 from typing import Any, TypeVar
 
 from fedekd.errors import FedekdError, unknown
-from fedekd.methods.base import ClientInit, Copy, Exchange, Method, Remember, Step, Train, Uploads
+from fedekd.methods.base import ClientInit, Copy, Exchange, Method, Remember, Step, Train
 from fedekd.methods.batch import Batch
 from fedekd.methods.twins import CONTROLS, twin
+from fedekd.methods.uploads import Uploads
 from fedekd.objects import import_object
 
 FAMILIES = {

@@ -16,7 +16,8 @@ from fedekd.methods.fedavg import FedAvg
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedekd.methods.base import Tree, Uploads
+    from fedekd.methods.base import Tree
+    from fedekd.methods.uploads import Uploads
 
 SECOND = ("adam", "yogi")
 

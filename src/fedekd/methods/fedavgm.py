@@ -13,7 +13,8 @@ from fedekd.methods import Exchange, Step, Train, register
 from fedekd.methods.fedavg import FedAvg
 
 if TYPE_CHECKING:
-    from fedekd.methods.base import Tree, Uploads
+    from fedekd.methods.base import Tree
+    from fedekd.methods.uploads import Uploads
 
 
 @register("fedavgm", family="optimisation", cite="Hsu et al., 2019")

@@ -11,7 +11,8 @@ from fedekd.trees import inner, squared_distance
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedekd.methods.base import Tree, Uploads
+    from fedekd.methods.base import Tree
+    from fedekd.methods.uploads import Uploads
 
 
 @register("feddyn", family="paper", cite="Acar et al., ICLR 2021")

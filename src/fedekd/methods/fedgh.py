@@ -19,7 +19,8 @@ from fedekd.parts import Head
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedekd.methods.base import Tree, Uploads
+    from fedekd.methods.base import Tree
+    from fedekd.methods.uploads import Uploads
 
 
 @register("fedgh", family="distillation", cite="Yi et al., ACM MM 2023", reset={"rate": 0.0})

@@ -15,7 +15,8 @@ from fedekd.methods import Batch, Exchange, Method, Step, Train, register
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedekd.methods.base import Tree, Uploads
+    from fedekd.methods.base import Tree
+    from fedekd.methods.uploads import Uploads
 
 FAR = 1e9  # finite, so that a softmax of the scores has no NaN
 

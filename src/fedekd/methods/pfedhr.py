@@ -17,7 +17,8 @@ from fedekd.methods import Batch, Exchange, Method, Step, Train, register
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from fedekd.methods.base import Tree, Uploads
+    from fedekd.methods.base import Tree
+    from fedekd.methods.uploads import Uploads
 
 
 @register("pfedhr", family="distillation", cite="Wang et al., NeurIPS 2023")

@@ -18,7 +18,8 @@ from fedekd.trees import squared_distance
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedekd.methods.base import Tree, Uploads
+    from fedekd.methods.base import Tree
+    from fedekd.methods.uploads import Uploads
 
 
 @register("pfedme", family="personalised", cite="Dinh et al., NeurIPS 2020")

@@ -16,7 +16,8 @@ from fedekd.trees import inner
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedekd.methods.base import Tree, Uploads
+    from fedekd.methods.base import Tree
+    from fedekd.methods.uploads import Uploads
 
 
 @register("scaffold", family="optimisation", cite="Karimireddy et al., ICML 2020")
