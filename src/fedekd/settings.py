@@ -93,7 +93,7 @@ class Settings:
     fraction: float = _help("share of each client's training and validation rows to keep; test rows all stay", 1.0)
     device: str = _help("cpu, cuda or auto", "cpu")
     precision: str = _help("fp32, tf32 or bf16", "fp32")
-    engine: str = _help("auto (on a GPU stacked, unless models are large), serial or stacked", "auto")
+    engine: str = _help("auto (stacked on a GPU), serial or stacked", "auto")
     data: str | None = _help("folder with the published datasets (or $FEDEKD_DATA)")
     target: str | None = _help("column of a CSV to predict")
     task: str | None = _help("classification or regression, if the data does not tell")

@@ -495,11 +495,10 @@ def test_methods_without_a_use_for_a_file_of_public_rows_train_as_before(digits,
     ] * 2
 
 
-@pytest.mark.parametrize(("model", "stacked"), [("cnn-small", True), ("resnet18", False)])
-def test_on_a_gpu_models_that_fill_it_train_one_after_another(monkeypatch, model, stacked):
-    monkeypatch.setattr(execution, "pick_device", lambda name: torch.device("cuda"))
-    settings = make_settings({"dataset": "digits", "methods": ("local",), "private": model, "batch_size": 1024})
-    (planned,) = plan(settings)
-    assert execution.stacks(planned, "auto") == stacked
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_on_a_gpu_clients_are_stacked(monkeypatch, device):
+    monkeypatch.setattr(execution, "pick_device", lambda name: torch.device(device))
+    (planned,) = plan(make_settings({"dataset": "digits", "methods": ("local",)}))
+    assert execution.stacks(planned, "auto") == (device == "cuda")
     assert execution.stacks(planned, "stacked")
     assert not execution.stacks(planned, "serial")

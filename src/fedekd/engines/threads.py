@@ -1,4 +1,4 @@
-"""How much a training step has to do, and what it is worth: a CPU's threads, a GPU to itself."""
+"""How much a training step has to do, and how many of a CPU's threads that is worth."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from fedekd.engines.job import Job, pick_device
 
 WORTH_THREADS = 100_000_000
 """Multiply-adds of a batch's forward pass below which a second thread takes more than it gives: benchmarks/README.md"""
-FILLS_A_GPU = 10_000_000_000
-"""From so many on, steps of one model after another are faster on a GPU than a stack's: benchmarks/GPU.md"""
 SET_BY_USER = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 

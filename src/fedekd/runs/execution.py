@@ -19,7 +19,7 @@ from fedekd.engines.job import pick_device
 from fedekd.engines.serial import Serial
 from fedekd.engines.stackable import NotStackable, signature
 from fedekd.engines.stacked import Stacked
-from fedekd.engines.threads import FILLS_A_GPU, fitting_threads, step_work
+from fedekd.engines.threads import fitting_threads
 from fedekd.errors import FedekdError
 from fedekd.runs import answers, details, saved_models
 from fedekd.runs.history import History
@@ -174,13 +174,13 @@ def in_stacks(runs: Sequence[PlannedRun], engine: str) -> Iterator[Sequence[Plan
 
 
 def stacks(run: PlannedRun, engine: str) -> bool:
-    """On a GPU clients are stacked unless their models are large; and everywhere very many that take turns, since their
-    models would not all fit into memory at once. Otherwise one after another is faster."""
+    """On a GPU clients are stacked; and everywhere very many that take turns, since their models would not all fit into
+    memory at once. Otherwise one after another is faster."""
     if engine != "auto":
         return engine == "stacked"
     training = run.job.training
     in_turns = len(run.job.federation.clients) >= MANY and training.participation < 1
-    return in_turns or (pick_device(training.device).type == "cuda" and step_work(run.job) < FILLS_A_GPU)
+    return in_turns or pick_device(training.device).type == "cuda"
 
 
 def train_together(
