@@ -362,6 +362,24 @@ def test_the_latest_settings_are_shown_and_the_others_counted(tmp_path, result):
     assert page_data(only)["choices"]["method"]["options"] == ["fedekd"]
 
 
+def test_the_chosen_methods_twin_has_a_line_and_no_name(tmp_path, record):
+    methods = ["local", "fedekd", "fedavg", "local-smooth"]
+    with_twin, without = (
+        page(save(tmp_path / str(len(some)), [record(name, (0.1, 0.2)) for name in some]))
+        for some in ([*methods, "fedekd@alone"], methods)
+    )
+    said = "thin and dashed: the chosen method without exchange"
+    assert said in with_twin
+    assert said not in without
+    chart = page_data(with_twin)["charts"]["curves"]
+    rows = [dict(zip(chart["fields"], row, strict=True)) for row in chart["rows"]["0"]]
+    twins = {"local": "", "fedekd": "", "fedavg": "", "fedekd@alone": "fedekd"}
+    assert {row["method"]: row["twin_of"] for row in rows} == twins
+    assert {row["method"] for row in rows if row["at"] is not None} == {"local", "fedekd", "fedavg"}
+    filters = {layer["transform"][0]["filter"]: layer["mark"] for layer in chart["spec"]["layer"]}
+    assert filters["datum.twin_of === method"]["strokeDash"] == [3, 3]
+
+
 def test_a_study_has_the_papers_figures_and_tables(study_page):
     text = study_page.read_text(encoding="utf-8")
     found, words = page_data(text), " ".join(Outline(text).words)
