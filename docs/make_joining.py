@@ -9,22 +9,25 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import vl_convert
+from joining_records import (
+    HOME,
+    OURS,
+    Setting,
+    Tuned,
+    clearly_above,
+    interval,
+    points,
+    records,
+    settings,
+    with_interval,
+)
 
-from fedekd.metrics import paired_interval
 from fedekd.runs.findings import TITLES, findings, headline, losses
 from fedekd.runs.records import Record
-from fedekd.runs.results import load
-from fedekd.runs.transfer import MethodTransfer, analyse
 
-HOME = Path(__file__).resolve().parents[1]
-OURS = "second-opinion"
 TAUGHT = "second-opinion-taught"
 COLOURS = {
     OURS: "#1f5fbf",
@@ -35,20 +38,6 @@ COLOURS = {
     "fedproto": "#a98467",
     "fedekd": "#c05a9e",
 }
-
-
-def records(study: str) -> list[Record]:
-    return load(HOME / "results" / study).records
-
-
-def points(value: float) -> str:
-    return f"{100 * value:+.2f}".replace("-", "−") if abs(100 * value) >= 0.005 else "0.00"
-
-
-def with_interval(values: list[float]) -> str:
-    found = paired_interval(values)
-    half = "" if found is None else f" ± {100 * (found[1] - found[0]) / 2:.2f}"
-    return points(float(np.mean(values))) + half
 
 
 def by_seed(some: list[Record]) -> dict[tuple[str, float | None], dict[str, dict[int, Record]]]:
@@ -82,64 +71,6 @@ def over_splits() -> list[str]:
     found = findings([r for r in records("paper") if r["label"] == r["method"]])
     own = [one for one in found if one.label == "fedekd" and not one.wanted]
     return [f"**{headline(own)}.** {losses(own)}.", "", *(f"- {one.sentence()}" for one in own)]
-
-
-@dataclass
-class Setting:
-    """One column of the study: a dataset with so many rows, dealt out so unevenly."""
-
-    dataset: str
-    alpha: float | None
-    fraction: float
-    clients: int
-    records: list[Record]
-
-    @property
-    def name(self) -> str:
-        return f"{TITLES.get(self.dataset, self.dataset)} {self.split}"
-
-    @property
-    def split(self) -> str:
-        """Without the dataset."""
-        share = "all rows" if self.fraction == 1 else f"{100 * self.fraction:g} %"
-        many = "" if self.clients == 6 else f", {self.clients} clients"
-        return f"α={self.alpha:g}, {share}{many}"
-
-    @cached_property
-    def by(self) -> dict[str, dict[int, Record]]:
-        found: dict[str, dict[int, Record]] = defaultdict(dict)
-        for r in self.records:
-            found[r["label"]][r["seed"]] = r
-        return found
-
-    @cached_property
-    def taken_apart(self) -> dict[str, MethodTransfer]:
-        return {one.label: one for one in analyse(self.records)}
-
-    @property
-    def rows(self) -> float:
-        return float(np.mean([c["n_train"] for r in self.by["local"].values() for c in r["clients"]]))
-
-    def deltas(self, label: str, seeds: Iterable[int]) -> np.ndarray:
-        return np.array([self.by[label][seed]["avg_delta"] for seed in seeds])
-
-    def lead(self, label: str) -> list[float]:
-        """By how much second-opinion is ahead of a method, seed by seed."""
-        seeds = sorted(set(self.by[OURS]) & set(self.by[label]))
-        return list(self.deltas(OURS, seeds) - self.deltas(label, seeds))
-
-
-def settings() -> list[Setting]:
-    found: dict[tuple[str, float | None, float, int], list[Record]] = defaultdict(list)
-    for r in records("joining"):
-        how = r["partition"]
-        found[r["dataset"], r["alpha"], how.get("fraction", 1.0), how["clients"]].append(r)
-    every = [one for place, some in found.items() if OURS in (one := Setting(*place, some)).by]
-    return sorted(every, key=lambda one: (one.dataset, -(one.alpha or 0), one.fraction))
-
-
-def interval(found: Sequence[float] | None) -> str:
-    return "" if found is None else f" [{points(found[0])}, {points(found[1])}]"
 
 
 def apart(every: list[Setting]) -> list[str]:
@@ -179,11 +110,6 @@ def rivals(every: list[Setting]) -> list[str]:
     return lines
 
 
-def clearly_above(values: Sequence[float]) -> bool:
-    found = paired_interval(list(values))
-    return found is not None and found[0] > 0
-
-
 def said(every: list[Setting]) -> str:
     """What the tables say, in sentences."""
     ours = [one.taken_apart[OURS].summary for one in every]
@@ -196,7 +122,9 @@ def said(every: list[Setting]) -> str:
     count = sum(sum(one.values()) for one in states)
     fought = [one for one in every if "fedavg" in one.by]
     ahead = sum(clearly_above(one.lead("fedavg")) for one in fought)
-    leads = {one.name: {label: np.mean(one.lead(label)) for label in one.by} for one in fought}
+    leads = {
+        one.name: {label: np.mean(one.lead(label)) for label in (*one.by, *one.other_configurations)} for one in fought
+    }
     behind = {name: min(lead, key=lead.__getitem__) for name, lead in leads.items() if min(lead.values()) < 0}
     best = f"all {len(fought)}" if not behind else f"{len(fought) - len(behind)} of {len(fought)}"
     clearly = {
@@ -205,10 +133,13 @@ def said(every: list[Setting]) -> str:
         if (name := one.name) in behind
     }
     left = "; ".join(f"{label} is {'clearly ' * clearly[name]}ahead on {name}" for name, label in behind.items())
+    at_best = "; a rival that was tuned counts with its best configuration" * any(
+        one.other_configurations for one in fought
+    )
     return f"""`second-opinion` is clearly better than the best alone in {clear["gain"]} settings, and what it owes to
 federation alone is clearly above 0 in {clear["federation"]} where its twin was run. {helped} of {count} client-runs
 were clearly helped and {harmed} clearly harmed. It is clearly ahead of FedAvg in {ahead} of {len(fought)} settings,
-and has the highest mean of all methods run in {best}{f" ({left})" if left else ""}."""
+and has the highest mean of all methods run in {best}{f" ({left})" if left else ""}{at_best}."""
 
 
 def one_model(every: list[Setting]) -> list[str]:
@@ -223,36 +154,6 @@ def one_model(every: list[Setting]) -> list[str]:
         federation = "–" if part is None else points(part["mean"]) + interval(part["interval"])
         cells = points(mixture), points(taught), f"{100 * taught / mixture:.0f} %", federation
         lines.append(f"| {one.name} | " + " | ".join(cells) + " |")
-    return lines
-
-
-def tuned(every: list[Setting]) -> list[str]:
-    """Three configurations of each rival: which one validation rows chose, and what it gives over the one in use."""
-    runs: dict[str, dict[float | None, dict[str, list[Record]]]] = defaultdict(lambda: defaultdict(dict))
-    for r in records("tuning"):
-        rate = f"lr={r['params']['lr']:g}" if r["params"]["lr"] != 1e-3 else ""
-        configuration = "".join(r["label"].split(" (")[1:]).rstrip(")") or rate or "as in the study"
-        runs[r["method"]][r["alpha"]].setdefault(configuration, []).append(r)
-    lines = ["| rival | besides the study's | α=0.5: chosen | gives | behind | α=0.1: chosen | gives | behind |"]
-    lines.append("| --- | --- | --- | ---: | ---: | --- | ---: | ---: |")
-    tenth = {one.alpha: one for one in every if one.split in ("α=0.5, 10 %", "α=0.1, 10 %") and "Organ" in one.name}
-    for method, by_alpha in sorted(runs.items()):
-        if method == "local":
-            continue
-        others = [name for name in by_alpha[0.5] if name != "as in the study"]
-        cells = [method, ", ".join(others)]
-        for alpha in (0.5, 0.1):
-            found = {
-                name: [
-                    np.mean([[c["chosen"]["val_loss"], c["chosen"]["value"]] for c in r["clients"]], 0) for r in some
-                ]
-                for name, some in by_alpha[alpha].items()
-            }
-            means = {name: np.mean(seeds, 0) for name, seeds in found.items()}
-            best = min(means, key=lambda name: means[name][0])
-            gives = points(means[best][1] - means["as in the study"][1])
-            cells += [best, "" if best == "as in the study" else gives, with_interval(tenth[alpha].lead(method))]
-        lines.append("| " + " | ".join(cells) + " |")
     return lines
 
 
@@ -344,6 +245,7 @@ def main() -> None:
     every = settings()
     (heart,) = (one for one in every if one.dataset == "heart")
     every.remove(heart)
+    tuned = Tuned(every)
     (HOME / "docs" / "images" / "joining.svg").write_text(figure(every))
     tables = "\n\n".join(
         "\n".join(rivals([one for one in every if one.dataset == dataset]))
@@ -386,11 +288,11 @@ all.
 ### Were the rivals tuned?
 Each had three configurations on a tenth of OrganAMNIST, on seeds 100 and 101 (`fedekd study results/tuning/study.toml
 --device cuda --precision bf16`). The table has the one with the lowest validation loss at the chosen rounds; what it
-gives on test rows there over the one that the study uses, in points; and how far the latter is behind `second-opinion`
-on seeds 0 to 4, from the table above. The configurations that were chosen have not been run on seeds 0 to 4.
-`second-opinion` itself has its defaults everywhere.
+gives on test rows there over the one that the study uses, in points; and how far both are behind `second-opinion` on
+seeds 0 to 4. `second-opinion` itself has its defaults everywhere.
+{tuned.said()}
 
-{chr(10).join(tuned(every))}
+{chr(10).join(tuned.table())}
 
 A regression, scikit-learn's `diabetes` (six clients of some 44 training rows, α=0.5, 10 rounds, seeds 0 to 4, RMSE,
 less is better): second-opinion −9.65 [−15.27, −4.03], of which federation is −6.11 [−9.74, −2.47]; FedeKD −6.15, FML

@@ -229,7 +229,7 @@ def _states(transfer: list[MethodTransfer]) -> str:
         [f"{TITLES[one.dataset]} α={one.alpha:g}", one.label, *(str(one.states[state]) for state in STATES)]
         for one in judged
     ]
-    judging = assumed("all methods and clients of one cell", Unit("accuracy", 1))
+    judging = assumed("all methods and clients of one cell", Unit("accuracy", 1), judged[0])
     judging += " Of an RMSE it is 2 %." if any(one.metric == "rmse" for one in judged) else ""
     return (
         "\n**Client by client against the best alone** (client-runs; records of the other methods and datasets are"
@@ -339,7 +339,7 @@ ABOUT = """## How it was made
 numbers beside ours, are in [results/paper/tables.md](../results/paper/tables.md)
 (`fedekd table results/paper --against paper`). The records come from
 `fedekd study paper --device cuda --precision bf16` on one NVIDIA H200: {runs:,} of {all:,} runs,
-{minutes:.0f} minutes of training in several sessions. We could not get OCTMNIST's file, so its cells are empty.
+{minutes:.0f} minutes of training in several sessions. We could not get OCTMNIST's file, so it is not in the tables.
 
 Settings are the paper's where it names them (5 rounds, Adam 1e-4, batch 64, six clients, ten seeds), with 2 local
 epochs a round. [method.md](method.md) lists what the paper leaves open and what we chose. Intervals are Student's, over

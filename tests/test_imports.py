@@ -91,8 +91,9 @@ def test_the_core_trains_with_torch_and_numpy_alone():
 
 
 def test_training_does_not_wait_for_torchs_compiler(tmp_path):
-    """torch's optimisers import torch._dynamo when they are made: seconds of every start."""
-    given = f"methods='fedekd,fedavg,pfedhr', public=0.1, rounds=1, epochs=1, out={str(tmp_path)!r}, progress=False"
+    """torch's optimisers and torch.func.grad import torch._dynamo: seconds of every start."""
+    names = "fedekd,fedavg,pfedhr,perfedavg,pfedme"
+    given = f"methods={names!r}, public=0.1, rounds=1, epochs=1, out={str(tmp_path)!r}, progress=False"
     run(f"import fedekd, sys\nfedekd.run('heart', {given})\nassert 'torch._dynamo' not in sys.modules")
 
 

@@ -10,8 +10,10 @@ import torch
 
 from fedekd.errors import FedekdError
 from fedekd.methods.base import ClientInit, Exchange, Method, Remember, Train
+from fedekd.methods.batch import gradient_alone, gradient_in_a_map, no_gradient
 from fedekd.tasks import Regression
 from hand_batch import gradients, hand_batch
+from tiny import tiny_private
 
 
 def test_a_batch_by_hand():
@@ -103,3 +105,23 @@ def test_a_model_is_applied_where_there_are_inputs():
     slope = given.gradient("private", weights, lambda out: out.square().sum())
     assert slope["w"].item() == 12.0
     assert not slope["w"].requires_grad
+
+
+def test_a_gradient_is_the_same_to_the_bit_with_and_without_torch_func():
+    torch.manual_seed(0)
+    module, x, y = tiny_private((1, 8, 8), 4), torch.rand(16, 1, 8, 8), torch.randint(4, (16,))
+    weights = {**{name: w.detach() for name, w in module.named_parameters()}, "unused": torch.ones(2)}
+
+    def loss(tree):
+        own = {name: w for name, w in tree.items() if name != "unused"}
+        return torch.nn.functional.cross_entropy(torch.func.functional_call(module, own, (x,)), y)
+
+    expected, found = gradient_in_a_map(loss, weights), gradient_alone(loss, weights)
+    assert list(expected) == list(found)
+    assert all(torch.equal(expected[name], g) and not g.requires_grad for name, g in found.items())
+    assert found["unused"].tolist() == [0.0, 0.0]
+    assert any(g.any() for g in found.values())
+    assert not any(w.requires_grad for w in weights.values())
+    zeros = no_gradient(loss, weights)
+    assert {name: g.shape for name, g in zeros.items()} == {name: w.shape for name, w in weights.items()}
+    assert not any(g.any() for g in zeros.values())

@@ -29,11 +29,15 @@ NASTY = '<script>alert("x")</script>'
 
 
 class Outline(HTMLParser):
-    """Tags with their attributes, headings, and the text of the page without scripts and styles."""
+    """Tags with their attributes, headings, and the text of the page without scripts and styles.
+
+    Words have plain spaces, where the text may have some at which no line ends.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
         self.words: list[str] = []
         self.inside = ""
         self.feed(text)
@@ -44,7 +48,8 @@ class Outline(HTMLParser):
 
     def handle_data(self, data):
         if self.inside not in ("script", "style") and data.strip():
-            self.words.append(data.strip())
+            self.text.append(data.strip())
+            self.words.append(data.strip().replace("\u00a0", " "))
 
     def count(self, tag: str) -> int:
         return sum(name == tag for name, _ in self.tags)
@@ -89,13 +94,25 @@ def test_headings_never_skip_a_level(tmp_path, result, study_page):
         assert all(after <= before + 1 for before, after in pairwise(levels))
 
 
+def test_no_line_ends_between_a_number_and_its_unit(tmp_path, result):
+    folder = save(tmp_path, result(methods=2, seeds=2, rows=100).records)
+    text = page(folder)
+    charts = page_data(text)["charts"].values()
+    beside = [column["title"] for chart in charts for column in chart["columns"]]
+    beside += [note for chart in charts for note in chart["notes"].values()]
+    said = "\n".join([*Outline(text).text, *beside])
+    for unit in ("%", "points", "MB", "s"):
+        assert re.search(rf"\d\u00a0{unit}(?!\w)", said), unit
+    assert not re.search(r"\d (%|points?\b|[kM]?B\b|s\b|min\b)", said)
+
+
 def test_the_headline_counts_the_four_states_and_names_the_worst(tmp_path, record):
     deltas = (0.05, -0.04, 0.0, 0.0, 0.02, -0.11)
     records = [record(name, deltas, rows=2000) for name in ("local", "fedekd", "local-smooth", "fedekd@alone")]
     text = page(save(tmp_path, records))
     words = " ".join(Outline(text).words)
     assert "fedekd: 2 clearly harmed, 2 clearly helped, 2 equivalent, 0 undecided" in words
-    assert "Worst off is client 5: accuracy 81.0\u00a0% alone (local), 70.0\u00a0% with the method" in words
+    assert "Worst off is client 5: accuracy 81.0 % alone (local), 70.0 % with the method" in words
     assert "One seed tells you about these trained models, not about the method" in words
     assert "assumed independent" in words
     assert "2 should join, 4 should stay alone, 0 are undecided" in words
@@ -104,7 +121,7 @@ def test_the_headline_counts_the_four_states_and_names_the_worst(tmp_path, recor
     assert found["choices"]["method"]["options"] == ["fedekd"]  # the others are controls
     assert "local-smooth" in words
     clients = found["charts"]["clients"]
-    titles = {"gain, points", "95 % from", "95 % to", "can show", "verdict", "best alone", "test rows"}
+    titles = {"gain, points", "95\u00a0% from", "95\u00a0% to", "can show", "verdict", "best alone", "test rows"}
     assert titles <= {column["title"] for column in clients["columns"]}
     states = [row[clients["fields"].index("state")] for row in clients["rows"]["0|0"]]
     assert states == ["clearly harmed"] * 2 + ["equivalent"] * 2 + ["clearly helped"] * 2
@@ -345,6 +362,24 @@ def test_the_latest_settings_are_shown_and_the_others_counted(tmp_path, result):
     assert page_data(only)["choices"]["method"]["options"] == ["fedekd"]
 
 
+def test_the_chosen_methods_twin_has_a_line_and_no_name(tmp_path, record):
+    methods = ["local", "fedekd", "fedavg", "local-smooth"]
+    with_twin, without = (
+        page(save(tmp_path / str(len(some)), [record(name, (0.1, 0.2)) for name in some]))
+        for some in ([*methods, "fedekd@alone"], methods)
+    )
+    said = "thin and dashed: the chosen method without exchange"
+    assert said in with_twin
+    assert said not in without
+    chart = page_data(with_twin)["charts"]["curves"]
+    rows = [dict(zip(chart["fields"], row, strict=True)) for row in chart["rows"]["0"]]
+    twins = {"local": "", "fedekd": "", "fedavg": "", "fedekd@alone": "fedekd"}
+    assert {row["method"]: row["twin_of"] for row in rows} == twins
+    assert {row["method"] for row in rows if row["at"] is not None} == {"local", "fedekd", "fedavg"}
+    filters = {layer["transform"][0]["filter"]: layer["mark"] for layer in chart["spec"]["layer"]}
+    assert filters["datum.twin_of === method"]["strokeDash"] == [3, 3]
+
+
 def test_a_study_has_the_papers_figures_and_tables(study_page):
     text = study_page.read_text(encoding="utf-8")
     found, words = page_data(text), " ".join(Outline(text).words)
@@ -358,7 +393,7 @@ def test_a_study_has_the_papers_figures_and_tables(study_page):
     assert losses(own) in first
     assert not re.search(r"\d runs", first)
     assert all(one.sentence() in words for one in own)
-    assert "runs are missing: all of OCTMNIST (" in words
+    assert "no runs of OCTMNIST here: its file was not available" in words
     beta = found["charts"]["sweep-classification-fedekd-beta"]
     values = {row[beta["fields"].index("value")] for row in beta["rows"][""]}
     assert values == {"0.25", "0.5", "1", "2", "4", "8"}

@@ -24,7 +24,7 @@ from fedekd.errors import FedekdError
 from fedekd.exchange import Message, exchanges
 from fedekd.federation import Split
 from fedekd.methods.base import ClientInit, Copy, Exchange, Remember, Train
-from fedekd.methods.batch import Batch
+from fedekd.methods.batch import Batch, gradient_alone
 from fedekd.models import trainable
 from fedekd.trees import map_tree, moved
 
@@ -303,7 +303,7 @@ class Client(ClientModels):
         return self._steps_known[1]
 
     def _seen(self, seen: Mapping[str, Any], lr: float | Tensor) -> Batch:
-        return make_batch(self.method, self.task, lr, seen, self._applied)
+        return replace(make_batch(self.method, self.task, lr, seen, self._applied), differentiate=gradient_alone)
 
     # --- answers -----------------------------------------------------------------------------------------
 

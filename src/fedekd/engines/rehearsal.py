@@ -29,7 +29,7 @@ from fedekd.errors import FedekdError
 from fedekd.exchange import Aggregator, Message, answer_of, exchanges, same_shapes, size
 from fedekd.federation import Federation, Split
 from fedekd.methods.base import Copy, Exchange, Method, Remember, Step, Train
-from fedekd.methods.batch import Batch
+from fedekd.methods.batch import Batch, no_gradient
 from fedekd.trees import map_tree
 
 CLIENTS, TRAINED, HELD = 2, 2, 2  # blank clients, and their rows for training and for each other split
@@ -310,11 +310,15 @@ class _RehearsalClient(Client):
         """A stack of one: whether the function may be mapped over clients, as it is where models can be stacked."""
         if not self.method.stacks or not self.models:
             return
-        skipped = ("task", "lr", "forward", "teaching", "split")
+        skipped = ("task", "lr", "forward", "differentiate", "teaching", "split")
         seen = {n: v for n, v in vars(batch).items() if v is not None and n not in skipped}
         stack = map_tree(lambda t: t.detach()[None] if isinstance(t, Tensor) else t, seen)
+
+        def one(seen: dict[str, Any]) -> Any:
+            return function(replace(self._seen({"x": None, **seen}, batch.lr), differentiate=no_gradient))
+
         with self._still_buffers():
-            vmap(lambda seen: function(self._seen({"x": None, **seen}, batch.lr)), randomness="different")(stack)
+            vmap(one, randomness="different")(stack)
 
     @contextmanager
     def _still_buffers(self) -> Iterator[None]:

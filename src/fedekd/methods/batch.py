@@ -17,6 +17,29 @@ if TYPE_CHECKING:
     from fedekd.tasks import Task
 
 
+def gradient_in_a_map(loss: Callable[[Tree], Tensor], at: Tree) -> Tree:
+    """The only way inside of ``vmap``. Its first call imports torch._dynamo, which takes seconds."""
+    from torch.func import grad
+
+    return {name: g.detach() for name, g in grad(loss)(at).items()}
+
+
+def gradient_alone(loss: Callable[[Tree], Tensor], at: Tree) -> Tree:
+    """The same to the bit, outside of any map."""
+    import torch
+
+    with torch.enable_grad():
+        leaves = {name: w.detach().requires_grad_() for name, w in at.items()}
+        found = torch.autograd.grad(loss(leaves), list(leaves.values()), materialize_grads=True)
+    return dict(zip(leaves, found, strict=True))
+
+
+def no_gradient(loss: Callable[[Tree], Tensor], at: Tree) -> Tree:
+    """Zeros, for a dry pass: the loss is taken, and not differentiated."""
+    loss(at)
+    return {name: w.new_zeros(w.shape) for name, w in at.items()}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """Some rows: what the client's models make of them, and what it knows. The same in every engine."""
@@ -42,6 +65,8 @@ class Batch:
     split: str = ""  # in `predict`: which of the client's splits the rows are, "" where they are none of its rows
     teaching: Teaching | None = field(default=None, compare=False)  # of a twin: what is taken from its teachers
     forward: Callable[[str, Tree, Tensor], Tensor] | None = field(default=None, compare=False)
+    differentiate: Callable[[Callable[[Tree], Tensor], Tree], Tree] = field(default=gradient_in_a_map, compare=False)
+    """How ``gradient`` finds it."""
 
     @property
     def real(self) -> Tensor:
@@ -76,7 +101,5 @@ class Batch:
 
     def gradient(self, role: str, weights: Tree, loss: Callable[[Tensor], Tensor]) -> Tree:
         """The gradient of ``loss(outputs)`` at these weights, as a constant."""
-        from torch.func import grad
-
         start = {name: w.detach() for name, w in weights.items()}
-        return {n: g.detach() for n, g in grad(lambda tree: loss(self.apply(role, tree)))(start).items()}
+        return self.differentiate(lambda tree: loss(self.apply(role, tree)), start)

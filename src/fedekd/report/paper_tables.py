@@ -124,23 +124,31 @@ def study_tables(study: StudyRecords, against_paper: bool = False) -> list[Table
     tables = []
     for layout in _layouts():
         table = _paper_table(layout, study, against_paper)
-        tables += [table] if table else []
+        tables += [_with_absent(table, layout, study)] if table else []
     for task in SHORT:
         layout = next(one for one in _layouts() if one.task == task)
-        tables += [_paired(layout, study, "fedekd"), _paired(layout, study, "local")]
         methods, columns = _all_rows(layout, study, "local"), _columns(layout, study)
-        tables += TransferTables(study, task, methods, columns).tables()
+        made = [_paired(layout, study, "fedekd"), _paired(layout, study, "local")]
+        made += TransferTables(study, task, methods, columns).tables()
+        tables += [_with_absent(table, layout, study) for table in made]
     return [table for table in tables if table.rows] + sweep_tables(study)
 
 
 def _columns(layout: Layout, study: StudyRecords) -> list[tuple[str, float | None]]:
-    """The paper's columns where the records are about its datasets, then whatever else they hold."""
-    paper = list(layout.columns) if study.about({dataset for one in _layouts() for dataset, _ in one.columns}) else []
-    return list(dict.fromkeys([*paper, *study.columns(layout.task)]))
+    """The paper's columns of the datasets that were run, then whatever else the records hold."""
+    own = study.columns(layout.task)
+    run = {dataset for dataset, _ in own}
+    return list(dict.fromkeys([*(column for column in layout.columns if column[0] in run), *own]))
 
 
 def _about_paper(layout: Layout, study: StudyRecords) -> bool:
     return any(column in layout.columns for column in _columns(layout, study))
+
+
+def _with_absent(table: Table, layout: Layout, study: StudyRecords) -> Table:
+    """With a note on those of the paper's datasets that have no column, where any of them has one."""
+    datasets = {dataset for dataset, _ in layout.columns} if _about_paper(layout, study) else set()
+    return replace(table, notes=(*table.notes, *study.absent(datasets)))
 
 
 def _rows(layout: Layout, study: StudyRecords, against_paper: bool) -> dict[str, tuple[str, ...]]:

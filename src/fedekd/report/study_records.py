@@ -85,9 +85,6 @@ class StudyRecords:
 
     # --- what there is -----------------------------------------------------------------------------------
 
-    def about(self, datasets: Collection[str]) -> bool:
-        return any(record["dataset"] in datasets for record in self.records)
-
     def columns(self, task: str) -> list[StudyColumn]:
         return sorted((c for c, kind in self.task.items() if kind == task), key=lambda c: (c[0], c[1] or 0.0))
 
@@ -147,26 +144,32 @@ class StudyRecords:
             )
         for dataset in dict.fromkeys(dataset for dataset, _ in columns):
             title = TITLES.get(dataset, dataset)
-            failed = [f for f in self.failures if f["dataset"] == dataset]
-            if failed:
+            if any(f["dataset"] == dataset for f in self.failures):
                 notes.append(self._failed(dataset))
-            elif not any(record["dataset"] == dataset for record in self.records):
-                notes.append(f"no runs of {title} here: not asked for, or `fedekd data fetch {dataset}` first")
             if self.left_out[dataset]:
                 notes.append(f"{self.left_out[dataset]:,} runs of {title} with other settings are left out")
         return notes
 
     def _lacking(self, by_dataset: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
-        """Datasets of which nothing is there, then those that lack the same methods."""
+        """Datasets that lack the same methods."""
         alike: dict[tuple[str, ...], list[str]] = {}
         for dataset, own in by_dataset.items():
-            here = any(record["dataset"] == dataset for record in self.records)
-            alike.setdefault(tuple(own) if here else (), []).append(dataset)
+            alike.setdefault(tuple(own), []).append(dataset)
         for labels, datasets in sorted(alike.items(), key=lambda item: len(item[0])):
             runs = sum(sum(by_dataset[dataset].values()) for dataset in datasets)
             more = f" and {len(labels) - NAMED} more" if len(labels) > NAMED else ""
-            what = f"{', '.join(labels[:NAMED])}{more} of" if labels else "all of"
-            yield f"{what} {', '.join(TITLES.get(dataset, dataset) for dataset in datasets)} ({runs:,})"
+            what = f"{', '.join(labels[:NAMED])}{more}"
+            yield f"{what} of {', '.join(TITLES.get(dataset, dataset) for dataset in datasets)} ({runs:,})"
+
+    def absent(self, datasets: Iterable[str]) -> list[str]:
+        """Why there is nothing of some datasets, as far as that is known."""
+        absent = sorted(set(datasets) - {dataset for dataset, _ in self.task}, key=list(TITLES).index)
+        failed = [dataset for dataset in absent if any(f["dataset"] == dataset for f in self.failures)]
+        notes = [self._failed(dataset) for dataset in failed]
+        if others := [dataset for dataset in absent if dataset not in failed]:
+            titles = ", ".join(TITLES[dataset] for dataset in others)
+            notes.append(f"no runs of {titles} here: not asked for, or `fedekd data fetch NAME` first")
+        return notes
 
     def failed(self) -> list[str]:
         """What could not be run, dataset by dataset."""

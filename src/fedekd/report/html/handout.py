@@ -115,7 +115,7 @@ def _facts(data: RunData) -> str:
         f"finished {max(r['finished'] for r in data.records)[:10]}"
     )
     holds = independence(first["partition"].get("group"))
-    return f"{done}. {holds}. Verdicts are at the 5\u00a0% level over all sites and methods."
+    return f"{done}. {holds}. Verdicts are at the 5 % level over all sites and methods."
 
 
 def _chart(data: RunData, clients: dict[str, ClientTransfer]) -> str:

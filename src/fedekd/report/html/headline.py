@@ -69,7 +69,7 @@ def _average(unit: Unit, mean: float, label: str, menu: bool) -> str:
 
 
 def _change(unit: Unit, client: ClientTransfer) -> str:
-    percent = "\u00a0%" if unit.percent else ""
+    percent = " %" if unit.percent else ""
     alone, value = (unit.value(fmean(one.value for one in some)) for some in (client.alone, client.joined))
     return f"{unit.name} {alone}{percent} alone ({alone_label(client)}), {value}{percent} with the method"
 

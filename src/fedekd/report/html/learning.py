@@ -10,6 +10,7 @@ import numpy as np
 from fedekd.report.html.chart import MANY, Chart, ChartColumn, Row, Spec, tooltip, variant
 from fedekd.report.html.run_data import RunData
 from fedekd.runs.records import Record
+from fedekd.runs.transfer import twin_label
 
 MISSING = "This run left no learning curve."
 SHOWN_ONLY = "Nothing was chosen by these curves: they are measured on test data, after training."
@@ -19,10 +20,10 @@ WHOLE = "datum.value % 1 ? '' : format(datum.value, 'd')"  # a narrow axis has t
 
 
 def mean_rows(data: RunData) -> dict[str, list[Row]]:
-    """By seed: each method's mean over its clients, round by round."""
+    """By seed: each method's mean over its clients, round by round, and its twin's."""
     rows: dict[str, list[Row]] = {}
     for s, seed in enumerate(data.seeds):
-        for label in data.shown:
+        for label, kind in _drawn(data).items():
             curve = np.asarray(_curve(data, label, seed), float)
             if not curve.size:
                 continue
@@ -30,9 +31,17 @@ def mean_rows(data: RunData) -> dict[str, list[Row]]:
             shown = curve[:, defined] if defined.any() else curve
             for number, values in zip(_measured(data, label, seed), shown, strict=True):
                 mean = data.scale.factor * float(np.mean(values))
-                row = {"method": label, "round": number, "value": mean, "alone": label == data.alone}
-                rows.setdefault(variant(s), []).append(row)
+                rows.setdefault(variant(s), []).append({"method": label, "round": number, "value": mean, **kind})
     return _with_ends(rows, "method", "value")
+
+
+def _drawn(data: RunData) -> dict[str, Row]:
+    """What has a line: training alone, the methods, and of each method the twin that exchanges nothing."""
+    found: dict[str, Row] = {label: {"alone": label == data.alone, "twin_of": ""} for label in data.shown}
+    for label in data.compared:
+        if (twin := twin_label(data.of(label)[0])) in data.labels:
+            found[twin] = {"alone": False, "twin_of": label}
+    return found
 
 
 def client_curves(data: RunData) -> dict[str, list[Row]]:
@@ -51,8 +60,9 @@ def client_curves(data: RunData) -> dict[str, list[Row]]:
 def _with_ends(rows: dict[str, list[Row]], line: str, field: str) -> dict[str, list[Row]]:
     """With ``at`` in each line's last row: where its name stands, so that names do not lie on one another."""
     for group in rows.values():
-        last = {row[line]: row for row in group}
-        values = [row[field] for row in group if np.isfinite(row[field])]
+        named = [row for row in group if not row.get("twin_of")]
+        last = {row[line]: row for row in named}
+        values = [row[field] for row in named if np.isfinite(row[field])]
         apart = (max(values) - min(values)) * NAME_HEIGHT / HEIGHT if values else 0.0
         for row in group:
             row["at"] = None
@@ -97,8 +107,8 @@ def method_curves(data: RunData) -> Chart:
         ChartColumn("value", scale.value_title, scale.value),
     ]
     about = (
-        "Mean over the clients after each round. Blue: the chosen method; dashed: training alone; grey: the other "
-        f"methods. {SHOWN_ONLY}"
+        f"Mean over the clients after each round. Blue: the chosen method; dashed: training alone; {_twin(data)}grey: "
+        f"the other methods. {SHOWN_ONLY}"
     )
     return Chart(
         "curves",
@@ -115,15 +125,20 @@ def method_curves(data: RunData) -> Chart:
     )
 
 
+def _twin(data: RunData) -> str:
+    twins = any(kind["twin_of"] for kind in _drawn(data).values())
+    return "thin and dashed: the chosen method without exchange; " if twins else ""
+
+
 def _lines(field: str, title: str, columns: Sequence[ChartColumn], data: RunData) -> Spec:
-    """A line for each method, the chosen one and training alone drawn strongly."""
+    """A line for each method, the chosen one and training alone drawn strongly, and a thin one for its twin."""
     base: Spec = {
         "x": _rounds(),
         "y": {"field": field, "type": "quantitative", "title": title, "scale": {"zero": False}},
         "detail": {"field": "method"},
         "tooltip": tooltip(columns),
     }
-    chosen, quiet = "datum.method === method", "datum.method !== method && !datum.alone"
+    chosen, quiet = "datum.method === method", "datum.method !== method && !datum.alone && !datum.twin_of"
 
     def line(test: str, **mark: Any) -> Spec:
         return {"transform": [{"filter": test}], "mark": {"type": "line", "point": {"size": 36, **mark}, **mark}}
@@ -134,6 +149,7 @@ def _lines(field: str, title: str, columns: Sequence[ChartColumn], data: RunData
         "layer": [
             line(quiet, color="$muted", strokeWidth=1.3, opacity=0.8),
             line("datum.alone", color="$ink", strokeWidth=2, strokeDash=[5, 4]),
+            line("datum.twin_of === method", color="$accent", strokeWidth=1.3, strokeDash=[3, 3]),
             line(chosen, color="$accent", strokeWidth=3),
             _label(chosen, color="$accent", fontWeight=600),
             _label("datum.alone", color="$ink"),
@@ -157,16 +173,16 @@ def _named_clients(y: Spec) -> Spec:
 
 
 def loss_rows(data: RunData) -> dict[str, list[Row]]:
-    """By seed: each method's loss on validation rows, the mean over the clients that have any."""
+    """By seed: each method's loss on validation rows, and its twin's, the mean over the clients that have any."""
     rows: dict[str, list[Row]] = {}
     for s, seed in enumerate(data.seeds):
-        for label in data.shown:
+        for label, kind in _drawn(data).items():
             record = data.by.get((label, seed))
             known = [client["curve"] for client in record["clients"] if "curve" in client] if record else []
             curves = [curve["val_loss"] for curve in known]
             rounds = known[0].get("round", range(1, len(curves[0]) + 1)) if known else []
             for number, values in zip(rounds, zip(*curves, strict=False), strict=False):
-                row = {"method": label, "round": number, "loss": float(np.mean(values)), "alone": label == data.alone}
+                row = {"method": label, "round": number, "loss": float(np.mean(values)), **kind}
                 rows.setdefault(variant(s), []).append(row)
     return _with_ends(rows, "method", "loss")
 
@@ -175,7 +191,7 @@ def validation_losses(data: RunData) -> Chart:
     columns = [ChartColumn("method", "method"), ChartColumn("round", "round"), ChartColumn("loss", "loss", ".4f")]
     about = (
         "The loss on validation rows after each round, mean over the clients. Where it rises while training goes on, "
-        "a method learns its training rows by heart. Blue: the chosen method; dashed: training alone."
+        f"a method learns its training rows by heart. Blue: the chosen method; {_twin(data)}dashed: training alone."
     )
     return Chart(
         "losses",

@@ -8,6 +8,7 @@
     if (!shape.startsWith("+") || !/^[+−]0(\.0+)?$/.test(text)) return text;
     return Math.abs(v) < 1e-10 ? text.slice(1) : format("+.1g")(v);
   };
+  const spaced = (text) => text.replaceAll("\u00a0", " "); // as a reader types it, and other programs read it
   const unsigned = (text) => String(text).replace(/^[+−](0(\.0+)?)$/, "$1");
   const { choices, charts } = JSON.parse(document.getElementById("page-data").textContent);
   const state = Object.fromEntries(Object.values(choices).map((choice) => [choice.name, choice.first]));
@@ -65,7 +66,7 @@
 
   // ast: expressions are interpreted, so that the page's policy can forbid eval
   const options = { mode: "vega-lite", renderer: "svg", actions: false, defaultStyle: false, ast: true, tooltip: tell,
-    logLevel: 1, formatLocale: { decimal: ".", thousands: ",", grouping: [3], currency: ["", ""], percent: " %" } };
+    logLevel: 1, formatLocale: { decimal: ".", thousands: ",", grouping: [3], currency: ["", ""], percent: "\u00a0%" } };
 
   const draw = async (id) => {
     const chart = charts[id], figure = document.getElementById(id), canvas = figure.querySelector(".canvas");
@@ -153,7 +154,7 @@
     region.before(words);
     const filter = () => {
       const wanted = words.value.trim().toLowerCase();
-      for (const row of table.tBodies[0].rows) row.hidden = !row.textContent.toLowerCase().includes(wanted);
+      for (const row of table.tBodies[0].rows) row.hidden = !spaced(row.textContent).toLowerCase().includes(wanted);
     };
     words.oninput = filter;
     filter();
@@ -167,7 +168,7 @@
     setTimeout(() => URL.revokeObjectURL(link.href), 10000);
   };
   const quoted = (value) => {
-    const text = value === null || value === undefined ? "" : String(value);
+    const text = value === null || value === undefined ? "" : spaced(String(value));
     const plain = /^[=+@-]/.test(text) && Number.isNaN(Number(text)) ? `'${text}` : text; // a spreadsheet runs no name
     return /[",\n]/.test(plain) ? `"${plain.replaceAll('"', '""')}"` : plain;
   };

@@ -14,13 +14,17 @@ from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from itertools import groupby
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from fedekd import __version__
 from fedekd.report import palette
+from fedekd.report.html.chart import Chart
 from fedekd.report.html.section import Page
+
+NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=(?:%|(?:points?|[kMGT]?B|s|min|h)\b))")
 
 
 def render(page: Page) -> str:
@@ -34,7 +38,7 @@ def render(page: Page) -> str:
     )
     data = {
         "choices": {choice.name: vars(choice) for choice in page.choices},
-        "charts": {chart.id: chart.data() for chart in page.charts()},
+        "charts": {chart.id: _chart_data(chart) for chart in page.charts()},
     }
     template = environment().get_template("page.html")
     return template.render(
@@ -45,6 +49,12 @@ def render(page: Page) -> str:
         data=Markup(_json(data)),
         version=__version__,
     )
+
+
+def _chart_data(chart: Chart) -> dict[str, Any]:
+    data = chart.data()
+    columns = [{**column, "title": unbroken(column["title"])} for column in data["columns"]]
+    return {**data, "columns": columns, "notes": {key: unbroken(note) for key, note in data["notes"].items()}}
 
 
 def _json(value: object) -> str:
@@ -76,15 +86,23 @@ def environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=lambda value: unbroken(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
     )
     made.filters["spans"] = _spans
     made.filters["options"] = _options
     return made
 
 
+def unbroken(text: str) -> str:
+    """No line ends between a number and its unit."""
+    return NUMBER_AND_UNIT.sub("\u00a0", text)
+
+
 def _options(text: str) -> Markup:
     """Options of commands are not broken at their hyphens."""
-    return Markup(re.sub(r"--[a-z][a-z-]*(?: [a-z0-9][\w-]*(?=[ .;,]|$))?", r"<code>\g<0></code>", str(escape(text))))
+    return Markup(
+        re.sub(r"--[a-z][a-z-]*(?: [a-z0-9][\w-]*(?=[ .;,]|$))?", r"<code>\g<0></code>", str(escape(unbroken(text))))
+    )
 
 
 def _spans(columns: Sequence[tuple[str, str]]) -> list[tuple[str, int]]:

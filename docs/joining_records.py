@@ -1,0 +1,188 @@
+"""The records of `fedekd study joining` and of the rivals' configurations, as docs/make_joining.py needs them."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from fedekd.metrics import paired_interval
+from fedekd.runs.findings import TITLES
+from fedekd.runs.records import Record
+from fedekd.runs.results import load
+from fedekd.runs.transfer import MethodTransfer, analyse
+
+HOME = Path(__file__).resolve().parents[1]
+OURS = "second-opinion"
+
+
+def records(study: str) -> list[Record]:
+    return load(HOME / "results" / study).records
+
+
+def points(value: float) -> str:
+    return f"{100 * value:+.2f}".replace("-", "−") if abs(100 * value) >= 0.005 else "0.00"
+
+
+def with_interval(values: list[float]) -> str:
+    found = paired_interval(values)
+    half = "" if found is None else f" ± {100 * (found[1] - found[0]) / 2:.2f}"
+    return points(float(np.mean(values))) + half
+
+
+def clearly_above(values: Sequence[float]) -> bool:
+    found = paired_interval(list(values))
+    return found is not None and found[0] > 0
+
+
+@dataclass
+class Setting:
+    """One column of the study: a dataset with so many rows, dealt out so unevenly."""
+
+    dataset: str
+    alpha: float | None
+    fraction: float
+    clients: int
+    found: list[Record]
+
+    @cached_property
+    def records(self) -> list[Record]:
+        """Of methods as the study runs them."""
+        return [r for r in self.found if r["label"] == r["method"]]
+
+    @property
+    def name(self) -> str:
+        return f"{TITLES.get(self.dataset, self.dataset)} {self.split}"
+
+    @property
+    def split(self) -> str:
+        """Without the dataset."""
+        share = "all rows" if self.fraction == 1 else f"{100 * self.fraction:g} %"
+        many = "" if self.clients == 6 else f", {self.clients} clients"
+        return f"α={self.alpha:g}, {share}{many}"
+
+    @cached_property
+    def by(self) -> dict[str, dict[int, Record]]:
+        return by_label(self.records)
+
+    @cached_property
+    def other_configurations(self) -> dict[str, dict[int, Record]]:
+        """Of rivals, with other values than the study's: `ditto (lam=3.0)`."""
+        return by_label([r for r in self.found if r["label"] != r["method"]])
+
+    @cached_property
+    def taken_apart(self) -> dict[str, MethodTransfer]:
+        return {one.label: one for one in analyse(self.records)}
+
+    @property
+    def rows(self) -> float:
+        return float(np.mean([c["n_train"] for r in self.by["local"].values() for c in r["clients"]]))
+
+    def deltas(self, label: str, seeds: Iterable[int]) -> np.ndarray:
+        runs = self.by.get(label) or self.other_configurations[label]
+        return np.array([runs[seed]["avg_delta"] for seed in seeds])
+
+    def lead(self, label: str) -> list[float]:
+        """By how much second-opinion is ahead of a method, seed by seed."""
+        runs = self.by.get(label) or self.other_configurations[label]
+        seeds = sorted(set(self.by[OURS]) & set(runs))
+        return list(self.deltas(OURS, seeds) - self.deltas(label, seeds))
+
+
+def by_label(some: list[Record]) -> dict[str, dict[int, Record]]:
+    found: dict[str, dict[int, Record]] = defaultdict(dict)
+    for r in some:
+        found[r["label"]][r["seed"]] = r
+    return found
+
+
+def settings() -> list[Setting]:
+    found: dict[tuple[str, float | None, float, int], list[Record]] = defaultdict(list)
+    for r in records("joining"):
+        how = r["partition"]
+        found[r["dataset"], r["alpha"], how.get("fraction", 1.0), how["clients"]].append(r)
+    every = [one for place, some in found.items() if OURS in (one := Setting(*place, some)).by]
+    return sorted(every, key=lambda one: (one.dataset, -(one.alpha or 0), one.fraction))
+
+
+def interval(found: Sequence[float] | None) -> str:
+    return "" if found is None else f" [{points(found[0])}, {points(found[1])}]"
+
+
+AS_IN_STUDY = "as in the study"
+
+
+@dataclass
+class Tuned:
+    """The rivals' configurations on seeds 100 and 101, and the one that validation rows chose on seeds 0 to 4."""
+
+    every: list[Setting]
+
+    def __post_init__(self) -> None:
+        self.runs: dict[str, dict[float | None, dict[str, list[Record]]]] = defaultdict(lambda: defaultdict(dict))
+        for r in records("tuning"):
+            rate = f"lr={r['params']['lr']:g}" if r["params"]["lr"] != 1e-3 else ""
+            configuration = "".join(r["label"].split(" (")[1:]).rstrip(")") or rate or AS_IN_STUDY
+            if r["method"] != "local":
+                self.runs[r["method"]][r["alpha"]].setdefault(configuration, []).append(r)
+        at = "α=0.5, 10 %", "α=0.1, 10 %"
+        self.tenth = {one.alpha: one for one in self.every if one.split in at and "Organ" in one.name}
+
+    def chosen(self, method: str, alpha: float) -> tuple[str, float]:
+        """The configuration with the lowest validation loss, and what it gives over the study's."""
+        means = {
+            name: np.mean([[c["chosen"]["val_loss"], c["chosen"]["value"]] for r in some for c in r["clients"]], 0)
+            for name, some in self.runs[method][alpha].items()
+        }
+        best = min(means, key=lambda name: means[name][0])
+        return best, means[best][1] - means[AS_IN_STUDY][1]
+
+    def leads(self) -> dict[tuple[str, float], list[float] | None]:
+        """By how much second-opinion is ahead of each chosen configuration that is not the study's; None: not run."""
+        found: dict[tuple[str, float], list[float] | None] = {}
+        for method, alpha in itertools.product(sorted(self.runs), (0.5, 0.1)):
+            one, (best, _) = self.tenth[alpha], self.chosen(method, alpha)
+            label = f"{method} ({best})"
+            if best != AS_IN_STUDY:
+                found[method, alpha] = one.lead(label) if label in one.other_configurations else None
+        return found
+
+    def table(self) -> list[str]:
+        leads, heads = self.leads(), "chosen | gives | behind | the study's behind"
+        lines = [f"| rival | besides the study's | α=0.5: {heads} | α=0.1: {heads} |"]
+        lines.append("| --- | --- |" + " --- | ---: | ---: | ---: |" * 2)
+        for method, by_alpha in sorted(self.runs.items()):
+            cells = [method, ", ".join(name for name in by_alpha[0.5] if name != AS_IN_STUDY)]
+            for alpha in (0.5, 0.1):
+                best, gives = self.chosen(method, alpha)
+                lead = leads.get((method, alpha))
+                ours = [points(gives), with_interval(lead) if lead else "–"] if best != AS_IN_STUDY else ["", ""]
+                cells += [best, *ours, with_interval(self.tenth[alpha].lead(method))]
+            lines.append("| " + " | ".join(cells) + " |")
+        return lines
+
+    def said(self) -> str:
+        """Of the chosen configurations on seeds 0 to 4."""
+        leads = self.leads()
+        run = {place: lead for place, lead in leads.items() if lead}
+        if not run:
+            return "The configurations that were chosen have not been run on seeds 0 to 4."
+        behind = sum(np.mean(lead) > 0 for lead in run.values())
+        clearly = sum(clearly_above(lead) for lead in run.values())
+        ahead = [
+            f"{method} ({self.chosen(method, alpha)[0]}) at α={alpha:g} is "
+            f"{'clearly ' * clearly_above([-x for x in lead])}ahead"
+            for (method, alpha), lead in run.items()
+            if np.mean(lead) <= 0
+        ]
+        left = f"; {', '.join(ahead)}" if ahead else ""
+        missing = " A dash: the chosen one has not been run on seeds 0 to 4." if len(run) < len(leads) else ""
+        return (
+            f"Of the {len(run)} chosen configurations that are not the study's, {behind} are behind on these seeds, "
+            f"{clearly} of them clearly{left}.{missing}"
+        )

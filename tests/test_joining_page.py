@@ -1,0 +1,67 @@
+"""docs/make_joining.py: rivals with other configurations than the study's stand in the table of tuned rivals alone."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+CONFIGURED = "ditto (lam=3.0)"
+
+
+@pytest.fixture
+def scripts(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS)
+    import joining_records
+    import make_joining
+
+    return joining_records, make_joining
+
+
+@pytest.fixture
+def tenth(scripts):
+    """A tenth of OrganAMNIST, as the study ran it."""
+    return [
+        replace(one, found=one.records)
+        for one in scripts[0].settings()
+        if (one.dataset, one.fraction, one.clients) == ("organamnist", 0.1, 6)
+    ]
+
+
+def configured(setting, more):
+    """With ditto once more, so much better on every seed."""
+    added = copy.deepcopy([r for r in setting.records if r["label"] == "ditto"])
+    for r in added:
+        r.update(label=CONFIGURED, key=f"{r['key']} again", avg_delta=r["avg_delta"] + more)
+    return replace(setting, found=[*setting.found, *added])
+
+
+def test_a_rivals_other_configuration_stands_in_the_table_of_the_tuned_alone(scripts, tenth):
+    records, page = scripts
+    more = [configured(one, 0.001) for one in tenth]
+    assert page.rivals(more) == page.rivals(tenth)
+    before, after = (records.Tuned(some).table() for some in (tenth, more))
+    changed = {new for old, new in zip(before, after, strict=True) if old != new}
+    (line,) = changed
+    assert line.startswith("| ditto |")
+    for one in more:
+        assert CONFIGURED not in one.by
+        assert CONFIGURED not in one.taken_apart
+        assert np.allclose(one.lead(CONFIGURED), np.array(one.lead("ditto")) - 0.001)
+        assert records.with_interval(one.lead(CONFIGURED)) in line
+
+
+def test_what_is_said_of_chosen_configurations_follows_the_records(scripts, tenth):
+    records, page = scripts
+    assert records.Tuned(tenth).said() == "The configurations that were chosen have not been run on seeds 0 to 4."
+    better = [configured(one, 0.05) for one in tenth]
+    said = records.Tuned(better).said()
+    assert "Of the 2 chosen configurations that are not the study's, 0 are behind on these seeds" in said
+    assert "ditto (lam=3.0) at α=0.5 is clearly ahead" in said
+    assert said.endswith("A dash: the chosen one has not been run on seeds 0 to 4.")
+    assert "highest mean of all methods run in all 2." in page.said(tenth)
+    assert "highest mean of all methods run in 0 of 2 (ditto (lam=3.0) is clearly ahead on" in page.said(better)
