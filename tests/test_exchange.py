@@ -28,6 +28,7 @@ from fedekd.exchange import (
     size,
 )
 from fedekd.methods.base import Exchange, Method
+from tiny import quick
 
 TRAINING = Training(rounds=2, epochs=1, batch_size=32, lr=1e-2)
 KNOWN = methods.known()
@@ -139,7 +140,7 @@ def fits(name, task):
 )
 def test_only_what_is_declared_passes(request, name, task):
     federation = request.getfixturevalue("images" if task == "classification" else "tables")
-    engine = engine_of(federation, methods.get(name))
+    engine = engine_of(federation, quick(name))
     passed = watched(engine)
     wanted = []
     for round in range(TRAINING.rounds):
@@ -155,7 +156,7 @@ def test_only_what_is_declared_passes(request, name, task):
 @pytest.mark.parametrize("name", ["fedper", "fedrep", "fedbn", "fedrod", "ditto", "apfl", "fedproto", "fedgh"])
 def test_what_is_personal_never_passes(images, name):
     """The head, the norms or the whole model that a method keeps at the client: no tensor of it is in any upload."""
-    engine = engine_of(images, methods.get(name), normed, batch_size=8)
+    engine = engine_of(images, quick(name), normed, batch_size=8)
     passed = watched(engine)
     kept = {
         "fedper": ("private", parts.Head()),
@@ -185,7 +186,7 @@ def test_what_is_personal_never_passes(images, name):
 
 @pytest.mark.parametrize("name", PROXIED)
 def test_private_weights_never_pass(images, name):
-    engine = engine_of(images, methods.get(name))
+    engine = engine_of(images, quick(name))
     passed = watched(engine)
 
     def private_now():
@@ -433,7 +434,7 @@ def test_bytes_are_elements_times_their_size():
 
 @pytest.mark.parametrize(("name", "width"), [("local", 0), ("fedavg", 9), ("feddyn", 9), ("fedekd", 5), ("fml", 5)])
 def test_a_run_costs_its_models_both_ways(images, name, width):
-    engine = engine_of(images, methods.get(name))
+    engine = engine_of(images, quick(name))
     for _ in range(TRAINING.rounds):
         engine.round()
     model = 4 * (64 * width + width + width * 10 + 10) if width else 0

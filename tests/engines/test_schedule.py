@@ -17,6 +17,7 @@ from fedekd.engines.job import SERVER, Job, Training
 from fedekd.engines.schedule import numbered, schedule
 from fedekd.engines.serial import Serial
 from fedekd.methods.base import Train
+from tiny import quick
 
 SIZES = {"n": 23, "epochs": 3, "batch_size": 5, "draws": 2}
 
@@ -78,7 +79,7 @@ def test_the_key_is_the_role_that_trains(images, monkeypatch, name):
     def linear(shape, outputs):
         return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 4), torch.nn.Linear(4, outputs))
 
-    method, federation = methods.get(name), replace(images, public=images.clients[0].val)
+    method, federation = quick(name), replace(images, public=images.clients[0].val)
     engine = Serial(Job(federation, method, 4, Training(1, 1, 256, 1e-3), linear, linear))
     engine.round()
     trains = [(step, again) for step, again in numbered(method.steps(0)) if isinstance(step, Train)]

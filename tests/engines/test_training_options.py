@@ -381,14 +381,22 @@ def test_half_of_the_mixed_images_are_blends_and_half_have_a_patch():
     assert set(out[patched].unique().tolist()) == {0.0, 1.0}
     share = out[patched].mean()  # a half of what is drawn, less what would lie beyond the border
     assert 0.25 < float(share) < 0.5
-    corner = mixed(black[:1], white[:1], torch.tensor([[0.9, 0.25, 0.0, 0.0]]))[0, 0]
+    corner = mixed(black[:1], white[:1], torch.tensor([[0.9, 0.25, 0.0, 0.0, 0.5, 0.5]]))[0, 0]
     assert int(corner.sum()) == 4
     assert bool(corner[:2, :2].all())
 
 
+def test_two_images_that_are_mixed_are_moved_together():
+    image = torch.arange(64.0).view(1, 1, 8, 8)
+    down = mixed(image, image, torch.tensor([[0.1, 0.5, 0.5, 0.5, 0.99, 0.5]]))
+    assert (down[..., :-1, :] == image[..., 1:, :]).all()
+    across = mixed(image, image, torch.tensor([[0.9, 0.5, 0.5, 0.5, 0.5, 0.0]]))
+    assert (across[..., 1:] == image[..., :-1]).all()
+
+
 def test_rows_of_a_table_are_blended_column_by_column_alike():
     rows, others = torch.zeros(2, 3), torch.tensor([[1.0, 2.0, 4.0]]).expand(2, 3)
-    out = mixed(rows, others, torch.tensor([[0.9, 0.5, 0.1, 0.1], [0.1, 0.0, 0.1, 0.1]]))
+    out = mixed(rows, others, torch.tensor([[0.9, 0.5, 0.1, 0.1, 0.9, 0.9], [0.1, 0.0, 0.1, 0.1, 0.9, 0.9]]))
     assert out.tolist() == [[0.5, 1.0, 2.0], [0.0, 0.0, 0.0]]
 
 

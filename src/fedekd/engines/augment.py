@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from fedekd.engines.job import Scale
 
 MOVES = 3  # numbers in [0, 1) for each image: whether it is mirrored, and how far it is moved down and across
-MIXES = 4  # for each row: whether it is blended or patched, the other row's share, and where its patch lies
+MIXES = 6  # for each row: whether it is blended or patched, the other row's share, where its patch lies, how both are moved
 SHARE = 8  # of a side that an image is moved by at most: 4 pixels of 32, and of 28
 
 
@@ -28,8 +28,13 @@ def flip_crop(x: Tensor, draws: Tensor) -> Tensor:
 
     It is a crop of the image with a border of repeated edge pixels: which value is black, not every dataset says.
     """
-    down, across = (_places(side, draws[..., k]) for k, side in enumerate(x.shape[-2:], start=1))
-    across = torch.where(draws[..., :1] < 0.5, across.flip(-1), across)
+    return _moved(x, draws[..., 1:], draws[..., :1] < 0.5)
+
+
+def _moved(x: Tensor, draws: Tensor, mirrored: Tensor | None = None) -> Tensor:
+    down, across = (_places(side, draws[..., k]) for k, side in enumerate(x.shape[-2:]))
+    if mirrored is not None:
+        across = torch.where(mirrored, across.flip(-1), across)
     moved = x.gather(-2, down[..., None, :, None].expand(x.shape))
     return moved.gather(-1, across[..., None, None, :].expand(x.shape))
 
@@ -44,12 +49,15 @@ def _places(side: int, draws: Tensor) -> Tensor:
 def mixed(x: Tensor, other: Tensor, draws: Tensor) -> Tensor:
     """Inputs that nobody has seen, between two rows each, by their own draws [..., MIXES].
 
-    Half of the images are blends of two (mixup) and half have a patch of the other (CutMix). Rows of a table, whose
-    neighbouring columns have nothing to do with each other, are all blends.
+    Two images are moved by a few pixels together; then half of them are blends (mixup) and half have a patch of the
+    other (CutMix). Rows of a table, whose neighbouring columns have nothing to do with each other, are all blends.
     """
+    images = x.dim() == draws.dim() + 2
+    if images:
+        x, other = (_moved(one, draws[..., 4:]) for one in (x, other))
     share = draws[..., 1].view(*draws.shape[:-1], *[1] * (x.dim() - draws.dim() + 1)).to(x.dtype)
     blend = x + share * (other - x)
-    if x.dim() < draws.dim() + 2:
+    if not images:
         return blend
     half = draws[..., 1].sqrt() / 2  # of a patch's sides, as a part of the image's
     down, across = (_covered(side, draws[..., k], half) for k, side in enumerate(x.shape[-2:], start=2))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class SecondOpinionTaught(SecondOpinion):
     """The second opinion, taught to a model of the private architecture that then answers alone"""
 
-    passes: int = field(default=10, metadata={"low": 1})  # of the pupil over the rows in a round, mixed anew each time
+    passes: int = field(default=30, metadata={"low": 1})  # of the pupil over the rows in a round, mixed anew each time
     keep: float = field(default=0.8, metadata={"high": 1})  # how much of the running mean stays in each round
 
     roles: ClassVar[tuple[str, ...]] = (*EXPERTS, "pupil")
