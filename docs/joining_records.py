@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +27,10 @@ def records(study: str) -> list[Record]:
 
 def points(value: float) -> str:
     return f"{100 * value:+.2f}".replace("-", "−") if abs(100 * value) >= 0.005 else "0.00"
+
+
+def rmse(value: float) -> str:
+    return f"{value:+.3f}".replace("-", "−")
 
 
 def with_interval(values: list[float]) -> str:
@@ -110,8 +114,8 @@ def settings() -> list[Setting]:
     return sorted(every, key=lambda one: (one.dataset, -(one.alpha or 0), one.fraction))
 
 
-def interval(found: Sequence[float] | None) -> str:
-    return "" if found is None else f" [{points(found[0])}, {points(found[1])}]"
+def interval(found: Sequence[float] | None, show: Callable[[float], str] = points) -> str:
+    return "" if found is None else f" [{show(found[0])}, {show(found[1])}]"
 
 
 AS_IN_STUDY = "as in the study"

@@ -339,7 +339,8 @@ ABOUT = """## How it was made
 numbers beside ours, are in [results/paper/tables.md](../results/paper/tables.md)
 (`fedekd table results/paper --against paper`). The records come from
 `fedekd study paper --device cuda --precision bf16` on one NVIDIA H200: {runs:,} of {all:,} runs,
-{minutes:.0f} minutes of training in several sessions. We could not get OCTMNIST's file, so it is not in the tables.
+{minutes:.0f} minutes of training in several sessions, partly beside other studies. We could not get OCTMNIST's
+file, so it is not in the tables.
 
 Settings are the paper's where it names them (5 rounds, Adam 1e-4, batch 64, six clients, ten seeds), with 2 local
 epochs a round. [method.md](method.md) lists what the paper leaves open and what we chose. Intervals are Student's, over
