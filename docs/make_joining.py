@@ -234,8 +234,8 @@ def photographs(every: list[Setting]) -> str:
     helped, harmed = (sum(one[state] for one in states) for state in ("helped", "harmed"))
     said = f"""A regression, so Δ is in RMSE and less is better: a grade from 0 to 4 is told from a photograph,
 six clients at α=0.5, 25 rounds, five seeds. Both datasets have the same photographs (28x28 and 224x224), so they
-are one result and not two. {helped} of {sum(sum(one.values()) for one in states)} client-runs of `second-opinion` are clearly helped and {harmed}
-clearly harmed."""
+are one result and not two. {helped} of {sum(sum(one.values()) for one in states)} client-runs of `second-opinion` are
+clearly helped and {harmed} clearly harmed."""
     tables = [
         "\n".join([f"{TITLES[one.dataset]}, {one.rows:.0f} rows a client:", "", *by_method(one, rmse, -1)])
         for one in every
