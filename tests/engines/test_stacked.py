@@ -37,6 +37,17 @@ def test_regression(tables, name):
     compare([job(rows_for(name, tables), quick(name))])
 
 
+@pytest.mark.filterwarnings("error")
+def test_arrays_that_may_not_be_written_to_are_no_reason_to_warn(images):
+    for array in (images.dataset.x, images.dataset.y):
+        array.flags.writeable = False
+    try:
+        compare([job(images, methods.get("local"))])
+    finally:
+        for array in (images.dataset.x, images.dataset.y):
+            array.flags.writeable = True
+
+
 def test_seeds_alphas_and_variants_share_a_stack(digits):
     first, second = federate(digits, clients=3, alpha=0.5, seed=1), federate(digits, clients=4, alpha=5.0, seed=2)
     variants = [methods.get("fedekd"), methods.get("fedekd", beta=4.0, lambda_kd=0.25), methods.get("fedekd-entropy")]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedekd import models
+from fedekd.dataset import Dataset
 from fedekd.errors import FedekdError, unknown
 from fedekd.federation import Federation
 from fedekd.methods.base import Method, Train
@@ -197,9 +198,15 @@ class Rows:
     @classmethod
     def of(cls, job: Job) -> Rows:
         device, dataset = pick_device(job.training.device), job.federation.dataset
-        x, y = (torch.from_numpy(np.ascontiguousarray(a)).to(device) for a in (dataset.x, dataset.y))
+        x, y = samples(dataset, device)
         scale = Scale.of(job.federation, device)
         return cls(x, scale.targets(y), scale)
+
+
+def samples(dataset: Dataset, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Inputs and targets there. Of arrays that may not be written to, torch wants a copy."""
+    x, y = (torch.from_numpy(np.require(a, requirements=["C", "W"])).to(device) for a in (dataset.x, dataset.y))
+    return x, y
 
 
 class TrustLog:

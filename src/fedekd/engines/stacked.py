@@ -18,7 +18,19 @@ from torch import Tensor
 from fedekd.engines import return_checks
 from fedekd.engines.client import Client
 from fedekd.engines.client_stack import ClientStack
-from fedekd.engines.job import BINS, SERVER, Advance, Job, Measured, Rows, Scale, pick_device, precision, trust_of_round
+from fedekd.engines.job import (
+    BINS,
+    SERVER,
+    Advance,
+    Job,
+    Measured,
+    Rows,
+    Scale,
+    pick_device,
+    precision,
+    samples,
+    trust_of_round,
+)
 from fedekd.engines.on_device import on_device
 from fedekd.engines.schedule import numbered, participants
 from fedekd.engines.server import server_facts
@@ -51,8 +63,7 @@ class Stacked:
         self.exchanges = exchanges(self.method, self.training.rounds)
         self.kinds = kinds(jobs, [(m.job, m.client) for m in self.members])
         """The members of each stack."""
-        dataset = first.federation.dataset
-        self.x, self.y = (torch.from_numpy(np.ascontiguousarray(a)).to(self.device) for a in (dataset.x, dataset.y))
+        self.x, self.y = samples(first.federation.dataset, self.device)
         self.stacks = [
             ClientStack(jobs, [self.members[i] for i in own], advance, data=(self.x, self.y), **options)
             for own in self.kinds
