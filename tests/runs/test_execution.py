@@ -503,3 +503,12 @@ def test_on_a_gpu_models_that_fill_it_train_one_after_another(monkeypatch, model
     assert execution.stacks(planned, "auto") == stacked
     assert execution.stacks(planned, "stacked")
     assert not execution.stacks(planned, "serial")
+
+
+@pytest.mark.parametrize(("device", "stacked"), [("cpu", False), ("cuda", True)])
+def test_very_many_clients_that_take_turns_are_stacked_on_a_gpu_alone(monkeypatch, device, stacked):
+    monkeypatch.setattr(execution, "pick_device", lambda name: torch.device(device))
+    monkeypatch.setattr(execution, "MANY", 3)
+    given = {"dataset": "digits", "methods": ("local",), "private": "resnet18", "batch_size": 1024}
+    (planned,) = plan(make_settings({**given, "participation": 0.5}))
+    assert execution.stacks(planned, "auto") == stacked
