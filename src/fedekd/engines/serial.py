@@ -12,6 +12,7 @@ from fedekd.engines import step_checks
 from fedekd.engines.client import Client
 from fedekd.engines.client_models import ClientModels
 from fedekd.engines.clients import Clients
+from fedekd.engines.freed_memory import keep_freed_memory
 from fedekd.engines.job import BINS, Advance, Job, Measured, Rows, trust_of_round
 from fedekd.engines.schedule import numbered, participants
 from fedekd.engines.server import ServerClient, server_facts
@@ -37,6 +38,8 @@ class Serial:
         self.method.check(job.task.name)
         step_checks.check_public(job)
         self.data = rows or Rows.of(job)
+        if self.data.x.device.type == "cpu":
+            keep_freed_memory()
         self.clients = Clients(job, first, self.data)
         self.exchanges = exchanges(self.method, job.training.rounds)
         self.door = Door(frozenset(self.exchanges))
