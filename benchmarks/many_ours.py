@@ -1,6 +1,6 @@
 """The job of many_peers.py on fedekd: the engine that `fedekd run` takes, or the one that it does not.
 
-    python benchmarks/many_ours.py --clients 1000 --present 100 --rounds 3 [--setting serial]
+    python benchmarks/many_ours.py --clients 1000 --present 100 --rounds 3 [--setting stacked]
 
 Rounds of the engine alone are timed: no checkpoints, no records and no Local to compare with.
 """
@@ -34,7 +34,7 @@ def main() -> None:
     share = options.present / options.clients
     training = Training(options.rounds, 1, many_job.BATCH, many_job.LR, participation=share)
     job = Job(federation, methods.get("fedavg"), 0, training)
-    engine = Serial(job) if options.setting == "serial" else Stacked([job])
+    engine = Stacked([job]) if options.setting == "stacked" else Serial(job)
     rounds = many_job.timed(options.rounds, engine.round)
     server = engine.server if isinstance(engine, Serial) else engine.servers[0]
     network = models.private((1, many_job.SIDE, many_job.SIDE), many_job.CLASSES)

@@ -25,9 +25,9 @@ from rich.table import Table
 
 CASES = {"10 of 1,000": (10, 1_000, 4), "10 of 10,000": (10, 10_000, 4), "100 of 1,000": (100, 1_000, 2)}
 """Who takes part, of how many, and rounds; the first of them is not counted."""
-OURS, SERIAL, PFL, PLAIN, FEDJAX = (
+OURS, STACKED, PFL, PLAIN, FEDJAX = (
     "fedekd",
-    "fedekd, serial engine",
+    "fedekd, stacked engine",
     "pfl-research, tuned",
     "pfl-research, plain",
     "FedJAX",
@@ -36,11 +36,10 @@ SIDES = {
     OURS: ("", "many_ours.py", ""),
     PFL: ("pfl", "rivals/pfl/many.py", "tuned"),
     FEDJAX: ("fedjax", "rivals/fedjax/many.py", ""),
-    SERIAL: ("", "many_ours.py", "serial"),
+    STACKED: ("", "many_ours.py", "stacked"),
     PLAIN: ("pfl", "rivals/pfl/many.py", "plain"),
 }
 """Its environment, its script and the setting that it is given."""
-NOT = {("10 of 10,000", SERIAL)}  # it makes a model for every client, 3.5 GB for 1,000
 TIMEOUT = 1800
 
 
@@ -118,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             table = content["cases"].setdefault(case, {})
             for side, (env, *_) in SIDES.items():
                 passes = table.setdefault(side, [])
-                if (case, side) in NOT or not pythons[env] or len(passes) > number:
+                if not pythons[env] or len(passes) > number:
                     continue
                 passes.append(perform(side, case, pythons[env]))
                 options.out.write_text(json.dumps(content, indent=1) + "\n")

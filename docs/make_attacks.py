@@ -120,7 +120,7 @@ def federation_of(case: Case, **more: Any) -> AttackedFederation:
 def fooled(engine: AttackedFederation) -> float:
     """The share of honest clients' marked test rows, of other classes, that are answered with the target class."""
     found = []
-    for client in engine.clients[engine.bad :]:
+    for client in list(engine.clients)[engine.bad :]:
         with client.personalised():
             rows = client.rows["test"][client.data.y[client.rows["test"]] != TARGET]
             x = client.data.x.clone()

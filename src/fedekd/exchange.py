@@ -7,7 +7,7 @@ What is exchanged is {name: tensor}: a model's full state (weights and buffers),
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -84,11 +84,13 @@ def size(message: Message) -> int:
     return sum(t.numel() * t.element_size() for t in message.values())
 
 
-def same_shapes(messages: Sequence[Message], name: str, clients: Sequence[str]) -> None:
+def same_shapes(messages: Iterable[Message], name: str, clients: Sequence[str]) -> None:
     """Only what has one shape at all clients can be averaged."""
-    first = {key: t.shape for key, t in messages[0].items()}
+    first = None
     for client, message in zip(clients, messages, strict=True):
-        if {key: t.shape for key, t in message.items()} != first:
+        shapes = {key: t.shape for key, t in message.items()}
+        first = first or shapes
+        if shapes != first:
             raise FedekdError(
                 f"{name} models are averaged but client {client}'s differs from client {clients[0]}'s in shape; "
                 f"give all clients one {name} architecture, or use a method that averages proxies"

@@ -101,7 +101,7 @@ def test_what_diverges_alone_is_told_to_the_site_only(digits, caplog):
     assert [kept["stopped"] for kept in menu.state().values()] == [True] * 5
     assert sum("diverged" in line and "alone failed and ends here" in line for line in caplog.messages) == 5
     assert list(menu.results()) == ["local"], "plain Local is there as it began, for the Δ"
-    assert all(bool(torch.isfinite(w).all()) for w in weights(menu.state(), "local").values())
+    assert all(bool(torch.isfinite(w).all()) for w in menu.local().weights("private").values())
 
 
 def test_in_two_visits_as_in_one_and_saved_in_between(digits):

@@ -139,7 +139,7 @@ def test_three_private_architectures_share_one_proxy(images):
         return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], outputs))
 
     engine = trained(images, OURS, private=private)
-    assert len({type(client.models["private"]) for client in engine.clients[:3]}) == 2
+    assert len({type(client.models["private"]) for client in list(engine.clients)[:3]}) == 2
     proxies = states(engine, "proxy")
     assert same(proxies, [proxies[0]] * len(proxies))
     assert all(torch.isfinite(a).all() for a in answers(engine))

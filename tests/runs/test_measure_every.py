@@ -70,6 +70,18 @@ def test_of_very_many_clients_a_run_leaves_its_record_alone(digits, tmp_path, mo
     write_page(tmp_path)
 
 
+def test_of_very_many_clients_no_state_is_held_for_its_best_round(digits, tmp_path, monkeypatch):
+    monkeypatch.setattr(execution, "MANY", 3)
+    kept, keep = [], history.History.keep
+    monkeypatch.setattr(history.History, "keep", lambda *given: kept.append(keep(*given)))
+    many = run(settings(tmp_path / "many", choose_rounds=True), Observer(), digits).records
+    assert not kept
+    monkeypatch.setattr(execution, "MANY", 4)
+    few = run(settings(tmp_path / "few", choose_rounds=True), Observer(), digits).records
+    assert kept
+    assert [one["clients"] for one in many] == [one["clients"] for one in few]
+
+
 def test_a_table_of_clients_stays_short(digits, tmp_path):
     records = run(settings(tmp_path, rounds=1), Observer(), digits).records
     crowd = []

@@ -36,8 +36,15 @@ class Client(ClientModels):
     a site holds a federation of itself alone, yet must draw what it would draw in a simulation of all.
     """
 
-    def __init__(self, job: Job, position: int, number: int | None = None, rows: Rows | None = None) -> None:
-        super().__init__(job, position if number is None else number, rows)
+    def __init__(
+        self,
+        job: Job,
+        position: int,
+        number: int | None = None,
+        rows: Rows | None = None,
+        own: Mapping[str, nn.Module] | None = None,
+    ) -> None:
+        super().__init__(job, position if number is None else number, rows, own)
         self.name = job.federation.names[position]
         self.rows = self._rows(job.federation.clients[position])
         self.counts = label_counts(self.task.name, self.data.y[self.rows["train"]], job.federation.dataset.outputs)
@@ -68,7 +75,7 @@ class Client(ClientModels):
         if self.method.needs_features:
             bodies = {role: self.models[role] for role in self.method.roles if role not in self.method.heads}
             features = {role: models.last_linear(module).in_features for role, module in bodies.items()}
-        weights = {role: self.weights(role) for role in self.models}
+        weights = {role: {n: w.detach() for n, w in trainable(own).items()} for role, own in self.models.items()}
         start = ClientInit(weights, features, self.job.seed, self.data.y[self.rows["train"]])
         return {key: map_tree(self._as_tensor, value) for key, value in self.method.begin(start).items()}
 

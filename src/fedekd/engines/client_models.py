@@ -21,12 +21,15 @@ EVALUATION_BATCH = 256
 class ClientModels:
     """One model for each of the method's roles, on the device, with the rows that they are applied to."""
 
-    def __init__(self, job: Job, number: int, rows: Rows | None = None) -> None:
+    def __init__(
+        self, job: Job, number: int, rows: Rows | None = None, own: Mapping[str, nn.Module] | None = None
+    ) -> None:  # fmt: skip
+        """``own``: its models, where they need not be made."""
         self.job, self.method, self.task, self.number = job, job.method, job.task, number
         self.device = pick_device(job.training.device)
         self.data = rows or Rows.of(job)
-        self.models: dict[str, nn.Module] = {}
-        for role in sorted(self.method.roles, key=lambda role: role in self.method.heads):
+        self.models: dict[str, nn.Module] = dict(own or {})
+        for role in sorted(self.method.roles, key=lambda role: role in self.method.heads) if own is None else ():
             self.models[role] = self._build(role)
         self.models = {role: self.models[role] for role in self.method.roles}
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
 
 import torch
 
 from fedekd.engines import step_checks
 from fedekd.engines.client import Client
+from fedekd.engines.client_models import ClientModels
+from fedekd.engines.clients import Clients
+from fedekd.engines.freed_memory import keep_freed_memory
 from fedekd.engines.job import BINS, Advance, Job, Measured, Rows, trust_of_round
 from fedekd.engines.schedule import numbered, participants
 from fedekd.engines.server import ServerClient, server_facts
 from fedekd.exchange import Aggregator, Door, Message, answer_of, averaging_weights, exchanges, same_shapes
 from fedekd.methods.base import Exchange, Train
 from fedekd.trees import copied, moved
+
+T = TypeVar("T")
 
 
 class Serial:
@@ -33,25 +38,37 @@ class Serial:
         self.method.check(job.task.name)
         step_checks.check_public(job)
         self.data = rows or Rows.of(job)
-        self.clients = [Client(job, k, first + k, self.data) for k in range(len(job.federation.clients))]
+        if self.data.x.device.type == "cpu":
+            keep_freed_memory()
+        self.clients = Clients(job, first, self.data)
         self.exchanges = exchanges(self.method, job.training.rounds)
         self.door = Door(frozenset(self.exchanges))
         self.doors = [self.door]
-        start = {}
-        for name, step in self.exchanges.items():
-            if step.send is None:
-                same_shapes([client.message(name) for client in self.clients], name, job.federation.names)
-            if step.target is not None:
-                start[name] = self.clients[0].weights(step.target, step.part)
-        facts = server_facts(job, self.data)
+        start, self.facts = self._start(), server_facts(job, self.data)
         self.alone = self.method.twin == "alone"
         """Whether every client is a federation of its own, with the server of its number."""
-        self.servers = [Aggregator(start, **facts | {"clients": 1}) for _ in self.clients] if self.alone else []
-        self.server = Aggregator(start, **facts)
+        self.start = start if self.alone else {}
+        self.servers: dict[int, Aggregator] = {}
+        self.server = Aggregator(start, **self.facts)
         self.latest: dict[str, Any] = {}  # by exchange: its last answer to all, for clients that were absent
         self.missed: dict[str, set[int]] = {}  # by exchange: who does not have it
         self.round_number = 0
         self.trust: list[list[dict[str, Any]]] = [[]]
+
+    def _start(self) -> dict[str, Message]:
+        """By exchange whose answer goes into a model: what all begin with. What is averaged must be of one shape."""
+        names, start = self.job.federation.names, dict[str, Message]()
+        kinds = {self.clients.start(k): k for k in reversed(range(len(names)))}
+        firsts = sorted(kinds.values())
+        for name, step in self.exchanges.items():
+            if step.send is None and len(firsts) > 1:
+                same_shapes((self._begun(k).message(name) for k in firsts), name, [names[k] for k in firsts])
+            if step.target is not None:
+                start[name] = self._begun(0).weights(step.target, step.part)
+        return start
+
+    def _begun(self, k: int) -> ClientModels:
+        return ClientModels(self.job, self.clients.first + k, self.data)
 
     def round(self) -> None:
         self.door.log.clear()
@@ -72,8 +89,7 @@ class Serial:
         rows[here] = torch.cat([self.clients[k].trust.rows() for k in here])
         self.trust[0] += trust_of_round(self.round_number, rows)
         self.round_number += 1
-        for client in self.clients:
-            client.round = self.round_number
+        self.clients.after(self.round_number)
 
     def _catch_up(self, here: Sequence[int]) -> None:
         """Whoever was absent begins with the newest answers."""
@@ -87,7 +103,7 @@ class Serial:
         if self.alone:
             for k in here:
                 upload = self.clients[k].upload(step, self.round_number)
-                answer = self._answer(self.servers[k], step, [upload], [k])
+                answer = self._answer(self._server_of(k), step, [upload], [k])
                 self.clients[k].receive(step, answer_of(answer, 0, step.each))
             return
         clients = [self.clients[k] for k in here]
@@ -104,6 +120,11 @@ class Serial:
             self.latest[step.name] = answer
             self.missed[step.name] = set(range(len(self.clients))) - set(here)
 
+    def _server_of(self, k: int) -> Aggregator:
+        if k not in self.servers:
+            self.servers[k] = Aggregator(self.start, **self.facts | {"clients": 1})
+        return self.servers[k]
+
     def _answer(self, server: Aggregator, step: Exchange, messages: Sequence[Message], here: Sequence[int]) -> Any:
         sizes = [len(self.clients[k].rows["train"]) for k in here]
         weights = averaging_weights(self.job.training.weighting, sizes)
@@ -114,35 +135,40 @@ class Serial:
             server.sent[step.name] = {n: answer[n] for n in server.sent[step.name]}
         return answer
 
-    @contextmanager
-    def personalised(self) -> Iterator[None]:
+    def personalised(self) -> AbstractContextManager[None]:
         """All clients as they answer; what is measured and kept inside is of one and the same personalisation."""
-        with ExitStack() as stack:
-            for client in self.clients:
-                stack.enter_context(client.personalised())
-            yield
+        return self.clients.personalised()
 
     def evaluate(self, split: str = "test") -> list[list[float]]:
         """The task's metric per job and client."""
-        return [[client.score(split) for client in self.clients]]
+        return [self._of_each(range(len(self.clients)), lambda client: client.score(split))]
 
     def measure(self, training_rows: int = 0) -> list[list[Measured]]:
         """The same on test and validation rows, with what it is made of; the loss on so many training rows besides."""
-        return [[client.measure(training_rows) for client in self.clients]]
+        return [self._of_each(range(len(self.clients)), lambda client: client.measure(training_rows))]
 
     def clients_of(self, job: int) -> list[Client]:
-        return self.clients
+        return list(self.clients)
 
     def states_of(self, job: int, positions: Sequence[int]) -> list[dict[str, Any]]:
         """Copies of what these clients are now, for ``Client.restore``."""
-        return [copied(self.clients[k].state()) for k in positions]
+        return self._of_each(positions, lambda client: copied(client.state()))
+
+    def _of_each(self, positions: Iterable[int], ask: Callable[[Client], T]) -> list[T]:
+        found = []
+        for k in positions:
+            with self.clients.seen(k) as client:
+                found.append(ask(client))
+        return found
 
     def state(self) -> dict[str, Any]:
+        """Of clients and servers that are as they began: None."""
+        made, servers, count = self.clients.made, self.servers, len(self.clients)
         return {
             "round": self.round_number,
-            "clients": [client.state() for client in self.clients],
+            "clients": [made[k].state() if k in made else None for k in range(count)],
             "server": self.server.state(),
-            "servers": [server.state() for server in self.servers],
+            "servers": [servers[k].state() if k in servers else None for k in range(count)] if self.alone else [],
             "latest": self.latest if any(self.missed.values()) else {},
             "missed": {name: sorted(behind) for name, behind in self.missed.items()},
             "bytes": [self.door.bytes_up, self.door.bytes_down],
@@ -150,13 +176,21 @@ class Serial:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        device = self.clients[0].device
-        for client, saved in zip(self.clients, state["clients"], strict=True):
-            client.restore(saved)
+        device = self.data.x.device
+        if len(state["clients"]) != len(self.clients):
+            raise ValueError("the checkpoint has other clients")
+        for k, saved in enumerate(state["clients"]):
+            if saved is None:
+                self.clients.made.pop(k, None)
+            else:
+                self.clients[k].restore(saved)
         self.server.restore(moved(state["server"], device))
-        for server, saved in zip(self.servers, state.get("servers", []), strict=True):
-            server.restore(moved(saved, device))
+        self.servers.clear()
+        for k, saved in enumerate(state.get("servers", [])):
+            if saved is not None:
+                self._server_of(k).restore(moved(saved, device))
         self.latest = moved(state["latest"], device)
         self.missed = {name: set(behind) for name, behind in state["missed"].items()}
         self.round_number, self.trust = state["round"], state["trust"]
+        self.clients.round = self.round_number
         self.door.bytes_up, self.door.bytes_down = state["bytes"]

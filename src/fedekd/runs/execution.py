@@ -174,13 +174,10 @@ def in_stacks(runs: Sequence[PlannedRun], engine: str) -> Iterator[Sequence[Plan
 
 
 def stacks(run: PlannedRun, engine: str) -> bool:
-    """On a GPU clients are stacked; and everywhere very many that take turns, since their models would not all fit into
-    memory at once. Otherwise one after another is faster."""
+    """On a GPU clients are stacked; on a CPU one after another is faster."""
     if engine != "auto":
         return engine == "stacked"
-    training = run.job.training
-    in_turns = len(run.job.federation.clients) >= MANY and training.participation < 1
-    return in_turns or pick_device(training.device).type == "cuda"
+    return pick_device(run.job.training.device).type == "cuda"
 
 
 def train_together(
@@ -262,7 +259,8 @@ def _measure(
 ) -> None:
     """All clients after a round that is not the last."""
     training = runs[0].job.training
-    keeps = [training.choose_rounds or artifacts.keeps(r) for r in runs]
+    few = artifacts.details and len(runs[0].job.federation.clients) < MANY  # of others no state is given back
+    keeps = [few and (training.choose_rounds or artifacts.keeps(r)) for r in runs]
     with worker.personalised() if any(keeps) else nullcontext():  # what is kept is what was measured
         better = history.add(worker.round_number, worker.measure(artifacts.training_rows), training)
         if any(keeps):

@@ -1,0 +1,85 @@
+"""The clients of a job, made one by one as they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+
+from torch import nn
+
+from fedekd import models
+from fedekd.engines.client import Client
+from fedekd.engines.job import Job, Rows
+
+
+class Clients:
+    """A client is made when its turn first comes, so memory grows with those that have taken part.
+
+    Whoever has not is as it began. It is made again each time that it is ``seen``, with models that others of the same
+    start are seen with too.
+    """
+
+    def __init__(self, job: Job, first: int, rows: Rows) -> None:
+        """``first``: the number of the first client in the random streams."""
+        self.job, self.first, self.rows = job, first, rows
+        self.made: dict[int, Client] = {}
+        self.starts: dict[tuple[int, ...], dict[str, nn.Module]] = {}
+        self.round = 0
+        self.answering: ExitStack | None = None
+        """Whether clients are as they answer, and what undoes that."""
+
+    def __len__(self) -> int:
+        return len(self.job.federation.clients)
+
+    def __iter__(self) -> Iterator[Client]:
+        return (self[k] for k in range(len(self)))
+
+    def __getitem__(self, position: int) -> Client:
+        """To train, and to keep."""
+        k = range(len(self))[position]
+        if k not in self.made:
+            self.made[k] = self._make(k)
+            if self.answering:
+                self.answering.enter_context(self.made[k].personalised())
+        return self.made[k]
+
+    def _make(self, k: int, own: dict[str, nn.Module] | None = None) -> Client:
+        client = Client(self.job, k, self.first + k, self.rows, own)
+        client.round = self.round
+        return client
+
+    @contextmanager
+    def seen(self, k: int) -> Iterator[Client]:
+        """One to look at, which is left as it was."""
+        client = self.made.get(k)
+        if client is None:
+            start = self.start(k)
+            client = self._make(k, self.starts.get(start))
+            if self.first + k not in start:  # else it may be the only one that begins so
+                self.starts[start] = client.models
+        with client.personalised() if self.answering else nullcontext():
+            yield client
+
+    def start(self, k: int) -> tuple[int, ...]:
+        """What tells with which models a client begins: for each, the first client that has the same."""
+        method = self.job.method
+        roots = [method.root(role) for role in method.roles if role not in method.heads]
+        return tuple(models.like_client(self.job.factory(root), self.first + k) for root in roots)
+
+    def after(self, round: int) -> None:
+        """So many rounds are done."""
+        self.round = round
+        for client in self.made.values():
+            client.round = round
+
+    @contextmanager
+    def personalised(self) -> Iterator[None]:
+        """All as they answer; what is measured and kept inside is of one and the same personalisation."""
+        with ExitStack() as stack:
+            for client in self.made.values():
+                stack.enter_context(client.personalised())
+            self.answering = stack
+            try:
+                yield
+            finally:
+                self.answering = None
