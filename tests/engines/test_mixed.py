@@ -18,7 +18,7 @@ from fedekd.errors import FedekdError
 from fedekd.exchange import exchanges
 from fedekd.models import Dealt
 from stacking import TRAINED, compare, job, rows_for
-from tiny import tiny_private
+from tiny import BRIEF, tiny_private
 
 
 class Normed(nn.Module):
@@ -68,7 +68,7 @@ def test_batch_norm_and_dropout_of_tables(tables, name):
 @pytest.mark.parametrize("name", TRAINED)
 def test_every_method(images, name):
     """With three architectures; methods that average private models refuse them, and get the one with batch norm."""
-    rows, method = rows_for(name, images), methods.get(name)
+    rows, method = rows_for(name, images), methods.get(name, **BRIEF.get(name, {}))
     one = job(rows, method, private=MIXED, epochs=1)
     if any(step.send is None and method.root(name) == "private" for name, step in exchanges(method, 2).items()):
         for engine in (Serial, lambda one: Stacked([one])):

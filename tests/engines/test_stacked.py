@@ -18,6 +18,7 @@ from fedekd.runs.observers import Observer
 from fedekd.runs.runner import run
 from fedekd.settings import make_settings
 from stacking import TRAINED, compare, job, rows_for
+from tiny import BRIEF
 
 
 @pytest.mark.parametrize("combine", ["median", "trimmed", "krum"])
@@ -28,12 +29,12 @@ def test_robust_combination(images, name, combine):
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_classification(images, name):
-    compare([job(rows_for(name, images), methods.get(name))])
+    compare([job(rows_for(name, images), methods.get(name, **BRIEF.get(name, {})))])
 
 
 @pytest.mark.parametrize("name", [n for n in TRAINED if "regression" in methods.get(n).tasks and "-" not in n])
 def test_regression(tables, name):
-    compare([job(rows_for(name, tables), methods.get(name))])
+    compare([job(rows_for(name, tables), methods.get(name, **BRIEF.get(name, {})))])
 
 
 def test_seeds_alphas_and_variants_share_a_stack(digits):

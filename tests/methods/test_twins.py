@@ -20,7 +20,7 @@ from fedekd.runs.plan import choose_methods
 from fedekd.settings import make_settings
 from fedekd.tasks import Classification, Regression
 from hand_batch import hand_batch
-from tiny import tiny_private, tiny_proxy
+from tiny import BRIEF, tiny_private, tiny_proxy
 
 TRAINING = Training(rounds=3, epochs=1, batch_size=16, lr=3e-3)
 METHODS = sorted(n for n, m in methods.known().items() if m.roles and n == m.name)
@@ -49,10 +49,11 @@ def same(a, b):
 @pytest.mark.parametrize("name", METHODS)
 def test_alone_is_a_federation_of_one(name, images, tables):
     """With its own server, memory and all: bit for bit what the method does where there is one client."""
-    method = methods.get(name)
+    given = BRIEF.get(name, {})
+    method = methods.get(name, **given)
     federation = images if "classification" in method.tasks else tables
     only = replace(federation, clients=federation.clients[:1], names=federation.names[:1])
-    alone, plain = trained(job(federation, methods.get(f"{name}@alone"))), trained(job(only, method))
+    alone, plain = trained(job(federation, methods.get(f"{name}@alone", **given))), trained(job(only, method))
     assert same(alone.clients[0], plain.clients[0])
     assert alone.door.bytes_up == alone.door.bytes_down == 0
 
@@ -72,7 +73,7 @@ def test_what_adds_nothing_of_its_own_is_local(request, task, name, given):
 @pytest.mark.parametrize("control", methods.CONTROLS)
 @pytest.mark.parametrize("name", METHODS)
 def test_twins_are_stacked_as_they_run_serially(name, control, participation, images, tables):
-    method = methods.get(f"{name}@{control}")
+    method = methods.get(f"{name}@{control}", **BRIEF.get(name, {}))
     federation = images if "classification" in method.tasks else tables
     if (name, control) == ("fedproto", "alone") and participation < 1:
         pytest.skip("who comes late has no prototypes of its own yet, and is told so")
