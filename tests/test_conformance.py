@@ -195,7 +195,7 @@ def called(probe):
 
 @pytest.mark.parametrize("probe", probes(), ids=called)
 def test_what_a_step_reads(probe):
-    same(job(probe), refusal(probe.what, probe.where, probe))
+    same(job(probe, epochs=1), refusal(probe.what, probe.where, probe))
 
 
 @pytest.mark.parametrize("what", [w for w in READS if "another" not in w and "not there" not in w])
