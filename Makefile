@@ -5,14 +5,18 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 STAMP := $(VENV)/.installed
 WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
-INSTALL := $(BIN)/pip install --disable-pip-version-check --quiet --editable
+INSTALL := $(BIN)/pip install --disable-pip-version-check --quiet --no-compile --editable
+COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # on all cores; pip would compile 18,000 files on one
 
-.PHONY: demo test axe fuzz lint mutants docs pictures bench clean
+.PHONY: demo test pytest axe fuzz lint ruff mypy mutants docs pictures bench clean
 
 demo: $(READY)
 	$(BIN)/fedekd run --dataset heart --methods second-opinion,fedekd,fedavg --alone menu --split-seed 0 --seeds 0-2 --out demo-results
 
-test: lint  # one worker more than cores: tests of federations wait a good part of their time
+test: ruff  # types and tests side by side: mypy alone has one core busy for most of a minute
+	$(MAKE) --no-print-directory -j2 mypy pytest
+
+pytest: $(STAMP)  # one worker more than cores: tests of federations wait a good part of their time
 	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 axe: $(STAMP)  # for the browser tests that use it; they are skipped without
@@ -23,9 +27,13 @@ fuzz: $(STAMP)
 	FEDEKD_FUZZ=2000 $(BIN)/python -m pytest tests/flower/test_masking.py
 	FEDEKD_FUZZ=2000 $(BIN)/python -m pytest tests/data/test_fuzz_files.py
 
-lint: $(STAMP)
+lint: ruff mypy
+
+ruff: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks examples tools docs/*.py
 	$(BIN)/ruff format --check src tests benchmarks examples tools docs/*.py
+
+mypy: $(STAMP)
 	$(BIN)/mypy
 
 mutants: $(STAMP)
@@ -45,11 +53,13 @@ bench: $(STAMP)
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) .
+	$(COMPILE)
 	touch $(READY)
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) ".[dev]"
+	$(COMPILE)
 	touch $(READY) $(STAMP)
 
 clean:

@@ -29,6 +29,12 @@ def own_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
+@pytest.fixture(autouse=True)
+def without_waiting_for_the_disk(monkeypatch):
+    """A site saves its state in several files and folders at each visit, and a sync of each takes milliseconds."""
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+
+
 @pytest.fixture(scope="session")
 def digits() -> Dataset:
     return take(load_dataset("digits"), 260)

@@ -202,7 +202,7 @@ def test_the_rate_that_a_method_sees_is_the_one_in_force(images, kind):
     [*product(["fedekd", "apfl-adaptive"], ["adam", "sgd", "momentum"]), ("pfedme", "sgd")],  # which is always pFedMe's
 )
 def test_the_rate_falls_alike_in_both_engines(images, name, optimizer):
-    given = {"optimizer": optimizer, "lr": 3e-3 if optimizer == "adam" else 0.05}
+    given = {"optimizer": optimizer, "lr": 3e-3 if optimizer == "adam" else 0.05, "rounds": 2, "epochs": 1}
     falling = agree(job(images, name, lr_schedule="cosine", **given))
     assert differ(falling, serially(job(images, name, **given)))
 
@@ -303,8 +303,9 @@ def test_augmentations_are_drawn_as_batches_are():
     "name", ["local", "fedekd", "fml", "fedrod", "fedgh", "fedtype", "moon", "ditto", "fedrep", "fedavg-tuned"]
 )
 def test_both_engines_augment_alike(images, name):
-    augmented = agree(job(images, name, augment="flip-crop", optimizer="sgd", lr=0.02, rounds=2))
-    assert differ(augmented, serially(job(images, name, optimizer="sgd", lr=0.02, rounds=2)))
+    given = {"optimizer": "sgd", "lr": 0.02, "rounds": 2, "epochs": 1}
+    augmented = agree(job(images, name, augment="flip-crop", **given))
+    assert differ(augmented, serially(job(images, name, **given)))
 
 
 def test_chunks_of_unequal_clients_augment_alike(digits):

@@ -81,12 +81,12 @@ def optimum(federation: Federation) -> np.ndarray:
 
 
 def distance(federation: Federation, method) -> float:
-    engine = quadratics.engine_of(federation, method, rounds=60, epochs=30)
-    for _ in range(60):
+    engine = quadratics.engine_of(federation, method, rounds=20, epochs=30)
+    for _ in range(20):
         engine.round()
     return float(np.linalg.norm(quadratics.private_weights(engine)[0] - optimum(federation)))
 
 
 def test_feddyn_reaches_the_optimum_where_fedavg_does_not(federation):
-    assert distance(federation, methods.get("feddyn", a=0.5)) < 1e-3
+    assert distance(federation, methods.get("feddyn", a=2.0)) < 1e-3
     assert distance(federation, methods.get("fedavg")) > 0.1

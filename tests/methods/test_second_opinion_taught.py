@@ -10,7 +10,7 @@ from fedekd import methods
 from fedekd.engines.stacked import Stacked
 from serially import answers, engine_of, go_on, same, states, traffic, trained
 
-OURS, MIXTURE = methods.get("second-opinion-taught", passes=5), methods.get("second-opinion")
+OURS, MIXTURE = methods.get("second-opinion-taught", passes=2), methods.get("second-opinion")
 
 
 @pytest.mark.parametrize("rows", ["images", "tables"])

@@ -57,20 +57,23 @@ class SavedState:
         twice, with two results.
         """
         found = [file for file in (self.newest, self.previous) if file.exists()]
-        whole = [version for version in map(_read, found) if version]
-        if whole and len(whole) < len(found):
-            log.warning("a version of the state in %s is damaged; going on with visit %d", self.folder, whole[0][0])
-        for number, state in whole:
-            if visit is None or number == visit or (number < visit and number == whole[0][0]):
+        whole = [payload for payload in map(_payload, found) if payload is not None]
+        if not whole:
+            if found:
+                raise FedekdError(f"every version of the state in {self.folder} is damaged; restore one from a backup")
+            return None
+        newest, state = _unpacked(whole[0])
+        if len(whole) < len(found):
+            log.warning("a version of the state in %s is damaged; going on with visit %d", self.folder, newest)
+        if visit is None or newest <= visit:
+            return newest, state
+        for number, state in map(_unpacked, whole[1:]):
+            if number == visit:
                 return number, state
-        if whole:
-            raise FedekdError(
-                f"{self.folder} is at visit {whole[0][0]}, past the wanted visit {visit}: the server has lost rounds; "
-                "restore its state folder, or begin a new federation"
-            )
-        if found:
-            raise FedekdError(f"every version of the state in {self.folder} is damaged; restore one from a backup")
-        return None
+        raise FedekdError(
+            f"{self.folder} is at visit {newest}, past the wanted visit {visit}: the server has lost rounds; "
+            "restore its state folder, or begin a new federation"
+        )
 
     @contextmanager
     def locked(self, seconds: float = 60.0) -> Iterator[None]:
@@ -105,12 +108,9 @@ def _payload(path: Path) -> bytes | None:
     return payload if head == MARK + hashlib.sha256(payload).hexdigest().encode() + b"\n" else None
 
 
-def _read(path: Path) -> tuple[int, dict[str, Any]] | None:
+def _unpacked(payload: bytes) -> tuple[int, dict[str, Any]]:
     import torch
 
-    payload = _payload(path)
-    if payload is None:
-        return None
     version = torch.load(io.BytesIO(payload), weights_only=True, map_location="cpu")
     return int(version["visit"]), version["state"]
 
