@@ -187,6 +187,6 @@ class Tuned:
         left = f"; {', '.join(ahead)}" if ahead else ""
         missing = " A dash: the chosen one has not been run on seeds 0 to 4." if len(run) < len(leads) else ""
         return (
-            f"Of the {len(run)} chosen configurations that are not the study's, {behind} are behind on these seeds, "
-            f"{clearly} of them clearly{left}.{missing}"
+            f"{len(leads)} chosen configurations are not the study's. {len(run)} of them were run on these seeds: "
+            f"{behind} are behind, {clearly} of them clearly{left}.{missing}"
         )
