@@ -38,20 +38,20 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedekd.site")
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """What is kept there, if anything. A damaged file is no empty one: it may have said what must not be revealed."""
+def _read(path: Path, first: dict[str, Any]) -> dict[str, Any]:
+    """What is kept there; ``first`` where there is no file. A damaged one may have said what must not be revealed."""
     try:
         content = parse_json(path.read_bytes())
-        if not isinstance(content, dict):
-            raise ValueError("it is no JSON object")
+        if not isinstance(content, dict) or not first.keys() <= content.keys():
+            raise ValueError("it does not hold what it should")
     except FileNotFoundError:
-        return {}
+        return first
     except OSError as error:
         raise unreadable(path, error) from None
     except ValueError as error:
         raise FedekdError(
             f"{path} is damaged ({error}), so that this site cannot tell which sums it has helped to unmask; "
-            "restore the file, or let the server begin a federation with another `seed` and then delete it"
+            "restore the file, or delete it and join only federations whose `seed` is one that no earlier one had"
         ) from None
     return content
 
@@ -62,7 +62,7 @@ class SiteMasks:
             raise FedekdError("the server wants an upload that is not masked")
         self.site, self.terms, self.path = site, terms, folder / "masks.json"
         self.occasion = Occasion(asked.federation, asked.visit, asked.attempt)
-        self.kept = _read(self.path) or {"revealed": -1}
+        self.kept = _read(self.path, {"revealed": -1})
 
     def answer(self, asked: MaskingRequest) -> dict[str, bytes]:
         """To one stage of it."""
@@ -219,7 +219,7 @@ class SiteMasks:
         """With the same terms a site trains to the same numbers, so that a second federation, with one site less, would
         show what that one sent."""
         path, terms = self.site.state / "unmasked.json", hashlib.sha256(self.terms.text().encode()).hexdigest()
-        known = _read(path)
+        known = _read(path, {})
         if known.setdefault(terms, self.occasion.federation) != self.occasion.federation:
             raise FedekdError(
                 "this site has helped to unmask a sum under these terms in another federation, and two with the same "
