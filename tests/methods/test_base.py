@@ -122,6 +122,8 @@ def test_a_gradient_is_the_same_to_the_bit_with_and_without_torch_func():
     assert found["unused"].tolist() == [0.0, 0.0]
     assert any(g.any() for g in found.values())
     assert not any(w.requires_grad for w in weights.values())
+    for way in (gradient_in_a_map, gradient_alone):
+        assert not any(g.any() for g in way(lambda tree: torch.tensor(2.0), weights).values())
     zeros = no_gradient(loss, weights)
     assert {name: g.shape for name, g in zeros.items()} == {name: w.shape for name, w in weights.items()}
     assert not any(g.any() for g in zeros.values())

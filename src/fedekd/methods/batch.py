@@ -30,7 +30,10 @@ def gradient_alone(loss: Callable[[Tree], Tensor], at: Tree) -> Tree:
 
     with torch.enable_grad():
         leaves = {name: w.detach().requires_grad_() for name, w in at.items()}
-        found = torch.autograd.grad(loss(leaves), list(leaves.values()), materialize_grads=True)
+        value = loss(leaves)
+        if not value.requires_grad:  # no weight has a part in it
+            return {name: torch.zeros_like(w) for name, w in at.items()}
+        found = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
     return dict(zip(leaves, found, strict=True))
 
 
