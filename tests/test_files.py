@@ -37,3 +37,11 @@ def test_a_link_that_lies_in_wait_is_not_followed(tmp_path: Path, monkeypatch) -
     with pytest.raises(FedekdError, match="cannot write"):
         write_whole(tmp_path / "report.json", b"whole")
     assert victim.read_text() == "as it was"
+
+
+def test_content_is_on_the_disk_before_the_file_has_its_name(tmp_path, monkeypatch):
+    order, replaced = [], os.replace
+    monkeypatch.setattr(os, "fsync", lambda file: order.append(("sync", os.fstat(file).st_size)))
+    monkeypatch.setattr(os, "replace", lambda old, new: (order.append(("name", 0)), replaced(old, new)))
+    write_whole(tmp_path / "one", b"12345")
+    assert order == [("sync", 5), ("name", 0)]

@@ -89,7 +89,7 @@ def same_shapes(messages: Iterable[Message], name: str, clients: Sequence[str]) 
     first = None
     for client, message in zip(clients, messages, strict=True):
         shapes = {key: t.shape for key, t in message.items()}
-        first = first or shapes
+        first = shapes if first is None else first
         if shapes != first:
             raise FedekdError(
                 f"{name} models are averaged but client {client}'s differs from client {clients[0]}'s in shape; "

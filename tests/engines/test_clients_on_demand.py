@@ -6,6 +6,7 @@ import io
 
 import pytest
 import torch
+from torch import nn
 
 from byhand import same
 from fedekd import methods
@@ -65,6 +66,21 @@ def test_the_numbers_of_clients_that_were_all_there_from_the_start(eight, name):
     assert same(told(engine), told(other))
     assert set(engine.clients.made) == took_part(one, 3)
     assert len(engine.clients.made) < CLIENTS
+
+
+@pytest.mark.parametrize("name", ["fedbn", "fedavg-tuned", "pfedme", "second-opinion"])
+def test_the_same_with_batch_norm(eight, name):
+    """Whose statistics, and what a method fits before it answers, must not reach those that begin alike."""
+
+    def normed(shape, outputs):
+        return nn.Sequential(nn.Flatten(), nn.Linear(shape[-1] ** 2, 8), nn.BatchNorm1d(8), nn.Linear(8, outputs))
+
+    one = job_of(eight, name, private=normed)
+    engine, other = Serial(one), eager(one)
+    for _ in range(2):
+        engine.round()
+        other.round()
+        assert same(told(engine), told(other))
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "second-opinion", "fedavg@alone"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
+from fedekd.engines.serial import Serial
 from fedekd.report.clients import LINES, print_clients, worst_and_best
 from fedekd.report.page import write_page
 from fedekd.runs import execution, history
@@ -96,3 +97,18 @@ def test_a_table_of_clients_stays_short(digits, tmp_path):
     shown = worst_and_best([client["delta"] for client in crowd[-1]["clients"]])
     assert len(shown) == LINES
     assert f"client-{shown[0]}" in text
+
+
+def test_on_a_cpu_models_are_made_for_those_of_very_many_clients_that_take_part(digits, tmp_path, monkeypatch):
+    engines, begin = [], Serial.__init__
+
+    def kept(self, *given, **more):
+        begin(self, *given, **more)
+        engines.append(self)
+
+    monkeypatch.setattr(Serial, "__init__", kept)
+    for place in ("fedekd.runs.plan.MANY", "fedekd.runs.execution.MANY"):
+        monkeypatch.setattr(place, 8)
+    run(settings(tmp_path, clients=8, rounds=2, participation=0.25), Watcher(), digits)
+    method = next(engine for engine in engines if engine.method.name == "fedavg")
+    assert 2 <= len(method.clients.made) <= 4

@@ -11,9 +11,8 @@ if TYPE_CHECKING:
     from fedekd.engines.job import Scale
 
 MOVES = 3  # numbers in [0, 1) for each image: whether it is mirrored, and how far it is moved down and across
-MIXES = (
-    6  # for each row: whether it is blended or patched, the other row's share, where its patch lies, how both are moved
-)
+MIXES = 6
+"""For each row: whether it is blended or patched, the other's share, where its patch lies (two), how both are moved."""
 SHARE = 8  # of a side that an image is moved by at most: 4 pixels of 32, and of 28
 
 

@@ -68,7 +68,7 @@ class BatchTables:
         for at, (mine, plan) in enumerate(zip(self.splits, plans, strict=True)):
             epochs, n = plan.order.shape
             full = -(-n // self.size) * self.size
-            for whole, part in (
+            for table, part in (
                 (positions, plan.order),
                 (rows, mine[plan.order]),
                 (real, np.True_),
@@ -77,9 +77,9 @@ class BatchTables:
                 (lessons, plan.order + self.longest * np.arange(epochs)[:, None]),
                 (partners, mine[np.take_along_axis(plan.partners, plan.order, axis=1)] if self.mixed else 0),
             ):
-                padded = np.zeros((epochs, full, *whole.shape[3:]), whole.dtype)
+                padded = np.zeros((epochs, full, *table.shape[3:]), table.dtype)
                 padded[:, :n] = part
-                whole[: self.steps[at], at] = padded.reshape(self.steps[at], *whole.shape[2:])
+                table[: self.steps[at], at] = padded.reshape(self.steps[at], *table.shape[2:])
         fill(self.whole.positions, positions)
         fill(self.whole.rows, rows)
         fill(self.whole.real, real)

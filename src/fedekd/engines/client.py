@@ -75,7 +75,7 @@ class Client(ClientModels):
         if self.method.needs_features:
             bodies = {role: self.models[role] for role in self.method.roles if role not in self.method.heads}
             features = {role: models.last_linear(module).in_features for role, module in bodies.items()}
-        weights = {role: {n: w.detach() for n, w in trainable(own).items()} for role, own in self.models.items()}
+        weights = {role: self.weights(role) for role in self.models}
         start = ClientInit(weights, features, self.job.seed, self.data.y[self.rows["train"]])
         return {key: map_tree(self._as_tensor, value) for key, value in self.method.begin(start).items()}
 

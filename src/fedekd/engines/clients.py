@@ -23,7 +23,7 @@ class Clients:
         """``first``: the number of the first client in the random streams."""
         self.job, self.first, self.rows = job, first, rows
         self.made: dict[int, Client] = {}
-        self.starts: dict[tuple[int, ...], dict[str, nn.Module]] = {}
+        self.starts: dict[tuple[int, ...], dict[str, nn.Module]] = {}  # by kind
         self.round = 0
         self.answering: ExitStack | None = None
         """Whether clients are as they answer, and what undoes that."""
@@ -53,14 +53,14 @@ class Clients:
         """One to look at, which is left as it was."""
         client = self.made.get(k)
         if client is None:
-            start = self.start(k)
-            client = self._make(k, self.starts.get(start))
-            if self.first + k not in start:  # else it may be the only one that begins so
-                self.starts[start] = client.models
+            kind = self.kind(k)
+            client = self._make(k, self.starts.get(kind))
+            if self.first + k not in kind:  # else it may be the only one that begins so
+                self.starts[kind] = client.models
         with client.personalised() if self.answering else nullcontext():
             yield client
 
-    def start(self, k: int) -> tuple[int, ...]:
+    def kind(self, k: int) -> tuple[int, ...]:
         """What tells with which models a client begins: for each, the first client that has the same."""
         method = self.job.method
         roots = [method.root(role) for role in method.roles if role not in method.heads]
@@ -74,7 +74,10 @@ class Clients:
 
     @contextmanager
     def personalised(self) -> Iterator[None]:
-        """All as they answer; what is measured and kept inside is of one and the same personalisation."""
+        """All as they answer. What is measured and kept inside is of one and the same personalisation.
+
+        Those that have never taken part are made and personalised each time that they are seen.
+        """
         with ExitStack() as stack:
             for client in self.made.values():
                 stack.enter_context(client.personalised())

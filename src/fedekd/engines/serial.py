@@ -58,13 +58,13 @@ class Serial:
     def _start(self) -> dict[str, Message]:
         """By exchange whose answer goes into a model: what all begin with. What is averaged must be of one shape."""
         names, start = self.job.federation.names, dict[str, Message]()
-        kinds = {self.clients.start(k): k for k in reversed(range(len(names)))}
-        firsts = sorted(kinds.values())
+        firsts = sorted({self.clients.kind(k): k for k in reversed(range(len(names)))}.values())
+        one = self._begun(0)
         for name, step in self.exchanges.items():
             if step.send is None and len(firsts) > 1:
                 same_shapes((self._begun(k).message(name) for k in firsts), name, [names[k] for k in firsts])
             if step.target is not None:
-                start[name] = self._begun(0).weights(step.target, step.part)
+                start[name] = one.weights(step.target, step.part)
         return start
 
     def _begun(self, k: int) -> ClientModels:
@@ -192,5 +192,5 @@ class Serial:
         self.latest = moved(state["latest"], device)
         self.missed = {name: set(behind) for name, behind in state["missed"].items()}
         self.round_number, self.trust = state["round"], state["trust"]
-        self.clients.round = self.round_number
+        self.clients.after(self.round_number)
         self.door.bytes_up, self.door.bytes_down = state["bytes"]

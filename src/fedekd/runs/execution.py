@@ -259,8 +259,8 @@ def _measure(
 ) -> None:
     """All clients after a round that is not the last."""
     training = runs[0].job.training
-    few = artifacts.details and len(runs[0].job.federation.clients) < MANY  # of others no state is given back
-    keeps = [few and (training.choose_rounds or artifacts.keeps(r)) for r in runs]
+    given_back = artifacts.details and len(runs[0].job.federation.clients) < MANY
+    keeps = [given_back and (training.choose_rounds or artifacts.keeps(r)) for r in runs]
     with worker.personalised() if any(keeps) else nullcontext():  # what is kept is what was measured
         better = history.add(worker.round_number, worker.measure(artifacts.training_rows), training)
         if any(keeps):
