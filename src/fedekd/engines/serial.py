@@ -52,7 +52,6 @@ class Serial:
         self.server = Aggregator(start, **self.facts)
         self.latest: dict[str, Any] = {}  # by exchange: its last answer to all, for clients that were absent
         self.missed: dict[str, set[int]] = {}  # by exchange: who does not have it
-        self.round_number = 0
         self.trust: list[list[dict[str, Any]]] = [[]]
 
     def _start(self) -> dict[str, Message]:
@@ -69,6 +68,11 @@ class Serial:
 
     def _begun(self, k: int) -> ClientModels:
         return ClientModels(self.job, self.clients.first + k, self.data)
+
+    @property
+    def round_number(self) -> int:
+        """How many rounds are done."""
+        return self.clients.round
 
     def round(self) -> None:
         self.door.log.clear()
@@ -88,8 +92,7 @@ class Serial:
         rows = torch.zeros(len(self.clients), BINS + 2, dtype=torch.float64)
         rows[here] = torch.cat([self.clients[k].trust.rows() for k in here])
         self.trust[0] += trust_of_round(self.round_number, rows)
-        self.round_number += 1
-        self.clients.after(self.round_number)
+        self.clients.after(self.round_number + 1)
 
     def _catch_up(self, here: Sequence[int]) -> None:
         """Whoever was absent begins with the newest answers."""
@@ -191,6 +194,6 @@ class Serial:
                 self._server_of(k).restore(moved(saved, device))
         self.latest = moved(state["latest"], device)
         self.missed = {name: set(behind) for name, behind in state["missed"].items()}
-        self.round_number, self.trust = state["round"], state["trust"]
-        self.clients.after(self.round_number)
+        self.trust = state["trust"]
+        self.clients.after(state["round"])
         self.door.bytes_up, self.door.bytes_down = state["bytes"]

@@ -73,7 +73,7 @@ class AloneMenu:
         try:
             while engine.round_number < rounds:
                 if label == PLAIN and self.given is not None:
-                    engine.round_number += 1
+                    engine.clients.after(engine.round_number + 1)
                 else:
                     engine.round()
                 measured.add(engine.clients[0], engine.round_number)
