@@ -15,6 +15,10 @@ def add(commands: Any) -> None:
     table.add_argument("--format", default="markdown", choices=["markdown", "latex", "csv"], help="(default: markdown)")
     table.add_argument("--against", choices=["paper"], help="the paper's number beside each cell")
     table.add_argument("--only", default="", metavar="TABLE", help="only the table whose title contains this")
+    best = "a line more for a method with several configurations: each client's choice among them, made as it is alone"
+    table.add_argument("--best-of", action="store_true", help=best)
+    by = "what of its validation rows chooses the best that a client can do alone (default: metric)"
+    table.add_argument("--alone-by", default="metric", choices=["metric", "loss"], help=by)
 
 
 def print_tables(given: argparse.Namespace) -> None:
@@ -24,5 +28,6 @@ def print_tables(given: argparse.Namespace) -> None:
     from fedekd.runs.store import read_failures
 
     records, failures = load(given.folder).records, read_failures(Path(given.folder))
-    tables = make_tables(records, failures, given.against == "paper", given.folder)
+    against = given.against == "paper"
+    tables = make_tables(records, failures, against, given.folder, given.alone_by, given.best_of)
     print(render(select(tables, given.only) if given.only else tables, given.format))
