@@ -15,9 +15,10 @@ def add(commands: Any) -> None:
     table.add_argument("--format", default="markdown", choices=["markdown", "latex", "csv"], help="(default: markdown)")
     table.add_argument("--against", choices=["paper"], help="the paper's number beside each cell")
     table.add_argument("--only", default="", metavar="TABLE", help="only the table whose title contains this")
-    best = "a line more for a method with several configurations: each client's choice among them, made as it is alone"
+    best = "one more line for a method with several configurations: each client with the one its validation rows choose"
     table.add_argument("--best-of", action="store_true", help=best)
-    by = "what of its validation rows chooses the best that a client can do alone (default: metric)"
+    by = "how validation rows choose the best a client can do alone, and with --best-of a configuration: by the metric"
+    by += ", or by the loss, with one standard error towards the default (default: metric)"
     table.add_argument("--alone-by", default="metric", choices=["metric", "loss"], help=by)
 
 

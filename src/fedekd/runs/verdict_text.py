@@ -149,9 +149,9 @@ def menu(method: MethodTransfer) -> str:
 
 
 def best_of(method: BestOf) -> str:
-    more = f"; {method.left_out:,} more were run than the menu alone has entries" if method.left_out else ""
-    which = ", ".join(method.configurations)
-    return f"{method.label}: each client has the one of {which} that its validation rows choose, as alone{more}."
+    more = f" ({method.left_out:,} more were run than the menu alone has entries)" if method.left_out else ""
+    chosen = f"the one of {', '.join(method.configurations)}{more} that its validation rows choose"
+    return f"{method.label}: each client has {chosen}, by the rule that chooses the best alone."
 
 
 def independence(group: str | None) -> str:
