@@ -4,7 +4,8 @@
 
 A round should take as long as those that take part, whoever else there is: 100 of 100, of 1,000 and of 10,000 clients;
 then 1,000 of 10,000. "main memory" keeps all rows off the device, as where they do not fit; those that take part are
-brought together, the next ones meanwhile. "when read" goes without: every read fetches, and every write puts back.
+brought together, the next ones meanwhile. "at once" they are brought when a round begins and put back before it ends;
+"when read", every read fetches and every write puts back.
 ``difference`` is the largest between the weights of 100 members after all rounds and those of the first way measured in
 this process, beside ``moved``, the largest change since the start. Every row is written as soon as it is known (to
 $OUT/many.json, or benchmarks/results), and what is there already is not measured again.
@@ -33,7 +34,7 @@ from fedekd.engines.stacked import Stacked
 ROUNDS, GIB = 6, 2**30
 CASES = ((100, 100), (1_000, 100), (10_000, 100), (10_000, 1_000))
 ROOM = member_rows.ROOM
-WAYS = ("the device if it fits", "the device if it fits, when read", "main memory", "main memory, when read")
+WAYS = ("the device if it fits", "main memory", "main memory, at once", "main memory, when read")
 ends: dict[tuple[str, int, int], torch.Tensor] = {}
 
 
@@ -60,16 +61,21 @@ def measured(
     job = Job(data, methods.get(name), 0, training, models.factory("private", model), models.factory("proxy", model))
     engine = Stacked([job])
     (stack,) = engine.stacks
-    stack.brings = stack.brings and not where.endswith("when read")
+    stack.brings, at_work = stack.brings and not where.endswith("when read"), stack.at_work
+    if where.endswith("at once"):
+        stack.at_work = lambda here, then, *roles: at_work(here, [], *roles)
     made = time.perf_counter() - began
     seen = engine._present(0)[:100]
     start, times, whole = weights_of(engine, seen), [], time.perf_counter()
     for _ in range(ROUNDS):
         began = time.perf_counter()
         engine.round()
+        if where.endswith("at once"):
+            engine.state()  # waits for whatever still moves
         times.append(time.perf_counter() - began)
-    end = weights_of(engine, seen)  # waits for whatever still moves
+    engine.state()
     whole = time.perf_counter() - whole
+    end = weights_of(engine, seen)
     first = ends.setdefault((name, clients, present), end)
     began = time.perf_counter()
     engine.evaluate()
@@ -113,7 +119,7 @@ def main() -> None:
                     except Exception as error:
                         table[name] = {"error": f"{type(error).__name__}: {error}"[:500]}
                     path.write_text(json.dumps(table, indent=1))
-                shown = {k: round(v, 3) for k, v in table[name].items() if isinstance(v, (int, float))}
+                shown = {k: float(f"{v:.4g}") for k, v in table[name].items() if isinstance(v, (int, float))}
                 print(name, shown or table[name], flush=True)
 
 

@@ -36,16 +36,16 @@ class ClientStack(Stack):
     # --- who is at work ----------------------------------------------------------------------------------
 
     @contextmanager
-    def at_work(self, here: Sequence[int], then: Sequence[int]) -> Iterator[None]:
-        """Meanwhile these members alone do something; ``then`` come next."""
+    def at_work(self, here: Sequence[int], then: Sequence[int], roles: Sequence[str] | None = None) -> Iterator[None]:
+        """Meanwhile these members alone do something, with these models if that is known; ``then`` come next."""
         if not self.brings:
             yield
             return
         brought = []
-        for rows, who in self._rows_of(here):
+        for rows, who in self._rows_of(here, roles):
             rows.bring(who)
             brought.append(rows)
-        for rows, who in self._rows_of(then):
+        for rows, who in self._rows_of(then, roles):
             rows.fetch_ahead(who)
         try:
             yield
@@ -53,10 +53,11 @@ class ClientStack(Stack):
             for rows in brought:
                 rows.leave()
 
-    def _rows_of(self, here: Sequence[int]) -> Iterator[tuple[MemberRows, AtWork]]:
-        """All that is kept of members that take turns, with the places of these in it."""
-        kept = [(self.weights, list(here), len(self.members))]
-        for group in self.groups:
+    def _rows_of(self, here: Sequence[int], roles: Sequence[str] | None) -> Iterator[tuple[MemberRows, AtWork]]:
+        """What is kept of members that take turns, all of it or some models, with the places of these in it."""
+        weights = {role: self.weights[role] for role in (self.weights if roles is None else roles)}
+        kept: list[tuple[Any, list[int], int]] = [(weights, list(here), len(self.members))]
+        for group in self.groups if roles is None else ():
             places = group.places([i for i in here if i in group])
             kept += [(one.trees, places, one.rows) for one in (group.received, group.memory, group.gradients)]
         for tree, places, of in kept:
@@ -143,10 +144,13 @@ class ClientStack(Stack):
         found: list[tuple[int, np.ndarray, np.ndarray, tuple[Tensor, Tensor]]] = []
 
         def work(group: MethodGroup, indices: list[int]) -> None:
-            for start in range(0, len(indices), self.limit):
-                here = indices[start : start + self.limit]
+            roles = self.forward.answering(group.method)
+            pieces = [indices[start : start + self.limit] for start in range(0, len(indices), self.limit)]
+            for here, then in zip(pieces, [*pieces[1:], [] if self.personal else self.next_round], strict=True):
                 rows = [getattr(self.members[i], split) for i in here]
-                out, (table, _) = self.forward.predictions(group, here, rows, split), padded(rows, self.device)
+                with self.at_work(here, then, roles):
+                    out = self.forward.predictions(group, here, rows, split)
+                table, _ = padded(rows, self.device)
                 scale = self.scale_of(on_device(list(here), self.device))
                 y = scale.targets(self.y[table])
                 unit = scale.std.reshape(len(here), 1)

@@ -192,7 +192,10 @@ class MemberRows:
 
     def state(self) -> dict[str, Any]:
         self._store_all()
-        return {"pool": self.pool[: self.used], "row": self.row, "shared": self.shared}
+        pool = self.pool[: self.used]
+        if 2 * self.used < len(self.pool):  # torch.save would write all the room that there is
+            pool = pool.clone()
+        return {"pool": pool, "row": self.row, "shared": self.shared}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._store_all()

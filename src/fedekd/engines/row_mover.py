@@ -42,7 +42,7 @@ class RowMover:
         """Put rows from the device, which are ``ready`` from that moment on, into a tensor in main memory."""
         with torch.cuda.stream(self.stream):
             if ready is not None:
-                ready.wait()
+                ready.wait(self.stream)
             for some in _pieces(new):
                 buffer = self._buffer(new[some])
                 buffer.copy_(new[some], non_blocking=True)
@@ -71,8 +71,9 @@ class RowMover:
         """What was fetched, for the caller's stream, which waits for it on the device."""
         found, there = asked.result()
         if there is not None:
-            there.wait()
-            found.record_stream(torch.cuda.current_stream(self.device))  # its memory is the mover's stream's
+            now = torch.cuda.current_stream(self.device)
+            there.wait(now)
+            found.record_stream(now)  # its memory is the mover's stream's
         return found
 
 

@@ -89,6 +89,7 @@ class Stack:
         every = [w for tree in self.weights.values() for w in tree.values()]
         self.brings = self.in_turns and worth_bringing(every, self.training.participation, self.device)
         """Whether the rows of those at work go to the device together, and the next ones' meanwhile."""
+        self.next_round: Sequence[int] = []  # who takes part in it
         self.groups = make_groups(self)
         self.steps = torch.zeros(len(self.members), dtype=torch.long, device=self.device)
         self.chunks: dict[tuple[Any, ...], tuple[Any, Chunk]] = {}

@@ -167,7 +167,8 @@ class Stacked:
         mine, next_ = ({id(stack): places for stack, places, _ in self._by_stack(own)} for own in (here, then))
         with ExitStack() as every:
             for stack in self.stacks:
-                every.enter_context(stack.at_work(mine.get(id(stack), []), next_.get(id(stack), [])))
+                stack.next_round = next_.get(id(stack), [])
+                every.enter_context(stack.at_work(mine.get(id(stack), []), stack.next_round))
             yield
 
     # --- exchange ----------------------------------------------------------------------------------------
