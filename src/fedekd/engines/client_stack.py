@@ -42,12 +42,12 @@ class ClientStack(Stack):
             yield
             return
         brought = []
-        for rows, who in self._rows_of(here, roles):
-            rows.bring(who)
-            brought.append(rows)
-        for rows, who in self._rows_of(then, roles):
-            rows.fetch_ahead(who)
         try:
+            for rows, who in self._rows_of(here, roles):
+                rows.bring(who)
+                brought.append(rows)
+            for rows, who in self._rows_of(then, roles):
+                rows.fetch_ahead(who)
             yield
         finally:
             for rows in brought:
