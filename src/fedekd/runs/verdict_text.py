@@ -143,8 +143,7 @@ def caveats(methods: Sequence[MethodTransfer], unit: Unit) -> list[str]:
 def menu(method: MethodTransfer) -> str:
     if len(method.menu) < 2:
         return "Compared with plain Local; --alone menu compares with the best a site can do alone."
-    loss = " by their loss, plain Local where its is within one standard error of the lowest"
-    by = loss if method.alone_by == "loss" else ""
+    by = " by their loss, with one standard error towards plain Local" if method.alone_by == "loss" else ""
     return f"Alone: the best of {', '.join(method.menu)}, chosen for each client on its validation rows{by}."
 
 
