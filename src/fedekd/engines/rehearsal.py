@@ -52,7 +52,8 @@ class ExchangeCost:
 def rehearse(job: Job) -> list[list[ExchangeCost]]:
     """What each round exchanges. Raises a ``FedekdError`` of one line for a method or a model that breaks the rules.
 
-    Runs that differ in data or seed alone are rehearsed once.
+    Runs that differ in data or seed alone are rehearsed once. Their clients may be more or fewer where all have the
+    same models.
     """
     federation, training = job.federation, job.training
     dataset, public = federation.dataset, (len(federation.public), federation.public_labelled)
@@ -152,10 +153,11 @@ class _Rehearsal:
         """Of all clients, where each may have its own."""
         dataset, federation = self.job.federation.dataset, self.real.federation
         sent = {name for name, step in exchanges(self.method, self.job.training.rounds).items() if step.send is None}
+        starts = dict.fromkeys(start for k in range(len(federation.names)) for start in self.real.like_clients(k))
         for role in [role for role in self.method.roles if role not in self.method.heads]:
             every = [self.clients[0].models[role]]
             root = self.method.root(role)
-            firsts = dict.fromkeys(models.like_client(self.job.factory(root), k) for k in range(len(federation.names)))
+            firsts = [k for own, k in starts if own == root]
             every += [built(self.real, root, k) for k in firsts if k != 0]
             for module in every:
                 check_model(role, module, dataset.x.shape[1:], dataset.outputs)
