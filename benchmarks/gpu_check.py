@@ -1,11 +1,13 @@
 """Whether the stacked engine on the GPU agrees with the serial engine on the CPU, for every method.
 
-python benchmarks/gpu_check.py [NAME ...] [--plain] [--quick] [--options] [--mixed] [--serial]
+python benchmarks/gpu_check.py [NAME ...] [--plain] [--quick] [--options] [--mixed] [--serial] [--turns]
 
 --plain: without the fused kernels; --quick: fp32 and bf16 on the classification alone; --options: with weight decay, a
 learning rate that falls and augmented images, by sgd and momentum too; --mixed: with a CNN, a ResNet with batch norm
 and a perceptron with dropout in turn, or the ResNet alone where a method averages private models; --serial: the serial
-engine on the GPU, whose steps are CUDA graphs, in place of the stacked one.
+engine on the GPU, whose steps are CUDA graphs, in place of the stacked one; --turns: half of the clients take part in a
+round, in fp32, with their rows in main memory or on the GPU, and "when read": those in main memory brought one read
+after another in place of ahead, which must give the same numbers as ahead.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from torch import nn
 from fedekd import methods
 from fedekd.architectures.resnet import ResNet
 from fedekd.data import Dataset, Federation, Split
+from fedekd.engines import member_rows, stack
 from fedekd.engines.job import Job, Training
 from fedekd.engines.serial import Serial
 from fedekd.engines.stacked import Stacked
@@ -84,6 +87,9 @@ TWINS += [("fedrep", "alone"), ("ditto", "alone"), ("fedadam", "alone")]
 
 
 def main() -> None:
+    turns = "--turns" in sys.argv
+    if turns:
+        stack.MANY = 2
     bad, names = 0, [name for name in sys.argv[1:] if not name.startswith("-")]
     quick = "--quick" in sys.argv
     rates: dict[str, float] = {"adam": 1e-3}
@@ -105,20 +111,37 @@ def main() -> None:
             try:
                 results, losses = {}, {}
                 kinds = ("fp32", "bf16") if quick else ("fp32", "tf32", "bf16")
-                for device, precision in (("cpu", "fp32"), *(("cuda", kind) for kind in kinds)):
+                wheres = ("main memory", "when read", "on the GPU") if turns else ("",)
+                variants = [("cpu", "fp32", ""), *itertools.product(("cuda",), ("fp32",) if turns else kinds, wheres)]
+                for device, precision, where in variants:
+                    member_rows.ROOM = 0.4 if where == "on the GPU" else 0.0
                     training = Training(
-                        3 if more else 2, 2, 32, rates[optimizer], optimizer, device=device, precision=precision, **more
+                        4 if turns else 3 if more else 2,
+                        2,
+                        32,
+                        rates[optimizer],
+                        optimizer,
+                        device=device,
+                        precision=precision,
+                        participation=0.5 if turns else 1.0,
+                        **more,
                     )
                     job = Job(data, method, 0, training, models_for(method, "--mixed" in sys.argv), proxy)
                     serial = device == "cpu" or "--serial" in sys.argv
                     engine = Serial(job) if serial else Stacked([job], fused="--plain" not in sys.argv)
+                    for one in engine.stacks if where else ():
+                        rows = next(w for tree in one.weights.values() for w in tree.values())
+                        assert one.brings, "nothing is brought"
+                        assert (rows.home.type == "cpu") == (where != "on the GPU"), "rows lie elsewhere"
+                        one.brings = where != "when read"
                     for _ in range(training.rounds):
                         engine.round()
                     if serial and not all(client.graphs == (device == "cuda") for client in engine.clients):
                         raise AssertionError("a step was not captured as a CUDA graph")
                     found = engine.measure()[0]
-                    results[f"{device} {precision}"] = np.array([one.value for one in found])
-                    losses[f"{device} {precision}"] = np.array([one.val_loss for one in found])
+                    key = " ".join([device, precision, where]).strip()
+                    results[key] = np.array([one.value for one in found])
+                    losses[key] = np.array([one.val_loss for one in found])
                 reference = results.pop("cpu fp32")
                 gaps = {key: round(float(np.abs(v - reference).max()), 4) for key, v in results.items()}
                 lost = losses.pop("cpu fp32")

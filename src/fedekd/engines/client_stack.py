@@ -15,7 +15,7 @@ from fedekd import parts
 from fedekd.engines import return_checks
 from fedekd.engines.forward import padded
 from fedekd.engines.groups import MethodGroup, split
-from fedekd.engines.member_rows import MemberRows, home_of
+from fedekd.engines.member_rows import AtWork, MemberRows, home_of
 from fedekd.engines.on_device import on_device
 from fedekd.engines.stack import Stack, settle
 from fedekd.exchange import answer_of
@@ -32,6 +32,39 @@ def _plain(leaf: Any) -> Any:
 
 class ClientStack(Stack):
     """Its members are known by their places in it; ``Stacked`` knows which clients of which job these are."""
+
+    # --- who is at work ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def at_work(self, here: Sequence[int], then: Sequence[int], roles: Sequence[str] | None = None) -> Iterator[None]:
+        """Meanwhile these members alone do something, with these models if that is known; ``then`` come next."""
+        if not self.brings:
+            yield
+            return
+        brought = []
+        try:
+            for rows, who in self._rows_of(here, roles):
+                rows.bring(who)
+                brought.append(rows)
+            for rows, who in self._rows_of(then, roles):
+                rows.fetch_ahead(who)
+            yield
+        finally:
+            for rows in brought:
+                rows.leave()
+
+    def _rows_of(self, here: Sequence[int], roles: Sequence[str] | None) -> Iterator[tuple[MemberRows, AtWork]]:
+        """What is kept of members that take turns, all of it or some models, with the places of these in it."""
+        weights = {role: self.weights[role] for role in (self.weights if roles is None else roles)}
+        kept: list[tuple[Any, list[int], int]] = [(weights, list(here), len(self.members))]
+        for group in self.groups if roles is None else ():
+            places = group.places([i for i in here if i in group])
+            kept += [(one.trees, places, one.rows) for one in (group.received, group.memory, group.gradients)]
+        for tree, places, of in kept:
+            found = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, MemberRows)]
+            if found and places:
+                who = AtWork(places, of, self.device)
+                yield from ((rows, who) for rows in found)
 
     # --- exchange ----------------------------------------------------------------------------------------
 
@@ -82,9 +115,12 @@ class ClientStack(Stack):
     @contextmanager
     def personalised(self) -> Iterator[None]:
         """The members as they answer: after the method's ``personalise``, which is undone in the end."""
-        weights = {role: {n: w.clone() for n, w in tree.items()} for role, tree in self.weights.items()}
+        weights = self.weights
+        self.weights = {role: {n: w.clone() for n, w in tree.items()} for role, tree in weights.items()}
         count, trust = self.steps.clone(), self.trust_log.copy()
-        known = [(group, group.memory.copy(), group.gradients.copy()) for group in self.groups]
+        known = [(group, group.memory, group.gradients) for group in self.groups]
+        for group, memory, gradients in known:
+            group.memory, group.gradients = memory.copy(), gradients.copy()
         self.personal = True
         try:
             for index, (step, again) in enumerate(return_checks.personal(self.method)):
@@ -108,10 +144,13 @@ class ClientStack(Stack):
         found: list[tuple[int, np.ndarray, np.ndarray, tuple[Tensor, Tensor]]] = []
 
         def work(group: MethodGroup, indices: list[int]) -> None:
-            for start in range(0, len(indices), self.limit):
-                here = indices[start : start + self.limit]
+            roles = self.forward.answering(group.method)
+            pieces = [indices[start : start + self.limit] for start in range(0, len(indices), self.limit)]
+            for here, then in zip(pieces, [*pieces[1:], [] if self.personal else self.next_round], strict=True):
                 rows = [getattr(self.members[i], split) for i in here]
-                out, (table, _) = self.forward.predictions(group, here, rows, split), padded(rows, self.device)
+                with self.at_work(here, then, roles):
+                    out = self.forward.predictions(group, here, rows, split)
+                table, _ = padded(rows, self.device)
                 scale = self.scale_of(on_device(list(here), self.device))
                 y = scale.targets(self.y[table])
                 unit = scale.std.reshape(len(here), 1)

@@ -25,11 +25,14 @@ def graph_pool(device: torch.device) -> tuple[Any, torch.cuda.CUDAGraph]:
 
 @contextmanager
 def capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
-    """Capture a graph. Nothing is collected meanwhile: an old graph that is destroyed then spoils the new one."""
+    """Capture a graph. Nothing is collected meanwhile: an old graph that is destroyed then spoils the new one.
+
+    Other threads, such as a ``RowMover``'s, may use the GPU meanwhile.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
-        with torch.cuda.graph(graph, pool=pool):
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             yield
     finally:
         if enabled:

@@ -241,13 +241,17 @@ class Forward:
         most = EVALUATION_BATCH if self.engine.device.type == "cpu" else GPU_BATCH
         return max(1, min(most, EVALUATION_VALUES // (models * self.engine.x[0].numel())))
 
+    def answering(self, method: Method) -> tuple[str, ...]:
+        """The roles whose models ``predictions`` reads."""
+        return ("private",) if _private_answers(method) else method.roles
+
     @torch.no_grad()
     def predictions(
         self, group: MethodGroup, indices: Sequence[int], rows: Sequence[np.ndarray], split: str = ""
     ) -> Tensor:
         """What the method answers for these rows, padded to the longest: [models, n, ...]."""
         engine, method = self.engine, group.method
-        if type(method).predict is Method.predict and "private" in method.answers:
+        if _private_answers(method):
             return self.outputs("private", indices, rows)[0]
         self.learning = frozenset()
         table, mask = padded(rows, engine.device)
@@ -275,6 +279,10 @@ class Forward:
             }
             found.append(mapped(engine, group, indices, lambda m, batch: m.predict(replace(batch, split=split)), seen))
         return torch.cat(found, dim=1)
+
+
+def _private_answers(method: Method) -> bool:
+    return type(method).predict is Method.predict and "private" in method.answers
 
 
 def _state(module: nn.Module) -> dict[str, Tensor]:

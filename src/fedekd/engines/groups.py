@@ -107,6 +107,9 @@ class MethodGroup:
     def __post_init__(self) -> None:
         self._place = {i: k for k, i in enumerate(self.indices)}
 
+    def __contains__(self, i: int) -> bool:
+        return i in self._place
+
     def places(self, indices: Sequence[int]) -> list[int]:
         """Rows of the group's tensors."""
         return [self._place[i] for i in indices]

@@ -23,7 +23,7 @@ from fedekd.engines.cuda_graphs import graph_pool
 from fedekd.engines.forward import Forward, padded
 from fedekd.engines.groups import Find, MethodGroup, make_groups, mapped, split
 from fedekd.engines.job import Advance, Job, Scale, Training, TrustLog, pick_device
-from fedekd.engines.member_rows import MANY
+from fedekd.engines.member_rows import MANY, worth_bringing
 from fedekd.engines.on_device import on_device
 from fedekd.errors import FedekdError
 from fedekd.exchange import exchanges
@@ -86,6 +86,10 @@ class Stack:
         """Whether members get rows of their own as they come: see ``member_rows``."""
         self.forward = Forward(self, fused)
         self.weights = self.forward.initial()
+        every = [w for tree in self.weights.values() for w in tree.values()]
+        self.brings = self.in_turns and worth_bringing(every, self.training.participation, self.device)
+        """Whether the rows of those at work go to the device together, and the next ones' meanwhile."""
+        self.next_round: Sequence[int] = []  # who takes part in it
         self.groups = make_groups(self)
         self.steps = torch.zeros(len(self.members), dtype=torch.long, device=self.device)
         self.chunks: dict[tuple[Any, ...], tuple[Any, Chunk]] = {}

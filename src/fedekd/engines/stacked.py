@@ -130,11 +130,11 @@ class Stacked:
     def round(self) -> None:
         for door in self.doors:
             door.log.clear()
-        here = self._present()
+        here = self._present(self.round_number)
         for stack in self.stacks:
             stack.trust_log.clear()
             stack.round_number = self.round_number
-        with precision(self.training.precision, self.device):
+        with precision(self.training.precision, self.device), self._at_work(here):
             self._catch_up(here)
             for index, (step, again) in enumerate(numbered(self.method.steps(self.round_number))):
                 if isinstance(step, Exchange):
@@ -152,12 +152,24 @@ class Stacked:
         for stack in self.stacks:
             stack.round_number = self.round_number
 
-    def _present(self) -> list[int]:
+    def _present(self, round: int) -> list[int]:
         here = []
         for job, members in zip(self.jobs, self.by_job, strict=True):
-            taking = participants(job.seed, self.round_number, len(members), self.training.participation)
+            taking = participants(job.seed, round, len(members), self.training.participation)
             here += [members[k] for k in taking]
         return here
+
+    @contextmanager
+    def _at_work(self, here: Sequence[int]) -> Iterator[None]:
+        """Each stack knows meanwhile who takes part, and who does in the next round."""
+        last = self.round_number + 1 >= self.training.rounds
+        then = [] if last else self._present(self.round_number + 1)
+        mine, next_ = ({id(stack): places for stack, places, _ in self._by_stack(own)} for own in (here, then))
+        with ExitStack() as every:
+            for stack in self.stacks:
+                stack.next_round = next_.get(id(stack), [])
+                every.enter_context(stack.at_work(mine.get(id(stack), []), stack.next_round))
+            yield
 
     # --- exchange ----------------------------------------------------------------------------------------
 
