@@ -18,6 +18,7 @@ from fedekd.exchange import exchanges, same_shapes
 
 T = TypeVar("T")
 _FITTING: dict[Any, None] = {}
+_CHANNELS_LAST: dict[Any, bool] = {}
 
 
 def once(known: dict[Any, T], key: Any, find: Callable[[], T]) -> T:
@@ -110,6 +111,26 @@ def takes_one(module: nn.Module, shape: Sequence[int]) -> bool:
             copy.deepcopy(module).train()(torch.zeros(1, *shape))
     except ValueError:
         return False
+    return True
+
+
+def takes_channels_last(job: Job, root: str, client: int, module: nn.Module) -> bool:
+    """Whether a client's model works with images in that memory order: a ``view`` of what a convolution gives does not.
+
+    Clients that begin with the same model are tried once.
+    """
+    shape, like = tuple(job.federation.dataset.x.shape[1:]), dict(job.like_clients(client))[root]
+    return once(_CHANNELS_LAST, (job.factory(root), like, shape), lambda: _takes_channels_last(module, shape))
+
+
+@torch.no_grad()
+def _takes_channels_last(module: nn.Module, shape: Sequence[int]) -> bool:
+    try:
+        other = copy.deepcopy(module).eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        with torch.random.fork_rng(devices=[]):
+            other(torch.zeros(2, *shape))
+    except Exception as error:  # what else a user's model may raise is found in either order
+        return "view size is not compatible" not in str(error)
     return True
 
 

@@ -201,7 +201,8 @@ class _RehearsalClient(Client):
         if role in self.method.heads:
             with _explained(self.method, f"the head {role!r}"):
                 return super()._build(role)
-        return built(self.job, self.method.root(role), self.number % SERVER)
+        root = self.method.root(role)
+        return self._placed(root, built(self.job, root, self.number % SERVER))
 
     def _begin(self) -> dict[str, Any]:
         with _explained(self.method, "begin()"):
