@@ -13,7 +13,6 @@ from fedekd.cli import main
 from fedekd.errors import FedekdError
 from fedekd.export.export import export
 from fedekd.export.predict import predict
-from fedekd.runs import transfer
 from fedekd.runs.results import load
 from fedekd.runs.saved_models import find_models
 from fedekd.runs.transfer import analyse
@@ -27,8 +26,9 @@ ROUNDS = 4
 def choosing() -> Iterator[None]:
     """North does best with smoothed targets, south by the twin; any round with a lower loss is clearly better."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transfer, "best_alone", lambda options, n_val, *_: options[:2][-1] if n_val > 10 else options[-1])
-        patch.setattr(transfer, "_clearly_better", lambda *_: True)
+        best = "fedekd.runs.transfer.best_on_validation"
+        patch.setattr(best, lambda options, n_val, *_: options[:2][-1] if n_val > 10 else options[-1])
+        patch.setattr("fedekd.runs.choosing._clearly_better", lambda *_: True)
         yield
 
 

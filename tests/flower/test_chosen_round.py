@@ -14,7 +14,7 @@ from village import federate, make_server, schema_of, state_of, write_sites
 
 from fedekd.cli import main
 from fedekd.flower.saved_state import SavedState
-from fedekd.runs import transfer
+from fedekd.runs import choosing
 
 
 def report_of(site):
@@ -25,7 +25,7 @@ def report_of(site):
 @pytest.fixture
 def eager(monkeypatch):
     """Any round with a lower validation loss is preferred, however little lower."""
-    monkeypatch.setattr(transfer, "_clearly_better", lambda *_: True)
+    monkeypatch.setattr(choosing, "_clearly_better", lambda *_: True)
 
 
 def test_an_earlier_round_that_validation_prefers_is_what_a_site_ends_with(tmp_path, digits, eager):
@@ -74,7 +74,9 @@ def test_a_federation_that_measured_no_rounds_ends_with_the_last(tmp_path, digit
 def test_the_best_alone_is_kept_as_it_was_in_its_round(tmp_path, digits, eager, monkeypatch):
     """What a site that should stay alone exports and predicts with."""
     best = "fedekd@alone"
-    monkeypatch.setattr("fedekd.flower.site.report.best_alone", lambda options, *_: {o.label: o for o in options}[best])
+    monkeypatch.setattr(
+        "fedekd.flower.site.report.best_on_validation", lambda options, *_: {o.label: o for o in options}[best]
+    )
     (site, *_) = sites = write_sites(tmp_path, digits, alone="menu")
     federate(make_server(tmp_path, method="fedekd", rounds=3, epochs=2, lr=0.4), schema_of(digits), sites)
     folder, report = report_of(site)

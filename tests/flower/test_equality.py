@@ -21,9 +21,10 @@ from fedekd.exchange import exchanges
 from fedekd.flower.protocol import wire
 from fedekd.flower.protocol.visits import visits
 from fedekd.flower.site import alone
+from fedekd.runs.choosing import best_on_validation, option
 from fedekd.runs.history import History
 from fedekd.runs.plan import SMOOTH
-from fedekd.runs.transfer import best_alone, comparison, option
+from fedekd.runs.transfer import comparison
 from fedekd.verdicts import judge
 from tiny import BRIEF
 
@@ -179,7 +180,7 @@ def test_what_a_site_does_alone_is_what_a_simulation_says_of_it(request, tmp_pat
             assert one["round"] == other.round
             assert (one["value"], one["val_loss"]) == pytest.approx((other.value, other.val_loss), abs=1e-5)
             assert one["last"] == pytest.approx(records[one["label"]]["clients"][position]["value"], abs=1e-5)
-        best = best_alone(options, client["n_val"], client["metric"] == "accuracy")
+        best = best_on_validation(options, client["n_val"], client["metric"] == "accuracy")
         joined = option(records[method], position)
         (verdict,) = judge([comparison([joined], [best], client["metric"])])
         value, local, twin = (records[label]["clients"][position]["value"] for label in (method, "local", menu[-1]))

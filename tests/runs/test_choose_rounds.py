@@ -12,12 +12,12 @@ import fedekd
 from fedekd.data import federate
 from fedekd.errors import FedekdError
 from fedekd.export.predict import predict
-from fedekd.runs import details, packing, transfer
+from fedekd.runs import choosing, details, packing
+from fedekd.runs.choosing import option
 from fedekd.runs.runner import run
 from fedekd.runs.saved_models import read_metadata
 from fedekd.runs.store import read_records
 from fedekd.runs.summary import as_html
-from fedekd.runs.transfer import option
 from fedekd.settings import make_settings
 from interruption import Stop
 from tiny import tiny_private, tiny_proxy
@@ -82,7 +82,7 @@ def test_the_kept_model_gives_the_answers_of_the_record(digits, tmp_path, engine
 @pytest.mark.parametrize(("method", "engine"), [("local", "serial"), ("fedavg-tuned", "serial"), ("fedavg", "stacked")])
 def test_without_it_the_kept_model_is_of_the_round_that_verdicts_take(digits, tmp_path, monkeypatch, method, engine):
     """A record tells of the last round; verdicts, and what is exported, of an earlier one that is clearly better."""
-    monkeypatch.setattr(transfer, "_clearly_better", lambda *_: True)
+    monkeypatch.setattr(choosing, "_clearly_better", lambda *_: True)
     record = trained(digits, tmp_path, methods=[method], engine=engine, choose_rounds=False)[-1]
     errors = details.read(tmp_path)[record["key"]]["errors"]
     federation, rounds = federate(digits, clients=3, alpha=0.5, seed=1), []

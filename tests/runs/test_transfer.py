@@ -11,7 +11,9 @@ import pytest
 import fedekd
 from fedekd.errors import FedekdError
 from fedekd.runs import packing, transfer
-from fedekd.runs.transfer import Option, analyse, best_alone
+from fedekd.runs.choosing import Option, best_on_validation, option
+from fedekd.runs.transfer import analyse
+from fedekd.runs.verdict_text import menu
 from made_records import make_record
 from tiny import tiny_private, tiny_proxy
 
@@ -102,12 +104,34 @@ PLAIN = Option("local", 5, 0.7, 0.8)
     ],
 )
 def test_what_is_chosen(val, n_val, higher, chosen):
-    assert best_alone([PLAIN, Option("smooth", 5, 0.6, val)], n_val, higher).label == chosen
+    assert best_on_validation([PLAIN, Option("smooth", 5, 0.6, val)], n_val, higher).label == chosen
+
+
+@pytest.mark.parametrize(
+    ("loss", "n_val", "chosen"),
+    [(0.88, 100, "local"), (0.86, 100, "smooth"), (0.1, 29, "local"), (math.nan, 100, "local")],
+)
+def test_by_loss_plain_stays_within_one_standard_error(loss, n_val, chosen):
+    """Of the lowest loss, and whatever the metric says."""
+    plain = Option("local", 5, 0.7, 0.9, 0.9, None, 0.2)
+    smooth = Option("smooth", 5, 0.9, 0.5, loss, None, 0.03)
+    other = Option("other", 5, 0.9, 0.99, 0.95, None, 0.2)
+    assert best_on_validation([plain, smooth, other], n_val, by="loss").label == chosen
+
+
+def test_the_best_alone_can_be_chosen_by_loss():
+    runs = study()
+    for client in runs[1]["clients"]:  # smoothed: better in accuracy, worse in loss
+        client |= {"val_loss": 2.0}
+    (usual,), (by_loss,) = analyse(runs), analyse(runs, alone_by="loss")
+    assert [one.clients[0].alone[0].label for one in (usual, by_loss)] == ["local-smooth", "fedekd@alone"]
+    assert by_loss.clients[0].parts["gain"] == pytest.approx(0.18)
+    assert ["by their loss" in menu(one) for one in (usual, by_loss)] == [False, True]
 
 
 def test_the_test_rows_do_not_choose():
     """A better test value at a worse validation value stays where it is."""
-    assert best_alone([PLAIN, Option("lucky", 5, 0.99, 0.7)], 100).label == "local"
+    assert best_on_validation([PLAIN, Option("lucky", 5, 0.99, 0.7)], 100).label == "local"
 
 
 @pytest.mark.parametrize(("then", "n_val", "at"), [(0.9, 100, 4), (0.72, 100, 10), (0.9, 29, 10)])
@@ -116,7 +140,7 @@ def test_an_earlier_round_must_be_clearly_better(then, n_val, at):
     client = one["clients"][0]
     client["chosen"] = {"round": 4, "value": 0.6, "val": then, "val_loss": 0.1, "val_error": 0.01}
     client["rows"]["chosen"] = packing.pack(rows_of(0.6, 0))
-    found = transfer.option(one, 0)
+    found = option(one, 0)
     assert (found.round, found.value) == (at, 0.6 if at == 4 else 0.7)
     assert found.rows.mean() == pytest.approx(found.value)
 

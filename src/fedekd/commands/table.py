@@ -15,6 +15,11 @@ def add(commands: Any) -> None:
     table.add_argument("--format", default="markdown", choices=["markdown", "latex", "csv"], help="(default: markdown)")
     table.add_argument("--against", choices=["paper"], help="the paper's number beside each cell")
     table.add_argument("--only", default="", metavar="TABLE", help="only the table whose title contains this")
+    best = "one more line for a method with several configurations: each client with the one its validation rows choose"
+    table.add_argument("--best-of", action="store_true", help=best)
+    by = "how validation rows choose the best a client can do alone, and with --best-of a configuration: by the metric"
+    by += ", or by the loss, with one standard error towards the default (default: metric)"
+    table.add_argument("--alone-by", default="metric", choices=["metric", "loss"], help=by)
 
 
 def print_tables(given: argparse.Namespace) -> None:
@@ -24,5 +29,6 @@ def print_tables(given: argparse.Namespace) -> None:
     from fedekd.runs.store import read_failures
 
     records, failures = load(given.folder).records, read_failures(Path(given.folder))
-    tables = make_tables(records, failures, given.against == "paper", given.folder)
+    against = given.against == "paper"
+    tables = make_tables(records, failures, against, given.folder, given.alone_by, given.best_of)
     print(render(select(tables, given.only) if given.only else tables, given.format))

@@ -13,10 +13,12 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
+from fedekd.errors import FedekdError
 from fedekd.report.study_records import StudyRecords
 from fedekd.report.sweeps import sweep_tables
 from fedekd.report.table_formats import NOTHING, Table, TableRow, ranked, render, select
 from fedekd.report.transfer_tables import SHORT, TransferTables, by_interval
+from fedekd.runs.choosing import ChosenBy
 from fedekd.runs.records import FailureRow, Figure, Record
 
 __all__ = ["Table", "make_tables", "paper_figures", "render", "select"]
@@ -111,9 +113,18 @@ def make_tables(
     failures: Sequence[FailureRow] = (),
     against_paper: bool = False,
     folder: str | Path | None = None,
+    alone_by: ChosenBy = "metric",
+    best_of: bool = False,
 ) -> list[Table]:
-    """``folder``: where the records lie."""
-    return study_tables(StudyRecords(records, failures, folder), against_paper)
+    """``folder``: where the records lie; ``alone_by`` and ``best_of`` as ``StudyRecords`` takes them."""
+    study = StudyRecords(records, failures, folder, alone_by, best_of)
+    if best_of and not study.best_of:
+        raise FedekdError(
+            "--best-of: no method here has several configurations that validation rows can choose from; run one as it "
+            "is and with other parameters on the same seeds, with --alone menu (records without validation results do "
+            "not count)"
+        )
+    return study_tables(study, against_paper)
 
 
 def study_tables(study: StudyRecords, against_paper: bool = False) -> list[Table]:

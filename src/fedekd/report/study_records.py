@@ -11,6 +11,8 @@ from fedekd import metrics
 from fedekd.data.paper import PRESET
 from fedekd.report.table_formats import TableCell
 from fedekd.runs.aggregate import usual_settings
+from fedekd.runs.best_of import best_of
+from fedekd.runs.choosing import ChosenBy
 from fedekd.runs.findings import TITLES, Finding, findings
 from fedekd.runs.records import FailureRow, Figure, Record
 from fedekd.runs.subgroups import MethodSubgroups, by_subgroup
@@ -24,13 +26,20 @@ NAMED = 6  # methods in a note
 class StudyRecords:
     """The last record for each dataset, alpha, label and seed, of each dataset's most frequent settings.
 
-    Those of one task are in one metric, the most frequent; ``folder`` is where the records lie.
+    Those of one task are in one metric, the most frequent; ``folder`` is where the records lie. ``alone_by`` and
+    ``with_best_of`` concern what Δ is made of: by what the best alone is chosen, and whether methods with several
+    configurations choose among them too.
     """
 
     def __init__(
-        self, records: Sequence[Record], failures: Sequence[FailureRow] = (), folder: str | Path | None = None
+        self,
+        records: Sequence[Record],
+        failures: Sequence[FailureRow] = (),
+        folder: str | Path | None = None,
+        alone_by: ChosenBy = "metric",
+        with_best_of: bool = False,
     ) -> None:
-        self.folder = folder
+        self.folder, self.alone_by = folder, alone_by
         every = {record["key"]: record for record in records}
         metrics_of: dict[str, Counter[str]] = {}
         for record in every.values():
@@ -45,6 +54,7 @@ class StudyRecords:
         for r in self.records:
             self.by.setdefault((r["label"], (r["dataset"], r["alpha"])), {})[r["seed"]] = r
             self.most.setdefault(r["task"], set()).add(r["seed"])
+        self.best_of = best_of(self.records, alone_by) if with_best_of else []
 
     @staticmethod
     def key_of(title: str) -> str:
@@ -52,8 +62,11 @@ class StudyRecords:
 
     @cached_property
     def transfer(self) -> dict[tuple[str, StudyColumn], MethodTransfer]:
-        """By label and column, of methods as they are: Holm's method is over what one column shows."""
-        return {(one.label, (one.dataset, one.alpha)): one for one in analyse(self._plain(), self.folder)}
+        """By label and column, of methods as they are and those of ``best_of``: Holm's method is over what one column
+        shows."""
+        shown = [*self._plain(), *(record for one in self.best_of for record in one.records)]
+        analysed = analyse(shown, self.folder, alone_by=self.alone_by)
+        return {(one.label, (one.dataset, one.alpha)): one for one in analysed}
 
     @cached_property
     def subgroups(self) -> list[MethodSubgroups]:
@@ -81,7 +94,7 @@ class StudyRecords:
 
     @cached_property
     def findings(self) -> list[Finding]:
-        return findings(self.records, list(self.transfer.values()))
+        return findings(self.records, [one for one in self.transfer.values() if one.label == one.method])
 
     # --- what there is -----------------------------------------------------------------------------------
 

@@ -11,11 +11,12 @@ from rich.text import Text
 from fedekd.report.clients import LINES, print_clients, print_verdicts
 from fedekd.report.summary import parts, print_summary, trust, verdict
 from fedekd.runs.aggregate import aggregate, grouped, in_order
+from fedekd.runs.choosing import chooses_rounds
 from fedekd.runs.records import Record
 from fedekd.runs.results import RunResults
 from fedekd.runs.subgroups import by_subgroup
 from fedekd.runs.summary import legend, title
-from fedekd.runs.transfer import MethodTransfer, analyse, chooses_rounds
+from fedekd.runs.transfer import MethodTransfer, analyse
 from fedekd.runs.verdict_text import JOIN, STAY, advice_by_client, caveats, decided
 from fedekd.units import GOOD, Unit, count
 

@@ -12,7 +12,7 @@ from fedekd.report.table_formats import Table, TableCell, TableRow, ranked
 from fedekd.runs.findings import not_known
 from fedekd.runs.subgroups import MethodSubgroups, SubgroupDelta
 from fedekd.runs.transfer import MethodTransfer
-from fedekd.runs.verdict_text import STATES, assumed, menu, seeds
+from fedekd.runs.verdict_text import STATES, assumed, best_of, menu, seeds
 from fedekd.units import Unit
 from fedekd.verdicts import HARMED, HELPED
 
@@ -38,6 +38,13 @@ class TransferTables:
     def unit(self) -> Unit:
         return self.study.unit(self.task)
 
+    @cached_property
+    def shown(self) -> list[str]:
+        """Methods, each followed by itself with the configuration that each client chooses, where that is asked for."""
+        chosen = [one for one in self.study.best_of if any((one.label, c) in self.study.transfer for c in self.columns)]
+        each = [[method, *(one.label for one in chosen if one.method == method)] for method in self.methods]
+        return list(dict.fromkeys(label for labels in each for label in labels))
+
     @property
     def higher(self) -> bool:
         return self.unit.higher_is_better
@@ -50,7 +57,7 @@ class TransferTables:
         twins = {one.label for one in told.values() if "recipe" in one.summary}
         rows = [
             TableRow((method, f"{name}, {over}"), method, tuple(self._part(method, c, part, key) for c in self.columns))
-            for method in self.methods
+            for method in self.shown
             for part, name in PARTS.items()
             for over, key in (("Avg", "mean"), ("Worst", "worst"))
         ]
@@ -60,12 +67,23 @@ class TransferTables:
             "its twin; gain: the method minus the best alone, both at the round chosen on validation rows",
             "Avg: mean over clients, with its 95 % interval paired by seed (bold: on the better side of zero, "
             "underlined: on the worse); Worst: the client that loses most, mean over seeds",
+            *self._choices(),
             *self._not_known(twins),
-            *self.study.notes(list(dict.fromkeys(row.label for row in rows)), self.columns),
+            *self.study.notes([m for m in self.methods if any(row.label == m for row in rows)], self.columns),
         )
         better = "positive" if self.higher else "negative"
         title = f"Δ taken apart, {self.task}: recipe, federation and gain over the best alone ({better} is better)"
         return self._table("transfer", title, ("method", "part"), self.columns, tuple(rows), notes)
+
+    def _choices(self) -> list[str]:
+        """The menu alone, and which configurations there were, where this is not the usual table."""
+        if not self.study.best_of and self.study.alone_by == "metric":
+            return []
+        told = [one for (_, column), one in self.study.transfer.items() if column in self.columns]
+        return [*dict.fromkeys(map(menu, told)), *self._best_of()]
+
+    def _best_of(self) -> list[str]:
+        return list(dict.fromkeys(best_of(one) for one in self.study.best_of if one.label in self.shown))
 
     def _not_known(self, labels: Collection[str]) -> list[str]:
         datasets = {dataset for dataset, _ in self.columns}
@@ -89,7 +107,7 @@ class TransferTables:
         told = {place: one for place, one in self.study.transfer.items() if one.states and place[1] in self.columns}
         columns = self._with(told)
         rows = []
-        for method in self.methods:
+        for method in self.shown:
             own = [told.get((method, column)) for column in columns]
             for state, words in STATES.items() if any(own) else ():
                 cells = [
@@ -101,7 +119,7 @@ class TransferTables:
                 rows.append(TableRow((method, words), method, tuple(cells)))
         all_, family = list(told.values()), "all methods and clients of one column"
         taken = dict.fromkeys(assumed(family, self.unit, one) for one in all_)
-        notes = (*dict.fromkeys(map(menu, all_)), *taken, seeds(all_)) if all_ else ()
+        notes = (*dict.fromkeys(map(menu, all_)), *self._best_of(), *taken, seeds(all_)) if all_ else ()
         title = f"Clients in each state against the best alone, {self.task}: of all clients, or client-runs"
         return self._table("states", title, ("method", "state"), columns, tuple(rows), notes)
 
@@ -136,7 +154,7 @@ class TransferTables:
         """What is left to count where records do not hold the test rows."""
         told = {place: one for place, one in self.study.transfer.items() if not one.states}
         rows = []
-        for method in self.methods:
+        for method in self.shown:
             own = [told.get((method, column)) for column in self.columns]
             cells = [
                 replace(self._cell(one, c), share=(one.by_sign, one.client_runs)) if one else TableCell()
@@ -148,7 +166,8 @@ class TransferTables:
         notes = (
             "these records do not hold the test rows that a verdict needs: a difference counts however small it is",
             "bold: fewest of the column, underlined: second",
-            *self.study.notes([row.label for row in rows], self.columns),
+            *self._best_of(),
+            *self.study.notes([row.label for row in rows if row.label in self.methods], self.columns),
         )
         return self._table("harmed", title, ("method",), self.columns, marked, notes)
 

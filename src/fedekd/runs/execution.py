@@ -22,12 +22,12 @@ from fedekd.engines.stacked import Stacked
 from fedekd.engines.threads import fitting_threads
 from fedekd.errors import FedekdError
 from fedekd.runs import answers, details, saved_models
+from fedekd.runs.choosing import option
 from fedekd.runs.history import History
 from fedekd.runs.observers import ClientTrained, Note, Observer, RoundMeasured, RunFinished, RunsPlanned, RunStarted
 from fedekd.runs.plan import PlannedRun, RunSpec, model_titles, width
 from fedekd.runs.records import RECORD_VERSION
 from fedekd.runs.store import Record, Store
-from fedekd.runs.transfer import option
 from fedekd.settings import MANY, Settings
 from fedekd.units import METRICS
 

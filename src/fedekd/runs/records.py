@@ -75,6 +75,8 @@ class ClientRow(TypedDict):
     """Every metric of the task, of the same answers as ``value``; None where it is not defined."""
     floor: NotRequired[float | None]
     """What ``metric`` would be with the commonest class, or the mean, of the training rows for an answer."""
+    run: NotRequired[str]
+    """The key of the run that this is of, where clients of several make up a record (``runs.best_of``)."""
 
 
 class TrustRow(TypedDict):

@@ -27,7 +27,7 @@ def rows_of(record: Record, position: int, folder: Path | None = None, chosen: b
         return packing.unpack(text, client["n_test"], record["metric"])
     if folder is None or record["metric"] in MEASURES:
         return None
-    return answers.read(folder, record["key"], position, chosen)
+    return answers.read(folder, client.get("run", record["key"]), position, chosen)
 
 
 def groups_of(record: Record, position: int) -> np.ndarray | None:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from fedekd.runs.aggregate import SummaryRow, aggregate, grouped
+from fedekd.runs.choosing import chooses_rounds
 from fedekd.runs.records import Record
-from fedekd.runs.transfer import MethodTransfer, analyse, chooses_rounds
+from fedekd.runs.transfer import MethodTransfer, analyse
 from fedekd.runs.verdict_text import STATES, after, caveats
 from fedekd.units import BAD, GOOD, SAME, Unit, count, duration, volume
 from fedekd.verdicts import HARMED, HELPED

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,29 +26,15 @@ import numpy as np
 from fedekd import metrics, verdicts
 from fedekd.runs import row_results
 from fedekd.runs.aggregate import shared_settings
-from fedekd.runs.records import ChosenRound, ClientRow, Record
-from fedekd.runs.row_results import compared, groups_of, rows_of
+from fedekd.runs.choosing import ChosenBy, Option, best_on_validation, chooses_rounds, option
+from fedekd.runs.records import Record
+from fedekd.runs.row_results import compared, groups_of
 from fedekd.units import describe
 from fedekd.verdicts import Comparison, Verdict
 
-FEW = 30  # validation rows, under which nothing is chosen by them
 PARTS = ("delta", "recipe", "federation", "gain")
 TWIN = "@alone"
 Runs = Mapping[str, Mapping[int, Record]]  # of one table, by label and seed
-
-
-@dataclass(frozen=True, eq=False)
-class Option:
-    """One way to train, at one of its rounds, for one client."""
-
-    label: str
-    round: int
-    value: float
-    val: float = math.nan
-    """The metric on the validation rows."""
-    val_loss: float = math.nan
-    rows: np.ndarray | None = None
-    """Of each test row: 1 where the answer is right, or its error; where Δ is in another metric, what was answered."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +75,7 @@ class MethodTransfer:
     group: str | None = None
     """The column of rows that count as one; None: test rows are taken for independent."""
     choose_rounds: bool = False
+    alone_by: ChosenBy = "metric"
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -126,55 +113,6 @@ class MethodTransfer:
         return {state: found[state] for state in verdicts.STATES} if found else {}
 
 
-def last_round(record: Record, position: int, folder: Path | None = None) -> Option:
-    client, rows = record["clients"][position], rows_of(record, position, folder)
-    val, loss = client.get("val", math.nan), client.get("val_loss", math.nan)
-    return Option(record["label"], record["params"]["rounds"], client["value"], val, loss, rows)
-
-
-def option(record: Record, position: int, folder: Path | None = None) -> Option:
-    """A client's result at the last round, or at that of its lowest validation loss where that is clearly better.
-
-    Clearly: by more than one standard error of the metric on the validation rows. The loss alone would choose too
-    early: accuracy goes on rising while a model grows too sure of itself, and what a site can do alone would seem less
-    than it is.
-    """
-    client, last = record["clients"][position], last_round(record, position, folder)
-    best = client.get("chosen")
-    if best is not None and chooses_rounds(record):  # what the record tells is of that round already
-        return replace(last, round=best["round"])
-    if best is None or "val" not in client or not _clearly_better(best, client, record["metric"]):
-        return last
-    rows = rows_of(record, position, folder, chosen=True)
-    return Option(last.label, best["round"], best["value"], best["val"], best["val_loss"], rows)
-
-
-def chooses_rounds(record: Record) -> bool:
-    return bool(record["params"].get("choose_rounds"))
-
-
-def _clearly_better(best: ChosenRound, client: ClientRow, metric: str) -> bool:
-    if client["n_val"] < FEW:
-        return False
-    about = describe(metric)
-    if about.share and about.higher_is_better:  # the standard error of an accuracy, near enough that of the others
-        error = math.sqrt(max(best["val"] * (1 - best["val"]), 0.0) / client["n_val"])
-        return best["val"] > client["val"] + error
-    return best["val_loss"] + (best["val_error"] or 0.0) < client["val_loss"]
-
-
-def best_alone(options: Sequence[Option], n_val: int, higher_is_better: bool = True) -> Option:
-    """By the metric on the validation rows, the first of equals; the first of all, plain Local, where rows are few.
-
-    The validation loss with one standard error towards plain Local would be weaker: smoothing costs likelihood where it
-    gains accuracy, so that it would rarely be chosen.
-    """
-    known = [one for one in options if math.isfinite(one.val)]
-    if n_val < FEW or not known:
-        return options[0]
-    return max(known, key=lambda one: one.val if higher_is_better else -one.val)
-
-
 def comparison(
     joined: Sequence[Option], alone: Sequence[Option], metric: str, groups: np.ndarray | None = None
 ) -> Comparison | None:
@@ -200,26 +138,31 @@ def twin_label(record: Record) -> str:
 
 
 def analyse(
-    records: Sequence[Record], folder: str | Path | None = None, level: float = verdicts.LEVEL
+    records: Sequence[Record],
+    folder: str | Path | None = None,
+    level: float = verdicts.LEVEL,
+    alone_by: ChosenBy = "metric",
 ) -> list[MethodTransfer]:
     """Every method of these records that needs a federation, taken apart.
 
     Holm's method is over what one table shows: all methods and clients of one dataset, alpha and settings. ``folder``
-    is where the records lie: without it there are no verdicts in metrics other than accuracy and RMSE.
+    is where the records lie: without it there are no verdicts in metrics other than accuracy and RMSE. ``alone_by`` is
+    what of the validation rows chooses the best alone.
     """
     where = None if folder is None else Path(folder)
-    return [method for table in _tables(records) for method in _table(table, where, level)]
+    return [method for runs in by_table(records) for method in _table(runs, where, level, alone_by)]
 
 
 def alone_run(records: Sequence[Record], position: int, seed: int, folder: Path | None = None) -> Record | None:
     """Of the records of one table, that of the best that a client can do alone; None where there is no Local."""
-    (runs,) = _tables(records)
-    there = [runs[label][seed] for label in _menu(runs, _twins(runs)) if seed in runs[label]]
+    (runs,) = by_table(records)
+    there = [runs[label][seed] for label in menu_of(runs) if seed in runs[label]]
     best = _best(there, position, folder)
     return runs[best.label][seed] if best else None
 
 
-def _tables(records: Sequence[Record]) -> list[Runs]:
+def by_table(records: Sequence[Record]) -> list[Runs]:
+    """One for each dataset, alpha and settings."""
     tables: dict[tuple[Any, ...], dict[str, dict[int, Record]]] = {}
     for record in records:
         table = (record["dataset"], record["alpha"], *shared_settings(record))
@@ -233,26 +176,27 @@ def _twins(runs: Runs) -> dict[str, str]:
     return {label: twin_label(record) for label, record in first.items() if needs_federation(record)}
 
 
-def _menu(runs: Runs, twins: Mapping[str, str]) -> tuple[str, ...]:
+def menu_of(runs: Runs) -> tuple[str, ...]:
+    """What a client can do alone, plain Local first."""
     method = {label: next(iter(some.values()))["method"] for label, some in runs.items()}
     plain = [label for label in runs if method[label] == "local"]
     smooth = [label for label in runs if is_menu(method[label]) and "@" not in method[label] and label not in plain]
-    return (*plain[:1], *smooth, *(twin for twin in twins.values() if twin in runs))
+    return (*plain[:1], *smooth, *(twin for twin in _twins(runs).values() if twin in runs))
 
 
-def _best(there: Sequence[Record], position: int, folder: Path | None) -> Option | None:
+def _best(there: Sequence[Record], position: int, folder: Path | None, by: ChosenBy = "metric") -> Option | None:
     """``there``: a seed's runs of the menu."""
     if not there or there[0]["method"] != "local":
         return None
     options = [option(one, position, folder) for one in there]
     row, metric = there[0]["clients"][position], there[0]["metric"]
-    return best_alone(options, row["n_val"], describe(metric).higher_is_better)
+    return best_on_validation(options, row["n_val"], describe(metric).higher_is_better, by)
 
 
-def _table(runs: Runs, folder: Path | None, level: float) -> list[MethodTransfer]:
+def _table(runs: Runs, folder: Path | None, level: float, alone_by: ChosenBy) -> list[MethodTransfer]:
     twins = _twins(runs)
-    shown, menu = list(twins), _menu(runs, twins)
-    units = [(label, unit) for label in shown for unit in _units(runs, label, twins[label], menu, folder)]
+    shown, menu = list(twins), menu_of(runs)
+    units = [(label, unit) for label in shown for unit in _units(runs, label, twins[label], menu, folder, alone_by)]
     pairs = [unit.comparison() for _, unit in units]
     judged = iter(verdicts.judge([pair for pair in pairs if pair is not None], level))
     clients: dict[str, list[ClientTransfer]] = {label: [] for label in shown}
@@ -265,7 +209,7 @@ def _table(runs: Runs, folder: Path | None, level: float) -> list[MethodTransfer
     for label in shown:
         others = plain, runs.get(twins[label], {})
         over_rows = _over_rows(runs[label], *others, gains[label], folder) if len(runs[label]) == 1 else {}
-        found.append(_method(runs[label], tuple(clients[label]), menu, over_rows))
+        found.append(_method(runs[label], tuple(clients[label]), menu, over_rows, alone_by))
     return found
 
 
@@ -305,7 +249,9 @@ class _Unit:
         return ClientTransfer(self.client, self.seeds, self.n_test, self.parts, self.joined, self.alone, verdict)
 
 
-def _units(runs: Runs, label: str, twin: str, menu: Sequence[str], folder: Path | None) -> Iterator[_Unit]:
+def _units(
+    runs: Runs, label: str, twin: str, menu: Sequence[str], folder: Path | None, alone_by: ChosenBy
+) -> Iterator[_Unit]:
     same: dict[Any, list[int]] = {}
     for seed, record in runs[label].items():
         same.setdefault(record["partition"]["fingerprint"], []).append(seed)
@@ -319,7 +265,7 @@ def _units(runs: Runs, label: str, twin: str, menu: Sequence[str], folder: Path 
                 joined.append(option(own, position, folder))
                 row = own["clients"][position]
                 plain = Option("local", int(own["params"]["rounds"]), row["local"])
-                alone.append(best := _best(there, position, folder) or plain)
+                alone.append(best := _best(there, position, folder, alone_by) or plain)
                 found = {"delta": row["delta"], "gain": joined[-1].value - best.value}
                 if other is not None:
                     value = other["clients"][position]["value"]
@@ -335,6 +281,7 @@ def _method(
     clients: tuple[ClientTransfer, ...],
     menu: tuple[str, ...],
     over_rows: Mapping[str, tuple[float, float] | None],
+    alone_by: ChosenBy,
 ) -> MethodTransfer:
     first = next(iter(runs.values()))
     better = describe(first["metric"]).higher_is_better
@@ -353,6 +300,7 @@ def _method(
         },
         first["partition"].get("group"),
         chooses_rounds(first),
+        alone_by,
     )
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from fedekd.runs.best_of import BestOf
 from fedekd.runs.transfer import ClientTransfer, MethodTransfer
 from fedekd.units import Unit
 from fedekd.verdicts import EQUIVALENT, FEW, HARMED, HELPED, UNDECIDED, Verdict
@@ -142,7 +143,14 @@ def caveats(methods: Sequence[MethodTransfer], unit: Unit) -> list[str]:
 def menu(method: MethodTransfer) -> str:
     if len(method.menu) < 2:
         return "Compared with plain Local; --alone menu compares with the best a site can do alone."
-    return f"Alone: the best of {', '.join(method.menu)}, chosen for each client on its validation rows."
+    by = " by their loss, with one standard error towards plain Local" if method.alone_by == "loss" else ""
+    return f"Alone: the best of {', '.join(method.menu)}, chosen for each client on its validation rows{by}."
+
+
+def best_of(method: BestOf) -> str:
+    more = f" ({method.left_out:,} more were run than the menu alone has entries)" if method.left_out else ""
+    chosen = f"the one of {', '.join(method.configurations)}{more} that its validation rows choose"
+    return f"{method.label}: each client has {chosen}, by the rule that chooses the best alone."
 
 
 def independence(group: str | None) -> str:

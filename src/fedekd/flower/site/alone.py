@@ -24,8 +24,8 @@ from fedekd.errors import FedekdError
 from fedekd.flower.protocol.codes import Failed
 from fedekd.flower.site.chosen_round import ChosenRound
 from fedekd.methods.base import Method
+from fedekd.runs.choosing import Option
 from fedekd.runs.plan import ALONE, SMOOTH, has_twin
-from fedekd.runs.transfer import Option
 from fedekd.trees import moved
 
 log = logging.getLogger("fedekd.site")

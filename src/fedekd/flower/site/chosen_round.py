@@ -15,10 +15,9 @@ from typing import Any, cast
 from fedekd.engines.client import Client
 from fedekd.errors import FedekdError
 from fedekd.flower.protocol.codes import Failed
-from fedekd.runs import transfer
+from fedekd.runs.choosing import Option, last_round, option
 from fedekd.runs.history import History
 from fedekd.runs.records import Record
-from fedekd.runs.transfer import Option
 from fedekd.trees import copied, moved
 
 log = logging.getLogger("fedekd.site")
@@ -70,7 +69,7 @@ class ChosenRound:
             "params": {"rounds": self.history.measured[-1]},
             "clients": [row],
         }
-        chosen, last = (take(cast("Record", record), 0) for take in (transfer.option, transfer.last_round))
+        chosen, last = (take(cast("Record", record), 0) for take in (option, last_round))
         return chosen, last
 
     @contextmanager

@@ -18,7 +18,8 @@ from fedekd.flower.site.alone import PLAIN, AloneMenu
 from fedekd.flower.site.chosen_round import ChosenRound
 from fedekd.metrics import sample_interval
 from fedekd.runs import packing, saved_models
-from fedekd.runs.transfer import Option, best_alone, comparison
+from fedekd.runs.choosing import Option, best_on_validation
+from fedekd.runs.transfer import comparison
 from fedekd.runs.verdict_text import Advice, advise
 from fedekd.units import Unit
 from fedekd.verdicts import Verdict, judge
@@ -137,7 +138,8 @@ def _judged(method: str, client: Client, value: float, local: float, menu: Alone
     metric, rows, results = client.task.metric, client.rows, menu.results()
     right = packing.unpack(packing.pack(client.errors().cpu().numpy()), len(rows["test"]), metric)
     joined = joined or Option(method, client.job.training.rounds, value, rows=right)
-    best = best_alone([chosen for chosen, _ in results.values()], len(rows["val"]), client.task.higher_is_better)
+    options = [chosen for chosen, _ in results.values()]
+    best = best_on_validation(options, len(rows["val"]), client.task.higher_is_better)
     groups = client.job.federation.dataset.groups
     compared = comparison([joined], [best], metric, groups.codes[rows["test"].cpu().numpy()] if groups else None)
     assert compared is not None

@@ -10,10 +10,11 @@ from statistics import fmean
 from fedekd.report.html.chart import Choice, MetricScale, variant
 from fedekd.runs import command_file
 from fedekd.runs.aggregate import SummaryRow, aggregate, in_order
+from fedekd.runs.choosing import chooses_rounds
 from fedekd.runs.findings import FAVOURITE
 from fedekd.runs.records import ClientRow, Details, Record
 from fedekd.runs.subgroups import by_subgroup
-from fedekd.runs.transfer import analyse, chooses_rounds
+from fedekd.runs.transfer import analyse
 from fedekd.runs.verdict_text import after
 from fedekd.units import Unit
 
