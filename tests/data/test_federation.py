@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedekd.data import Dataset, Federation, class_counts, class_names, federate, federation, load_dataset
+from fedekd.data import Dataset, Federation, class_counts, class_names, federate, federation, load_dataset, partition
 from fedekd.errors import FedekdError
 
 
@@ -150,6 +150,22 @@ def test_clusters_are_kept_only_while_the_dataset_lives() -> None:
     del data
     gc.collect()
     assert len(federation._CLUSTERS) < before
+
+
+def test_images_are_looked_at_once_for_the_clusters_of_all_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition, "_PLAIN_KMEANS", 0)
+    asked, real = [], partition._coordinates
+    monkeypatch.setattr(partition, "_coordinates", lambda features: asked.append(1) or real(features))
+    x = np.random.default_rng(0).integers(0, 256, (40, 3, 32, 32), dtype=np.uint8)
+    data, fresh = (Dataset("f", "regression", x, np.arange(40.0), 1) for _ in range(2))
+    found = [federation.input_clusters(data, seed) for seed in (0, 1)]
+    assert len(asked) == 1
+    np.testing.assert_array_equal(federation.input_clusters(fresh, 1), found[1])
+    assert len(asked) == 2
+    before = len(federation._POINTS)
+    del data
+    gc.collect()
+    assert len(federation._POINTS) < before
 
 
 def test_float_image_regression_needs_no_scale() -> None:

@@ -100,12 +100,15 @@ def test_small_sites_are_named() -> None:
 def test_fewer_coordinates_give_the_same_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
     features = np.random.default_rng(0).random((60, 700), dtype=np.float32)
     features[:25] += 0.2
-    plain = [partition.kmeans_clusters(features, seed) for seed in range(3)]
+    plain = partition.Points.of(features)
     monkeypatch.setattr(partition, "_PLAIN_KMEANS", 0)
+    fewer = partition.Points.of(features)
+    assert (plain.rows.shape, fewer.rows.shape) == ((60, 700), (60, 60))
     for seed in range(3):
-        np.testing.assert_array_equal(partition.kmeans_clusters(features, seed), plain[seed])
+        found = [partition.kmeans_clusters(points, seed) for points in (plain, fewer)]
+        np.testing.assert_array_equal(*found)
 
 
 def test_too_few_rows_to_cluster() -> None:
     with pytest.raises(FedekdError, match="4 rows cannot be grouped into 5"):
-        partition.kmeans_clusters(np.zeros((4, 2)), 0)
+        partition.kmeans_clusters(partition.Points(np.zeros((4, 2))), 0)

@@ -11,6 +11,7 @@ from torch import nn
 from fedekd import methods
 from fedekd.data import federate
 from fedekd.engines.layers import TrainingPass, own_statistics, own_streams, step_key, training_pass
+from fedekd.engines.rehearsal import rehearse
 from fedekd.engines.serial import Serial
 from fedekd.engines.stackable import NotStackable
 from fedekd.engines.stacked import Stacked
@@ -63,6 +64,27 @@ MIXED = Dealt((tiny_private, Normed, Wide))
 @pytest.mark.parametrize("name", ["fedekd", "fedavg", "scaffold", "fedbn"])
 def test_batch_norm_and_dropout_of_tables(tables, name):
     compare([job(tables, methods.get(name), private=Normed, batch_size=20)])
+
+
+class Viewed(nn.Module):
+    """What torch's own tutorials do with what a convolution gives, and cannot be done channels last."""
+
+    def __init__(self, shape, outputs):
+        super().__init__()
+        self.first, self.head = nn.Conv2d(shape[0], 4, 3, padding=1), nn.Linear(4 * shape[1] * shape[2], outputs)
+
+    def forward(self, x):
+        x = torch.relu(self.first(x))
+        return self.head(x.view(x.size(0), -1))
+
+
+def test_a_view_of_what_a_convolution_gives(images):
+    one = job(images, methods.get("fedekd"), private=Dealt((Viewed, tiny_private)))
+    rehearse(one)
+    compare([one])
+    private = [client.models["private"].parameters() for client in Serial(one).clients]
+    plain = [all(w.is_contiguous() for w in weights) for weights in private]
+    assert plain == [True, False, True], "all others lie channels last"
 
 
 @pytest.mark.parametrize("name", TRAINED)

@@ -13,7 +13,7 @@ from torch import nn
 import fedekd
 from fedekd import methods
 from fedekd.data import Dataset, federate
-from fedekd.engines import rehearsal
+from fedekd.engines import model_checks, rehearsal
 from fedekd.engines.job import Job, Training
 from fedekd.engines.rehearsal import rehearse, traffic
 from fedekd.engines.serial import Serial
@@ -356,6 +356,36 @@ def test_a_rehearsal_is_played_once(images, monkeypatch):
     with pytest.raises(TypeError):
         rehearse(job(images, broken()))
     assert len(calls) == 3
+
+
+def test_a_model_is_tried_once_for_all_methods(images, monkeypatch):
+    tried, real = [], model_checks.check_model
+    monkeypatch.setattr(model_checks, "check_model", lambda role, *about: tried.append(role) or real(role, *about))
+    right, wrong = (lambda shape, outputs, more=more: tiny_private(shape, outputs + more) for more in (0, 1))
+    for name in ("local", "fedavg", "ditto"):
+        rehearse(job(images, methods.get(name), private=right))
+    assert tried == ["private"]
+    for _ in range(2):
+        with pytest.raises(FedekdError, match="private model gives"):
+            rehearse(job(images, methods.get("local"), private=wrong))
+    assert tried == ["private"] * 3, "an error is not remembered"
+
+
+def test_who_has_a_batch_of_one_row_costs_no_rehearsal(images, monkeypatch):
+    calls, real = [], rehearsal._rehearse
+    monkeypatch.setattr(rehearsal, "_rehearse", lambda job: calls.append(1) or real(job))
+    sizes = [len(own.train) for own in images.clients]
+    models = {"plain": lambda s, o: tiny_private(s, o), "norm": lambda s, o: Stats(64, o)}
+    for size in sorted({3, 16, *(n - 1 for n in sizes)}):
+        lone = next((name for name, n in zip(images.names, sizes, strict=True) if n % size == 1), None)
+        assert rehearse(job(images, methods.get("fedavg"), private=models["plain"], batch_size=size))
+        one = job(images, methods.get("fedavg"), private=models["norm"], batch_size=size)
+        if lone is None:
+            assert rehearse(one)
+        else:
+            with pytest.raises(FedekdError, match=f"client {lone} has one with --batch-size {size};"):
+                rehearse(one)
+    assert len(calls) == 2
 
 
 def test_large_images_take_no_time():

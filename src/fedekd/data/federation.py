@@ -19,6 +19,7 @@ from fedekd.errors import FedekdError, unknown
 from fedekd.federation import Federation, Split
 
 _CLUSTERS: WeakKeyDictionary[Dataset, dict[int, np.ndarray]] = WeakKeyDictionary()
+_POINTS: WeakKeyDictionary[Dataset, parting.Points] = WeakKeyDictionary()
 KINDS = ("auto", "dirichlet", "iid", "sites")
 
 
@@ -186,8 +187,16 @@ def input_clusters(dataset: Dataset, seed: int) -> np.ndarray:
     """The K-means cluster of each row by its input alone, remembered for as long as the dataset lives."""
     known = _CLUSTERS.setdefault(dataset, {})
     if seed not in known:
-        known[seed] = parting.kmeans_clusters(_features(dataset), seed)
+        known[seed] = parting.kmeans_clusters(_points(dataset), seed)
     return known[seed]
+
+
+def _points(dataset: Dataset) -> parting.Points:
+    """Remembered where they are smaller than the rows, as those of large images are, which take seconds to find."""
+    points = _POINTS.get(dataset) or parting.Points.of(_features(dataset))
+    if points.rows.nbytes < dataset.x.nbytes:
+        _POINTS[dataset] = points
+    return points
 
 
 def _features(dataset: Dataset) -> np.ndarray:
@@ -198,9 +207,12 @@ def _features(dataset: Dataset) -> np.ndarray:
         shift, gain = _standardisation(flat, (0,))
         return flat * gain + shift
     if dataset.scale is not None:
-        return flat / np.float32(dataset.scale)
+        flat /= np.float32(dataset.scale)
+        return flat
     low, high = flat.min(), flat.max()
-    return (flat - low) / (high - low if high > low else np.float32(1))
+    flat -= low
+    flat /= high - low if high > low else np.float32(1)
+    return flat
 
 
 def filled(dataset: Dataset, train: np.ndarray) -> Dataset:

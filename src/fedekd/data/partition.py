@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from fedekd.errors import FedekdError
@@ -94,22 +96,32 @@ def _cut_groups(
     return train, val, test
 
 
-def kmeans_clusters(features: np.ndarray, seed: int, clusters: int = 5) -> np.ndarray:
-    """The cluster of each row, by K-means on ``features`` [N, D] (pixels in 0..1, or standardised columns)."""
+class Points(NamedTuple):
+    """What K-means works on."""
+
+    rows: np.ndarray
+    tolerance: float = 1e-4
+
+    @classmethod
+    def of(cls, features: np.ndarray) -> Points:
+        """Of ``features`` [N, D]: pixels in 0..1, or standardised columns. No seed has a part in them."""
+        rows, width = features.shape
+        if width <= rows or rows * width <= _PLAIN_KMEANS:
+            return cls(features)
+        # scikit-learn multiplies its tolerance by the mean variance of a column: keep the product as it was.
+        return cls(_coordinates(features), 1e-4 * (rows / width))
+
+
+def kmeans_clusters(points: Points, seed: int, clusters: int = 5) -> np.ndarray:
+    """The cluster of each row, by K-means."""
     from sklearn.cluster import KMeans
     from threadpoolctl import threadpool_limits
 
-    rows, width = features.shape
-    if rows < clusters:
-        raise FedekdError(f"{rows} rows cannot be grouped into {clusters} clusters; give more rows")
-    tolerance = 1e-4
-    if width > rows and rows * width > _PLAIN_KMEANS:
-        features = _coordinates(features)
-        # scikit-learn multiplies its tolerance by the mean variance of a column: keep the product as it was.
-        tolerance *= features.shape[1] / width
+    if len(points.rows) < clusters:
+        raise FedekdError(f"{len(points.rows)} rows cannot be grouped into {clusters} clusters; give more rows")
     # One thread: ten times faster where cores are shared, and the same sums on every machine.
     with threadpool_limits(1):
-        found = KMeans(n_clusters=clusters, n_init=10, random_state=seed, tol=tolerance).fit_predict(features)
+        found = KMeans(n_clusters=clusters, n_init=10, random_state=seed, tol=points.tolerance).fit_predict(points.rows)
     return np.asarray(found, dtype=np.int64)
 
 
@@ -118,7 +130,7 @@ def _coordinates(features: np.ndarray) -> np.ndarray:
     centre = features.mean(axis=0, dtype=np.float64).astype(np.float32)
     products = np.zeros((len(features), len(features)))
     for start in range(0, features.shape[1], 8192):
-        block = features[:, start : start + 8192].astype(np.float32) - centre[start : start + 8192]
+        block = features[:, start : start + 8192] - centre[start : start + 8192]
         products += block @ block.T
     lengths, axes = np.linalg.eigh(products)
     return axes * np.sqrt(np.maximum(lengths, 0))

@@ -12,6 +12,7 @@ from fedekd import models, parts
 from fedekd.engines import augment, return_checks
 from fedekd.engines.job import SERVER, Job, Rows, pick_device
 from fedekd.engines.layers import own_streams
+from fedekd.engines.model_checks import takes_channels_last
 from fedekd.exchange import Message
 from fedekd.models import trainable
 
@@ -38,10 +39,16 @@ class ClientModels:
         if role in self.method.heads:
             return models.zero_head(self.models[self.method.heads[role]], dataset.outputs).to(self.device)
         make, shape = self.job.factory(root), dataset.x.shape[1:]
-        module = own_streams(models.build(root, make, shape, dataset.outputs, self.job.seed, self.number % SERVER))
-        if self.data.x.dim() == 4 and not (self.device.type == "cpu" and _crashes(module)):
-            return module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return module.to(self.device)
+        module = models.build(root, make, shape, dataset.outputs, self.job.seed, self.number % SERVER)
+        return self._placed(root, own_streams(module))
+
+    def _placed(self, root: str, module: nn.Module) -> nn.Module:
+        """On the device; for images in the memory order that convolutions are quickest in, where the model takes it."""
+        if self.data.x.dim() != 4 or (self.device.type == "cpu" and _crashes(module)):
+            return module.to(self.device)
+        if not takes_channels_last(self.job, root, self.number, module):
+            return module.to(self.device)
+        return module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def message(self, role: str) -> Message:
         """A role's full state, weights and buffers."""

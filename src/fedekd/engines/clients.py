@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager, nullcontext
 
 from torch import nn
 
-from fedekd import models
 from fedekd.engines.client import Client
 from fedekd.engines.job import Job, Rows
 
@@ -23,7 +22,7 @@ class Clients:
         """``first``: the number of the first client in the random streams."""
         self.job, self.first, self.rows = job, first, rows
         self.made: dict[int, Client] = {}
-        self.starts: dict[tuple[int, ...], dict[str, nn.Module]] = {}  # by kind
+        self.starts: dict[tuple[tuple[str, int], ...], dict[str, nn.Module]] = {}  # see Job.like_clients
         self.round = 0
         self.answering: ExitStack | None = None
         """Whether clients are as they answer, and what undoes that."""
@@ -53,18 +52,12 @@ class Clients:
         """One to look at, which is left as it was."""
         client = self.made.get(k)
         if client is None:
-            kind = self.kind(k)
-            client = self._make(k, self.starts.get(kind))
-            if self.first + k not in kind:  # else it may be the only one that begins so
-                self.starts[kind] = client.models
+            like = self.job.like_clients(self.first + k)
+            client = self._make(k, self.starts.get(like))
+            if self.first + k not in dict(like).values():  # else it may be the only one that begins so
+                self.starts[like] = client.models
         with client.personalised() if self.answering else nullcontext():
             yield client
-
-    def kind(self, k: int) -> tuple[int, ...]:
-        """What tells with which models a client begins: for each, the first client that has the same."""
-        method = self.job.method
-        roots = [method.root(role) for role in method.roles if role not in method.heads]
-        return tuple(models.like_client(self.job.factory(root), self.first + k) for root in roots)
 
     def after(self, round: int) -> None:
         """So many rounds are done."""

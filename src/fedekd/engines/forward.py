@@ -15,7 +15,6 @@ from fedekd import models
 from fedekd.engines import augment
 from fedekd.engines.client_models import EVALUATION_BATCH
 from fedekd.engines.groups import MethodGroup, mapped
-from fedekd.engines.job import SERVER
 from fedekd.engines.layers import TrainingPass, drops, training_pass
 from fedekd.engines.member_rows import MemberRows, home_of
 from fedekd.engines.on_device import on_device
@@ -34,14 +33,9 @@ Both = tuple[Tensor, Tensor]  # outputs, and features where they are asked for (
 class Forward:
     def __init__(self, engine: Stack, fused: bool) -> None:
         self.engine, self.method, self.fused = engine, engine.method, fused
-        roots, first = (
-            {self.method.root(role) for role in self.method.roles} - set(self.method.heads),
-            engine.members[0],
-        )
-        plain = {
-            root: make_template(engine.jobs[first.job], root, first.client % SERVER).to(engine.device)
-            for root in sorted(roots)
-        }
+        first = engine.members[0]
+        job = engine.jobs[first.job]
+        plain = {root: make_template(job, root, k).to(engine.device) for root, k in job.like_clients(first.client)}
         quick = {root: self._lowered(module) for root, module in plain.items()}
         outputs = engine.jobs[0].federation.dataset.outputs
         heads = {
@@ -77,14 +71,15 @@ class Forward:
     def initial(self) -> dict[str, dict[str, Any]]:
         """What all members begin with, weights and buffers, [members, ...]."""
         engine, found = self.engine, dict[str, dict[str, Any]]()
+        alike = [dict(engine.jobs[member.job].like_clients(member.client)) for member in engine.members]
         for role in self.method.roles:
             places: dict[tuple[int, int], int] = {}
             trees: list[dict[str, Tensor]] = []
             which = []
-            for member in engine.members:
+            for member, like in zip(engine.members, alike, strict=True):
                 job, root = engine.jobs[member.job], self.method.root(role)
                 head = role in self.method.heads
-                start = (0, 0) if head else (job.seed, models.like_client(job.factory(root), member.client % SERVER))
+                start = (0, 0) if head else (job.seed, like[root])
                 if start not in places:
                     places[start] = len(trees)
                     trees.append(_state(self.plain[role] if head else built_for(job, root, start[1])))

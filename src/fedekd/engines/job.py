@@ -95,6 +95,12 @@ class Job:
     def factory(self, role: str) -> models.Factory:
         return self.private if role == "private" else self.proxy
 
+    def like_clients(self, client: int) -> tuple[tuple[str, int], ...]:
+        """Equal for clients that begin with the same models: for each role that is no head and like no other, the
+        first client known to have the same. The server begins as client 0."""
+        roots = dict.fromkeys(self.method.root(role) for role in self.method.roles if role not in self.method.heads)
+        return tuple((root, models.like_client(self.factory(root), client % SERVER)) for root in roots)
+
     def work(self) -> int:
         """Samples trained on in the whole run, for the progress display."""
         steps = (s for r in range(self.training.rounds) for s in self.method.steps(r) if isinstance(s, Train))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +14,59 @@ from fedekd import models
 from fedekd.engines import return_checks
 from fedekd.engines.job import Job
 from fedekd.errors import FedekdError
+from fedekd.exchange import exchanges, same_shapes
+
+T = TypeVar("T")
+_FITTING: dict[Any, None] = {}
+_CHANNELS_LAST: dict[Any, bool] = {}
+
+
+def once(known: dict[Any, T], key: Any, find: Callable[[], T]) -> T:
+    """What was found before; anew where a method or a model of the user's cannot be a key, and after an error."""
+    try:
+        hash(key)
+    except TypeError:
+        return find()
+    if key not in known:
+        known[key] = find()
+    return known[key]
+
+
+def check_models(job: Job, own: Mapping[str, nn.Module]) -> None:
+    """Of all clients, where each may have its own; ``own``: the first client's. A model that fits the rows is not tried
+    again for the next method."""
+    method, names, dataset = job.method, job.federation.names, job.federation.dataset
+    sent = {name for name, step in exchanges(method, job.training.rounds).items() if step.send is None}
+    starts, fits = _starts(job), (tuple(dataset.x.shape[1:]), dataset.outputs)
+    for role in [role for role in method.roles if role not in method.heads]:
+        root = method.root(role)
+        firsts = [k for one, k in starts if one == root]
+        every = [built(job, root, k) if k else own[role] for k in firsts]
+        for k, module in zip(firsts, every, strict=True):
+            once(_FITTING, (job.factory(root), k, *fits), partial(check_model, role, module, *fits))
+        if role in sent:
+            same_shapes([module.state_dict() for module in every], role, [names[k] for k in firsts])
+
+
+def _starts(job: Job) -> list[tuple[str, int]]:
+    """What all clients begin with, each once: see ``Job.like_clients``."""
+    return list(dict.fromkeys(one for k in range(len(job.federation.names)) for one in job.like_clients(k)))
+
+
+def lone_row(job: Job) -> str | None:
+    """A client whose last batch of training rows has one row."""
+    named = zip(job.federation.names, job.federation.clients, strict=True)
+    return next((name for name, own in named if len(own.train) % job.training.batch_size == 1), None)
+
+
+def check_one_row(job: Job, client: str) -> None:
+    """Whether the models train on the one row that this client's last batch has."""
+    for role, k in _starts(job):
+        if not takes_one(built(job, role, k), job.federation.dataset.x.shape[1:]):
+            raise FedekdError(
+                f"the {role} model cannot train on a batch of one row (batch norm?), and client {client} has one with "
+                f"--batch-size {job.training.batch_size}; choose another"
+            )
 
 
 def check_model(role: str, module: nn.Module, wanted: Sequence[int], outputs: int) -> None:
@@ -56,6 +111,26 @@ def takes_one(module: nn.Module, shape: Sequence[int]) -> bool:
             copy.deepcopy(module).train()(torch.zeros(1, *shape))
     except ValueError:
         return False
+    return True
+
+
+def takes_channels_last(job: Job, root: str, client: int, module: nn.Module) -> bool:
+    """Whether a client's model works with images in that memory order: a ``view`` of what a convolution gives does not.
+
+    Clients that begin with the same model are tried once.
+    """
+    shape, like = tuple(job.federation.dataset.x.shape[1:]), dict(job.like_clients(client))[root]
+    return once(_CHANNELS_LAST, (job.factory(root), like, shape), lambda: _takes_channels_last(module, shape))
+
+
+@torch.no_grad()
+def _takes_channels_last(module: nn.Module, shape: Sequence[int]) -> bool:
+    try:
+        other = copy.deepcopy(module).eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        with torch.random.fork_rng(devices=[]):
+            other(torch.zeros(2, *shape))
+    except Exception as error:  # what else a user's model may raise is found in either order
+        return "view size is not compatible" not in str(error)
     return True
 
 

@@ -22,11 +22,11 @@ from fedekd import models
 from fedekd.engines import return_checks, step_checks
 from fedekd.engines.client import Client
 from fedekd.engines.job import SERVER, Job, Rows
-from fedekd.engines.model_checks import buffered, built, check_model, line, takes_one
+from fedekd.engines.model_checks import buffered, built, check_models, check_one_row, line, lone_row, once
 from fedekd.engines.server import ServerClient, server_facts
 from fedekd.engines.stackable import shape
 from fedekd.errors import FedekdError
-from fedekd.exchange import Aggregator, Message, answer_of, exchanges, same_shapes, size
+from fedekd.exchange import Aggregator, Message, answer_of, exchanges, size
 from fedekd.federation import Federation, Split
 from fedekd.methods.base import Copy, Exchange, Method, Remember, Step, Train
 from fedekd.methods.batch import Batch, no_gradient
@@ -35,7 +35,7 @@ from fedekd.trees import map_tree
 CLIENTS, TRAINED, HELD = 2, 2, 2  # blank clients, and their rows for training and for each other split
 
 _KNOWN: dict[Any, list[list[ExchangeCost]]] = {}
-
+_ALONE: dict[Any, None] = {}  # those of them whose models train on one row too
 
 Traded = tuple[str, Message, Message]  # an exchange: its name, what a client sent and what it got
 
@@ -52,20 +52,19 @@ class ExchangeCost:
 def rehearse(job: Job) -> list[list[ExchangeCost]]:
     """What each round exchanges. Raises a ``FedekdError`` of one line for a method or a model that breaks the rules.
 
-    Runs that differ in data or seed alone are rehearsed once.
+    Runs that differ in data or seed alone are rehearsed once. Their clients may be more or fewer where all have the
+    same models.
     """
     federation, training = job.federation, job.training
     dataset, public = federation.dataset, (len(federation.public), federation.public_labelled)
     clients = len(federation.clients) if _own_models(job) else min(CLIENTS, len(federation.clients))
-    about = (dataset.x.shape[1:], dataset.outputs, dataset.task, public, clients, _lone(job), training.rounds)
+    about = (dataset.x.shape[1:], dataset.outputs, dataset.task, public, clients, training.rounds)
     key = (type(job.method), job.method, job.private, job.proxy, about, training.participation < 1, training.combine)
-    try:
-        hash(key)
-    except TypeError:  # a method or a model of the user's that cannot be a key
-        return _rehearse(job)
-    if key not in _KNOWN:
-        _KNOWN[key] = _rehearse(job)
-    return _KNOWN[key]
+    costs = once(_KNOWN, key, lambda: _rehearse(job))
+    lone = lone_row(job)
+    if lone is not None:
+        once(_ALONE, key, lambda: check_one_row(job, lone))
+    return costs
 
 
 def traffic(job: Job) -> int:
@@ -123,12 +122,6 @@ def _own_models(job: Job) -> bool:
     return any(models.takes_client(make) for make in (job.private, job.proxy))
 
 
-def _lone(job: Job) -> str | None:
-    """A client whose last batch of training rows has one row."""
-    named = zip(job.federation.names, job.federation.clients, strict=True)
-    return next((name for name, own in named if len(own.train) % job.training.batch_size == 1), None)
-
-
 class _Rehearsal:
     def __init__(self, job: Job, public: int) -> None:
         self.job = replace(job, federation=_blank(job, public), training=_on_cpu(job))
@@ -136,7 +129,7 @@ class _Rehearsal:
         self.data = Rows.of(self.job)
         self.clients = [self._client(k) for k in range(CLIENTS)]
         start = {}
-        self._check_models()
+        check_models(job, self.clients[0].models)
         for name, step in exchanges(self.method, job.training.rounds).items():
             with _explained(self.method, f"what it exchanges as {name!r}"):
                 if step.target is not None:
@@ -147,26 +140,6 @@ class _Rehearsal:
         client = _RehearsalClient(self.job, position, position % len(self.real.federation.clients), self.data)
         client.first = position == 0
         return client
-
-    def _check_models(self) -> None:
-        """Of all clients, where each may have its own."""
-        dataset, federation = self.job.federation.dataset, self.real.federation
-        sent = {name for name, step in exchanges(self.method, self.job.training.rounds).items() if step.send is None}
-        for role in [role for role in self.method.roles if role not in self.method.heads]:
-            every = [self.clients[0].models[role]]
-            root = self.method.root(role)
-            firsts = dict.fromkeys(models.like_client(self.job.factory(root), k) for k in range(len(federation.names)))
-            every += [built(self.real, root, k) for k in firsts if k != 0]
-            for module in every:
-                check_model(role, module, dataset.x.shape[1:], dataset.outputs)
-            if role in sent:
-                same_shapes([module.state_dict() for module in every], role, [federation.names[k] for k in firsts])
-            lone = _lone(self.real)
-            if lone and not all(takes_one(module, dataset.x.shape[1:]) for module in every):
-                raise FedekdError(
-                    f"the {role} model cannot train on a batch of one row (batch norm?), and client {lone} has one "
-                    f"with --batch-size {self.real.training.batch_size}; choose another"
-                )
 
     def round(self, round: int, steps: Sequence[Step]) -> list[Traded]:
         costs = []
@@ -228,7 +201,8 @@ class _RehearsalClient(Client):
         if role in self.method.heads:
             with _explained(self.method, f"the head {role!r}"):
                 return super()._build(role)
-        return built(self.job, self.method.root(role), self.number % SERVER)
+        root = self.method.root(role)
+        return self._placed(root, built(self.job, root, self.number % SERVER))
 
     def _begin(self) -> dict[str, Any]:
         with _explained(self.method, "begin()"):

@@ -56,8 +56,8 @@ class Serial:
 
     def _start(self) -> dict[str, Message]:
         """By exchange whose answer goes into a model: what all begin with. What is averaged must be of one shape."""
-        names, start = self.job.federation.names, dict[str, Message]()
-        firsts = sorted({self.clients.kind(k): k for k in reversed(range(len(names)))}.values())
+        names, first, start = self.job.federation.names, self.clients.first, dict[str, Message]()
+        firsts = sorted({self.job.like_clients(first + k): k for k in reversed(range(len(names)))}.values())
         one = self._begun(0)
         for name, step in self.exchanges.items():
             if step.send is None and len(firsts) > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 from collections.abc import Hashable, Sequence
 from dataclasses import fields
 from typing import Any
@@ -116,24 +117,18 @@ def _moved(module: nn.Module, shape: Sequence[int]) -> list[str]:
 
 
 def kinds(jobs: Sequence[Job], members: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Members, given as (job, client), whose models are of one architecture and so form one stack; all jobs have the
-    same factories."""
-    first, roots = jobs[0], sorted({jobs[0].method.root(role) for role in jobs[0].method.roles})
-    roots = [root for root in roots if root not in first.method.heads]
-    found: dict[Any, list[int]] = {}
-    known: dict[tuple[str, int], Any] = {}
+    """Members, given as (job, client), whose models are of one architecture and so form one stack; they may begin with
+    other weights. All jobs have the same factories."""
+    first, starts, found = jobs[0], dict[Any, list[int]](), dict[Any, list[int]]()
     for i, (_, client) in enumerate(members):
-        alike = [(root, models.like_client(first.factory(root), client)) for root in roots]
-        found.setdefault(tuple(alike), []).append(i)
-    if len(found) == 1:
-        return list(found.values())
-    alike_: dict[Any, list[int]] = {}
-    for starts, indices in found.items():
-        for root, client in starts:
-            if (root, client) not in known:
-                known[root, client] = architecture(built_for(first, root, client))
-        alike_.setdefault(tuple(known[start] for start in starts), []).extend(indices)
-    return [sorted(indices) for indices in alike_.values()]
+        starts.setdefault(first.like_clients(client), []).append(i)
+    if len(starts) == 1:
+        return list(starts.values())
+    every = dict.fromkeys(itertools.chain.from_iterable(starts))
+    known = {start: architecture(built_for(first, *start)) for start in every}
+    for like, indices in starts.items():
+        found.setdefault(tuple(known[start] for start in like), []).extend(indices)
+    return [sorted(indices) for indices in found.values()]
 
 
 def architecture(module: nn.Module) -> tuple[Any, ...]:
