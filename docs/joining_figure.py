@@ -11,12 +11,13 @@ from fedekd.runs.findings import TITLES
 
 COLOURS = {
     OURS: "#1f5fbf",
-    "knnper": "#0f8b8d",
     "ditto": "#7b4fa3",
-    "fedrod": "#5a9e3d",
-    "fedavg": "#222222",
-    "fedproto": "#a98467",
+    "knnper": "#0f8b8d",
+    "fedavg-tuned": "#5a9e3d",
+    "fedrep": "#d08a1d",
+    "fml": "#a98467",
     "fedekd": "#c05a9e",
+    "fedavg": "#222222",
 }
 
 
