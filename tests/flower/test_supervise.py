@@ -16,10 +16,8 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd[flower]'")
 
 from loopback import Loopback
-from recorder import Proxy
 
 from fedekd.errors import FedekdError
-from fedekd.flower.server.middleware import HEARTBEAT
 from fedekd.flower.setup.certificates import make_authority
 from fedekd.flower.setup.keys import renew_node_key
 from fedekd.flower.supervise.run_server import run_server
@@ -143,26 +141,6 @@ def test_a_key_that_was_taken_out_and_put_back_stops_nobody_else(federation: Mak
     here.start("server")
     here.wait(lambda: here.rounds() > rounds, 150, "round after the restart")
     assert told("site again needs a new key") == 1, here.told()
-
-
-def test_a_site_outlives_a_fault_of_the_proxy_before_the_server(federation: Make) -> None:
-    """Flower's own SuperNode would never again say that it is there."""
-    here = federation(0, rounds=1000, min_sites=1, deadline=60.0)
-    port = int(here.address.rpartition(":")[2])
-    proxy = Proxy(here.folder / "server", port, HEARTBEAT, [500, 502])
-    here.add_site("site0", server=f"localhost:{proxy.port}")
-    here.start("server", "site0")
-    here.wait(lambda: proxy.passed > 2, 120, "heartbeats after the faults")
-    visits = len(here.visits("site0"))
-    here.wait(lambda: len(here.visits("site0")) > visits, 60, "visit after the faults")
-    said = "\n".join(here.child("site0").lines())
-    assert "does not take this site's sign of life (Server error '500 Fault'" in said, here.told()
-    assert said.count("connected again") == 1, here.told()
-    assert here.processes("site0", "launch\0supernode"), "the same connection has lasted"
-    assert said.count(": connected\n") == 1, here.told()
-    lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in here.processes("server", "flwr-serverapp")]
-    assert lines
-    assert not [line for line in lines if b"--token\0" in line], "every user of the machine can read them"
 
 
 def test_a_site_gives_up_in_the_end(federation: Make) -> None:
