@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -252,7 +253,12 @@ def _best(there: Sequence[Record], position: int, folder: Path | None) -> Option
 def _table(runs: Runs, folder: Path | None, level: float) -> list[MethodTransfer]:
     twins = _twins(runs)
     shown, menu = list(twins), _menu(runs, twins)
-    units = [(label, unit) for label in shown for unit in _units(runs, label, twins[label], menu, folder)]
+
+    @cache  # it is one and the same for all methods
+    def alone(seed: int, position: int) -> Option | None:
+        return _best([runs[name][seed] for name in menu if seed in runs[name]], position, folder)
+
+    units = [(label, unit) for label in shown for unit in _units(runs, label, twins[label], alone, folder)]
     pairs = [unit.comparison() for _, unit in units]
     judged = iter(verdicts.judge([pair for pair in pairs if pair is not None], level))
     clients: dict[str, list[ClientTransfer]] = {label: [] for label in shown}
@@ -305,7 +311,9 @@ class _Unit:
         return ClientTransfer(self.client, self.seeds, self.n_test, self.parts, self.joined, self.alone, verdict)
 
 
-def _units(runs: Runs, label: str, twin: str, menu: Sequence[str], folder: Path | None) -> Iterator[_Unit]:
+def _units(
+    runs: Runs, label: str, twin: str, best_of: Callable[[int, int], Option | None], folder: Path | None
+) -> Iterator[_Unit]:
     same: dict[Any, list[int]] = {}
     for seed, record in runs[label].items():
         same.setdefault(record["partition"]["fingerprint"], []).append(seed)
@@ -315,11 +323,10 @@ def _units(runs: Runs, label: str, twin: str, menu: Sequence[str], folder: Path 
             parts, joined, alone = [], [], []
             for seed in seeds:
                 own, other = runs[label][seed], runs.get(twin, {}).get(seed)
-                there = [runs[name][seed] for name in menu if seed in runs[name]]
                 joined.append(option(own, position, folder))
                 row = own["clients"][position]
                 plain = Option("local", int(own["params"]["rounds"]), row["local"])
-                alone.append(best := _best(there, position, folder) or plain)
+                alone.append(best := best_of(seed, position) or plain)
                 found = {"delta": row["delta"], "gain": joined[-1].value - best.value}
                 if other is not None:
                     value = other["clients"][position]["value"]
