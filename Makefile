@@ -16,8 +16,10 @@ demo: $(READY)
 test: ruff  # types and tests side by side: mypy alone has one core busy for most of a minute
 	$(MAKE) --no-print-directory -j2 mypy pytest
 
-pytest: $(STAMP)  # one worker more than cores: tests of federations wait a good part of their time
-	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+# One worker more than cores: tests of federations wait a good part of their time. Some machines forbid bytecode; then
+# each worker and each of the hundreds of processes that tests start would compile everything anew.
+pytest: $(STAMP)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 axe: $(STAMP)  # for the browser tests that use it; they are skipped without
 	mkdir -p $(VENV)/axe && cd $(VENV)/axe && npm pack --silent axe-core@4 && tar xzf axe-core-*.tgz

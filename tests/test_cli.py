@@ -199,7 +199,7 @@ def test_as_a_user_types_it(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "\x1b[3" not in done.stdout
     assert "Traceback" not in done.stderr
-    coloured = shell(*words, FORCE_COLOR="1", TERM="xterm")
+    coloured = shell(*words, "--no-report", FORCE_COLOR="1", TERM="xterm")
     assert "\x1b[3" in coloured.stdout
 
 

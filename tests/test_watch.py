@@ -50,8 +50,13 @@ def until(true: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
-def test_a_run_is_followed_to_its_end(tmp_path: Path, start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_followed_to_its_end_also_on_a_terminal(
+    tmp_path: Path, start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
     start(tmp_path, 3)
+    watch = [sys.executable, "-m", "fedekd", "watch", str(tmp_path)]
+    with_colours = os.environ | {"FORCE_COLOR": "1"}
+    terminal = subprocess.Popen(watch, env=with_colours, stdout=subprocess.PIPE, text=True)
     assert cli.main(["watch", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"waiting for a run to start in {tmp_path}\n")
@@ -62,6 +67,10 @@ def test_a_run_is_followed_to_its_end(tmp_path: Path, start: Start, capsys: pyte
     assert local[:3] == ["local", "0", f"{100 * records[0]['mean']:.1f}"]
     assert fedavg[2] == f"{100 * records[1]['mean']:.1f}"
     assert float(fedavg[3]) == pytest.approx(100 * records[1]["avg_delta"], abs=0.06)
+    drawn, _ = terminal.communicate(timeout=60)
+    assert terminal.returncode == 0
+    assert "\x1b[?25l" in drawn, "drawn in place"
+    assert "100%" in drawn
 
 
 def test_a_run_that_is_killed(tmp_path: Path, start: Start, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,15 +89,6 @@ def test_a_run_that_is_killed(tmp_path: Path, start: Start, capsys: pytest.Captu
         assert f"process {process.pid} on " in err
         assert "died" in err
         assert len(err.splitlines()) == 1
-
-
-def test_on_a_terminal(tmp_path: Path, start: Start, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    start(tmp_path, 3)
-    assert cli.main(["watch", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
-    assert "\x1b[?25l" in out, "drawn in place"
-    assert "100%" in out
 
 
 def test_nothing_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -244,7 +244,9 @@ def _binary(*arrays: np.ndarray) -> bool:
 class _Draws:
     """Rows dealt out again and again: between the two models for the test, from themselves for the interval."""
 
-    def __init__(self, one: Comparison, joined: np.ndarray, alone: np.ndarray, seed: int, draws: int = DRAWS) -> None:
+    def __init__(
+        self, one: Comparison, joined: np.ndarray, alone: np.ndarray, seed: int, draws: int | None = None
+    ) -> None:
         self.measure, self.joined, self.alone = one.measure, joined, alone
         self.groups, self.members, self.rng = np.arange(joined.shape[1]), None, np.random.default_rng(seed)
         if one.groups is not None:
@@ -254,7 +256,7 @@ class _Draws:
         units = np.unique(self.groups, return_index=True)[1]  # a row or a group counts where its first row does
         self.strata = [np.flatnonzero(strata[units] == name) for name in np.unique(strata)]
         self.observed = float((one.measure(joined) - one.measure(alone)).mean())
-        self.drawn = self._bootstrap(draws)
+        self.drawn = self._bootstrap(draws or DRAWS)
 
     def swap_test(self, draws: int) -> float:
         """The mid-p value; ``draws`` limits how small it can be. A large one needs fewer (Besag, Clifford 1991)."""

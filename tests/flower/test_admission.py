@@ -50,18 +50,33 @@ class Desk:
         return sorted(node.name for node in self.superlink.nodes() if not node.unregistered_at)
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    init_server(tmp_path / "server", f"localhost:{free_port()}", settings={"listen": "127.0.0.1"})
-    return tmp_path / "server" / "server.toml"
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("admission") / "server"
+    init_server(folder, f"localhost:{free_port()}", settings={"listen": "127.0.0.1"})
+    return folder / "server.toml"
+
+
+@pytest.fixture(scope="module")
+def running(file: Path) -> Iterator[None]:
+    """One SuperLink for all tests: most of its time goes into its start."""
+    with ServerSupervisor(read_server(file), file, ("", ""), print).superlink():
+        yield
 
 
 @pytest.fixture
-def desk(file: Path) -> Iterator[Desk]:
+def desk(running: None, file: Path) -> Iterator[Desk]:
+    """With no key in the folder, and none that the SuperLink lets in."""
     told: list[str] = []
     supervisor = ServerSupervisor(read_server(file), file, ("", ""), told.append)
-    with supervisor.superlink(), control.connected(supervisor.address, supervisor.server.ca) as superlink:
-        yield Desk(supervisor, superlink, told)
+    with control.connected(supervisor.address, supervisor.server.ca) as superlink:
+        one = Desk(supervisor, superlink, told)
+        assert one.names() == []
+        yield one
+        shutil.rmtree(one.nodes, ignore_errors=True)
+        one.nodes.mkdir()
+        for node in superlink.admitted():
+            superlink.unregister(node)
 
 
 def test_a_key_that_comes_back_or_cannot_be_read_concerns_its_site_alone(desk: Desk, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def place(tmp_path, dataset, method, sites=3, alone="plain", **given):
 
 
 def same_as_simulated(tmp_path, dataset, method, atol=1e-5, alone="menu", **given):
-    more = {"parameters": BRIEF.get(method, {}), "alone": alone, **given}
+    more = {"parameters": BRIEF.get(method, {}), "alone": alone, "batch_size": 32, **given}
     schema, (server, sites) = schema_of(dataset), place(tmp_path, dataset, method, **more)
     post = Hand(sites)
     _, report = federate(server, schema, sites, post)
@@ -120,7 +120,7 @@ def test_classification(tmp_path, digits, name):
     "name", [n for n in [*TRAINED, *TOYS] if "regression" in methods.get(n).tasks and "-" not in n]
 )
 def test_regression(tmp_path, diabetes, name):
-    same_as_simulated(tmp_path, diabetes, method=name, batch_size=8)
+    same_as_simulated(tmp_path, diabetes, method=name, batch_size=16)
 
 
 @pytest.mark.usefixtures("short_menu")
@@ -152,10 +152,11 @@ def test_a_method_that_takes_no_mean_is_refused_before_the_sites_train(tmp_path,
     assert not server.state.exists()
 
 
+@pytest.mark.usefixtures("short_menu")
 def test_the_baseline_is_local_training(tmp_path, digits):
     report, *_ = same_as_simulated(tmp_path, digits, method="fedekd", rounds=3)
     schema, sites = schema_of(digits), write_sites(tmp_path / "again", digits)
-    alone = simulate(make_server(tmp_path, method="local", rounds=3), schema, sites)
+    alone = simulate(make_server(tmp_path, method="local", rounds=3, batch_size=32), schema, sites)
     for site, client in zip(report["sites"], alone.clients, strict=True):
         assert site["local"] == pytest.approx(client.score(), abs=1e-6)
         assert site["delta"] == pytest.approx(site["value"] - site["local"])
@@ -211,6 +212,7 @@ def record(server, schema, sites, method):
     }  # fmt: skip
 
 
+@pytest.mark.usefixtures("short_menu")
 def test_all_that_training_can_be_given_reaches_the_sites(tmp_path, digits):
     given = {"weight_decay": 0.1, "lr_schedule": "cosine", "augment": "flip-crop"}
     _, engine, _ = same_as_simulated(tmp_path, digits, method="fedekd", rounds=3, **given)
@@ -220,6 +222,7 @@ def test_all_that_training_can_be_given_reaches_the_sites(tmp_path, digits):
     assert not any(torch.equal(ours[n], theirs[n]) for n in ours)
 
 
+@pytest.mark.usefixtures("short_menu")
 def test_weighted_by_samples(tmp_path, digits):
     same_as_simulated(tmp_path, digits, method="fedavg", weighting="samples", epochs=2)
 

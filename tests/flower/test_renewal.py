@@ -1,4 +1,4 @@
-"""Certificates are renewed in time, and keys are rotated, while a federation goes on."""
+"""Certificates are renewed in time, and keys are rotated, while a federation goes on, also behind a faulty proxy."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd[flower]'")
 
 from loopback import Loopback
+from recorder import Proxy
 
 from fedekd.cli import main
+from fedekd.flower.server.middleware import HEARTBEAT
 from fedekd.flower.settings import read_server
 from fedekd.flower.setup import certificates
 from fedekd.flower.setup.certificates import check_certificate, ends_soon, read_certificate
@@ -93,24 +95,48 @@ def test_what_cannot_be_renewed_is_said_and_nothing_changes(file, tmp_path, caps
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loopback]:
     source = HERE.parents[1] / "src"
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(source), os.environ.get("PYTHONPATH", "")]))
-    one = Loopback(tmp_path, 1, rounds=500)
+    one = Loopback(tmp_path, 0, rounds=1000, min_sites=1)
     yield one
     one.stop()
 
 
-def test_a_running_federation_takes_a_new_certificate_and_a_new_key(here: Loopback):
-    """Nobody is restarted by hand, and no round is lost."""
-    file = here.folder / "server" / "server.toml"
+def its_connection_outlives_the_faults(here: Loopback, proxy: Proxy) -> None:
+    """Flower's own SuperNode would never again say that it is there."""
+    here.wait(lambda: proxy.passed > 2, 120, "heartbeats after the faults")
+    visits = len(here.visits("site0"))
+    here.wait(lambda: len(here.visits("site0")) > visits, 60, "visit after the faults")
+    said = "\n".join(here.child("site0").lines())
+    assert "does not take this site's sign of life (Server error '500 Fault'" in said, here.told()
+    assert said.count("connected again") == 1, here.told()
+    assert here.processes("site0", "launch\0supernode"), "the same connection has lasted"
+    assert said.count(": connected\n") == 1, here.told()
+
+
+def no_token_is_in_a_command_line(here: Loopback) -> None:
+    lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in here.processes("server", "flwr-serverapp")]
+    assert lines
+    assert not [line for line in lines if b"--token\0" in line], "every user of the machine can read them"
+
+
+def test_a_running_federation_outlives_a_proxys_fault_and_takes_a_new_certificate_and_a_new_key(here: Loopback):
+    """Nobody is restarted by hand, and no round is lost. One federation for all of it: its start costs the most."""
+    file, port = here.folder / "server" / "server.toml", int(here.address.rpartition(":")[2])
+    proxy = Proxy(here.folder / "server", port, HEARTBEAT, [500, 502])
+    here.add_site("site0", server=f"localhost:{proxy.port}")
     here.start("server", "site0")
-    here.wait(lambda: here.rounds() >= 1, 120, "first round")
-    before = ssl.get_server_certificate(("127.0.0.1", int(here.address.rpartition(":")[2])))
+    its_connection_outlives_the_faults(here, proxy)
+    no_token_is_in_a_command_line(here)
+
+    before = ssl.get_server_certificate(("127.0.0.1", port))
     assert main(["server", "renew", str(file)]) == 0
+    server = read_server(file)
+    proxy.outside.load_cert_chain(server.certificate, server.key)  # the site sees the new one too
     here.wait(lambda: "the certificate was renewed; starting again" in here.told(), 30, "word of the certificate")
     rounds = here.rounds()
     here.wait(lambda: here.rounds() > rounds, 120, "round with the new certificate")
-    now = ssl.get_server_certificate(("127.0.0.1", int(here.address.rpartition(":")[2])))
+    now = ssl.get_server_certificate(("127.0.0.1", port))
     assert now != before
-    assert now == read_server(file).certificate.read_text()
+    assert now == server.certificate.read_text()
 
     public = here.folder / "site0" / "keys" / "site0.pub"
     assert main(["site", "key", str(here.folder / "site0" / "site.toml")]) == 0

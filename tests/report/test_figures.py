@@ -52,13 +52,14 @@ def test_what_left_no_details_is_left_out(tmp_path, result):
     assert {path.stem for path in paths} == {"clients", "methods", "communication", "time"}
 
 
-def test_a_study_gives_the_papers_figures(tmp_path):
+def test_a_study_gives_the_papers_figures(tmp_path, record):
     names = {path.stem for path in write_figures(PAPER, "svg", tmp_path)}
     assert {"results-cifar10-0.1", "results-retinamnist-0.3", "heat-classification", "grid-regression"} <= names
     assert {"sweep-classification-fedekd-beta", "sweep-classification-fedekd-lambda_kd"} <= names
     assert "agreement-Avg_classification" in names
+    study = save(tmp_path / "small", [record("fedekd"), record("fedekd", metric="rmse", seed=1)], details=False)
     with pytest.raises(FedekdError, match="one run"):
-        write_figures(PAPER, "svg", tmp_path, method="fedekd")
+        write_figures(study, "svg", tmp_path, method="fedekd")
 
 
 def test_the_command_takes_a_method_and_a_seed_that_are_there(tmp_path, result, capsys):

@@ -61,17 +61,23 @@ def test_a_record_is_of_the_round_with_the_lowest_validation_loss(name, engine, 
         assert record["key"] != other["key"]
 
 
-@pytest.mark.parametrize("engine", ["serial", "stacked"])
+@pytest.fixture(scope="module", params=["serial", "stacked"])
+def several(request, tmp_path_factory, digits):
+    """Records by method, and their folder."""
+    out = tmp_path_factory.mktemp(request.param)
+    records = trained(digits, out, methods=["fedekd", "fedavg-tuned", "apfl", "knnper"], engine=request.param)
+    return {record["method"]: record for record in records}, out
+
+
 @pytest.mark.parametrize("method", ["local", "fedekd", "fedavg-tuned", "apfl", "knnper"])
-def test_the_kept_model_gives_the_answers_of_the_record(digits, tmp_path, engine, method):
-    records = trained(digits, tmp_path, methods=[method], engine=engine)
-    record = records[-1]
+def test_the_kept_model_gives_the_answers_of_the_record(digits, several, tmp_path, method):
+    record, out = several[0][method], several[1]
     federation = federate(digits, clients=3, alpha=0.5, seed=1)
-    errors = details.read(tmp_path)[record["key"]]["errors"]
+    errors = details.read(out)[record["key"]]["errors"]
     assert any(at < ROUNDS for at in rounds_of([record])[0])
     for position, (client, split) in enumerate(zip(record["clients"], federation.clients, strict=True)):
         np.savez(tmp_path / "rows.npz", x=digits.x[split.test])
-        path = tmp_path / "models" / record["key"] / f"{position}.safetensors"
+        path = out / "models" / record["key"] / f"{position}.safetensors"
         right = predict(path, tmp_path / "rows.npz", **NAMES).values.argmax(1) == digits.y[split.test]
         known = packing.unpack(client["rows"]["last"], client["n_test"], "accuracy").astype(bool)
         assert (right == known).all()

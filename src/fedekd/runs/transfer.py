@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +197,12 @@ def _best(there: Sequence[Record], position: int, folder: Path | None, by: Chose
 def _table(runs: Runs, folder: Path | None, level: float, alone_by: ChosenBy) -> list[MethodTransfer]:
     twins = _twins(runs)
     shown, menu = list(twins), menu_of(runs)
-    units = [(label, unit) for label in shown for unit in _units(runs, label, twins[label], menu, folder, alone_by)]
+
+    @cache  # it is one and the same for all methods
+    def alone(seed: int, position: int) -> Option | None:
+        return _best([runs[name][seed] for name in menu if seed in runs[name]], position, folder, alone_by)
+
+    units = [(label, unit) for label in shown for unit in _units(runs, label, twins[label], alone, folder)]
     pairs = [unit.comparison() for _, unit in units]
     judged = iter(verdicts.judge([pair for pair in pairs if pair is not None], level))
     clients: dict[str, list[ClientTransfer]] = {label: [] for label in shown}
@@ -250,7 +256,7 @@ class _Unit:
 
 
 def _units(
-    runs: Runs, label: str, twin: str, menu: Sequence[str], folder: Path | None, alone_by: ChosenBy
+    runs: Runs, label: str, twin: str, best_alone: Callable[[int, int], Option | None], folder: Path | None
 ) -> Iterator[_Unit]:
     same: dict[Any, list[int]] = {}
     for seed, record in runs[label].items():
@@ -261,11 +267,10 @@ def _units(
             parts, joined, alone = [], [], []
             for seed in seeds:
                 own, other = runs[label][seed], runs.get(twin, {}).get(seed)
-                there = [runs[name][seed] for name in menu if seed in runs[name]]
                 joined.append(option(own, position, folder))
                 row = own["clients"][position]
                 plain = Option("local", int(own["params"]["rounds"]), row["local"])
-                alone.append(best := _best(there, position, folder, alone_by) or plain)
+                alone.append(best := best_alone(seed, position) or plain)
                 found = {"delta": row["delta"], "gain": joined[-1].value - best.value}
                 if other is not None:
                     value = other["clients"][position]["value"]
