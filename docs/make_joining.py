@@ -299,7 +299,8 @@ less is better): second-opinion −9.65 [−15.27, −4.03], of which federation
 −10.16, FedAvg −11.60 (`fedekd run --dataset diabetes --alpha 0.5 --methods
 second-opinion,second-opinion@alone,fedekd,fedavg,fml --seeds 0-4`).
 
-A dash: not run. `fedekd study joining --dry-run --device cuda --precision bf16` lists what is left.
+A dash: not run. `fedekd study joining --dry-run --device cuda --precision bf16 --out results/joining` counts what is
+left (`heart` was run on a CPU, so leave device and precision out for it).
 
 ## Photographs of retinas
 {photographs(of_photographs)}
