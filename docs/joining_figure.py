@@ -14,10 +14,13 @@ COLOURS = {
     "knnper": "#0f8b8d",
     "ditto": "#7b4fa3",
     "fedrod": "#5a9e3d",
+    "fedavg-tuned": "#e0912f",
+    "fedrep": "#a98467",
     "fedavg": "#222222",
-    "fedproto": "#a98467",
+    "fml": "#d1495b",
     "fedekd": "#c05a9e",
 }
+"""What ran in every setting, without FedeKD's variants, and two more rivals that come near where they ran."""
 
 
 def figure(every: list[Setting]) -> str:
@@ -51,7 +54,13 @@ def figure(every: list[Setting]) -> str:
                             "field": "method",
                             "type": "nominal",
                             "scale": {"domain": list(COLOURS), "range": list(COLOURS.values())},
-                            "legend": {"title": None, "orient": "top", "labelLimit": 0, "columnPadding": 24},
+                            "legend": {
+                                "title": None,
+                                "orient": "top",
+                                "labelLimit": 0,
+                                "columnPadding": 24,
+                                "columns": 5,
+                            },
                         },
                         "strokeWidth": {"condition": {"test": "datum.ours", "value": 3.5}, "value": 1.5},
                     },
