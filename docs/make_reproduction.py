@@ -233,8 +233,8 @@ def _states(transfer: list[MethodTransfer]) -> str:
     judging += " For an RMSE it is 2 %." if any(one.metric == "rmse" for one in judged) else ""
     return (
         "\n**Client by client against the best alone** (client-runs; records of the other methods, and of FedAvg and"
-        " FML on Diabetic Retinopathy at α = 0.1 and 0.3, are older and do not hold the test rows; FML's twin was not"
-        f" run there). {menu(judged[0])} {judging}\n\n" + table(["cell", "method", *STATES.values()], rows)
+        " FML on Diabetic Retinopathy at α = 0.1 and 0.3, are older and do not hold the test rows)."
+        f" {menu(judged[0])} {judging}\n\n" + table(["cell", "method", *STATES.values()], rows)
     )
 
 

@@ -172,7 +172,9 @@ def test_an_upload_that_turns_out_otherwise_does_not_leave(tmp_path, digits, mon
 
 
 @pytest.mark.parametrize("compression", ["fp16", "int8"])
-@pytest.mark.parametrize("method", ["toys:Body", "toys:Into", "toys:Twice", "toys:EachAsList", "toys:Made"])
+@pytest.mark.parametrize(
+    "method", ["toys:Body", "toys:Into", "toys:Twice", "toys:EachAsList", "toys:Made", "second-opinion"]
+)
 def test_what_can_be_packed_is_packed_and_the_rest_is_sent_as_it_is(tmp_path, digits, method, compression):
     server, sites = place(tmp_path, digits, method, rounds=3, epochs=1, compression=compression)
     post = Hand(sites)
@@ -186,6 +188,7 @@ def test_what_can_be_packed_is_packed_and_the_rest_is_sent_as_it_is(tmp_path, di
         "toys:Twice": {("private", compression), ("control", "none")},
         "toys:EachAsList": {("private", "none")},
         "toys:Made": {("half", "none")},
+        "second-opinion": {("proxy", compression)},
     }[method]
     assert hows == expected
     for site in sites if method != "toys:EachAsList" else ():

@@ -160,8 +160,17 @@ class StudyRecords:
             if any(f["dataset"] == dataset for f in self.failures):
                 notes.append(self._failed(dataset))
             if self.left_out[dataset]:
-                notes.append(f"{self.left_out[dataset]:,} runs of {title} with other settings are left out")
+                left = f"{self.left_out[dataset]:,} runs of {title} with other settings are left out"
+                notes.append(f"{left}; {self._settings(dataset)}")
         return notes
+
+    def _settings(self, dataset: str) -> str:
+        """What tells the runs that are shown from others, as far as it often differs within a study."""
+        first = next(record for record in self.records if record["dataset"] == dataset)
+        share = first["partition"].get("fraction")
+        rows = f"{100 * share:g} % of the training rows" if share else "all training rows"
+        size = f"{count(first['partition']['clients'], 'client')}, {count(first['params']['rounds'], 'round')}"
+        return f"those shown have {size} and {rows}"
 
     def _lacking(self, by_dataset: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
         """Datasets that lack the same methods."""

@@ -59,14 +59,15 @@ class TransferTables:
             TableRow((method, f"{name}, {over}"), method, tuple(self._part(method, c, part, key) for c in self.columns))
             for method in self.shown
             for part, name in PARTS.items()
-            for over, key in (("Avg", "mean"), ("Worst", "worst"))
+            for over, key in (("Avg", "mean"), ("Worst", "worst"), (self.unit.tail, "tail"))
         ]
         rows = [row for row in rows if row.label in twins or any(cell.mean is not None for cell in row.cells)]
         notes = (
             "Δ: the method minus Local; recipe: the method's isolated twin minus Local; federation: the method minus "
             "its twin; gain: the method minus the best alone, both at the round chosen on validation rows",
             "Avg: mean over clients, with its 95 % interval paired by seed (bold: on the better side of zero, "
-            "underlined: on the worse); Worst: the client that loses most, mean over seeds",
+            "underlined: on the worse); Worst: the client that loses most, mean over seeds; "
+            f"{self.unit.tail}: the {self.unit.tail[1:]}th percentile of clients, likewise",
             *self._choices(),
             *self._not_known(twins),
             *self.study.notes([m for m in self.methods if any(row.label == m for row in rows)], self.columns),

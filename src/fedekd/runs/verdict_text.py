@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from fedekd.runs.best_of import BestOf
+from fedekd.runs.choosing import FEW as TO_CHOOSE
 from fedekd.runs.transfer import ClientTransfer, MethodTransfer
 from fedekd.units import Unit
 from fedekd.verdicts import EQUIVALENT, FEW, HARMED, HELPED, UNDECIDED, Verdict
@@ -56,7 +57,7 @@ def _best(by_method: Mapping[str, Verdict], state: str, unit: Unit) -> tuple[str
 
 def _reason(state: str, method: str, verdict: Verdict, alone: str, unit: Unit, methods: int) -> str:
     if state == UNDECIDED:
-        return undecided(method, verdict, unit)
+        return undecided(method, verdict, alone, unit)
     if state == EQUIVALENT:
         more = "; no method here gives more" if methods > 1 else ""
         return f"with {method} it is within {unit.amount(verdict.margin)} of alone ({alone}): nothing is gained{more}"
@@ -68,15 +69,16 @@ def _reason(state: str, method: str, verdict: Verdict, alone: str, unit: Unit, m
     return f"with {method} its {unit.name} is {size}{small}{others}"
 
 
-def undecided(method: str, verdict: Verdict, unit: Unit) -> str:
+def undecided(method: str, verdict: Verdict, alone: str, unit: Unit) -> str:
     """What a client's test rows could have shown, and how many the margin needs."""
     if verdict.reason:
         few = f", and nothing is said of fewer than {FEW}" if verdict.rows < FEW else ""
         return verdict.reason + few
     points = " points" if unit.percent else ""
-    changes = f"changes by {unit.delta(verdict.difference)}{points}, which may be chance:"
-    change = f"with {method} its {unit.name} {changes if abs(verdict.difference) > 1e-12 else 'does not change, but'}"
-    test_rows = f"{change} its {verdict.rows:,} test rows"
+    change = f"does not change against alone ({alone}), but"
+    if abs(verdict.difference) > 1e-12:
+        change = f"changes by {unit.delta(verdict.difference)}{points} against alone ({alone}), which may be chance:"
+    test_rows = f"with {method} its {unit.name} {change} its {verdict.rows:,} test rows"
     if not math.isfinite(verdict.detectable):
         return f"{test_rows} are too few to tell"
     can, needed = f"{test_rows} can only show a difference of about {unit.amount(verdict.detectable)} or more", ""
@@ -144,7 +146,8 @@ def menu(method: MethodTransfer) -> str:
     if len(method.menu) < 2:
         return "Compared with plain Local; --alone menu compares with the best a site can do alone."
     by = " by their loss, with one standard error towards plain Local" if method.alone_by == "loss" else ""
-    return f"Alone: the best of {', '.join(method.menu)}, chosen for each client on its validation rows{by}."
+    chosen = f"chosen for each client on its validation rows{by}; plain Local where it has fewer than {TO_CHOOSE}"
+    return f"Alone: the best of {', '.join(method.menu)}, {chosen}."
 
 
 def best_of(method: BestOf) -> str:
