@@ -380,3 +380,12 @@ def test_unknown_table_and_format_are_named():
     assert len(select(tables, "regression")) > 2
     with pytest.raises(FedekdError, match="unknown format 'mardown'; did you mean 'markdown'"):
         render([], "mardown")
+
+
+def test_records_of_other_studies_have_only_their_own_columns_and_each_dataset_its_own_seeds():
+    longer = {"rounds": 50, "lr": 1e-3}
+    runs = [record(seed=seed, params=longer) for seed in (0, 1)] + [record(dataset="fashionmnist", params=longer)]
+    table = table_of(make_tables(runs), "neg_transfer_main")
+    assert set(cells(table, "fedekd")) == {"CIFAR-10 α=0.1", "FashionMNIST α=0.1"}
+    assert not any(cell.few for cell in cells(table, "fedekd").values())
+    assert not any("missing" in note for note in table.notes)

@@ -146,10 +146,11 @@ def study_tables(study: StudyRecords, against_paper: bool = False) -> list[Table
 
 
 def _columns(layout: Layout, study: StudyRecords) -> list[tuple[str, float | None]]:
-    """The paper's columns of the datasets that were run, then whatever else the records hold."""
+    """Of what the records hold; where they train as the paper does, all of its columns of the datasets that were run."""
     own = study.columns(layout.task)
     run = {dataset for dataset, _ in own}
-    return list(dict.fromkeys([*(column for column in layout.columns if column[0] in run), *own]))
+    known = [column for column in layout.columns if column in own or (study.like_paper and column[0] in run)]
+    return list(dict.fromkeys([*known, *own]))
 
 
 def _about_paper(layout: Layout, study: StudyRecords) -> bool:

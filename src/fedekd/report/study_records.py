@@ -50,10 +50,10 @@ class StudyRecords:
         self.failures = [f for f in failures if f["key"] not in every]
         self.by: dict[tuple[str, StudyColumn], dict[int, Record]] = {}
         self.task = {(r["dataset"], r["alpha"]): r["task"] for r in self.records}
-        self.most: dict[str, set[int]] = {}  # seeds that any run of a task has
+        self.most: dict[str, set[int]] = {}  # seeds that any run of a dataset has
         for r in self.records:
             self.by.setdefault((r["label"], (r["dataset"], r["alpha"])), {})[r["seed"]] = r
-            self.most.setdefault(r["task"], set()).add(r["seed"])
+            self.most.setdefault(r["dataset"], set()).add(r["seed"])
         self.best_of = best_of(self.records, alone_by) if with_best_of else []
 
     @staticmethod
@@ -112,8 +112,8 @@ class StudyRecords:
         return [run for _, run in sorted(self.by.get((label, column), {}).items())]
 
     def few(self, seeds: int, column: StudyColumn) -> bool:
-        """Whether a cell has fewer seeds than others of its task."""
-        return seeds < len(self.most[self.task[column]])
+        """Whether a cell has fewer seeds than others of its dataset."""
+        return seeds < len(self.most[column[0]])
 
     # --- figures -----------------------------------------------------------------------------------------
 
@@ -142,14 +142,14 @@ class StudyRecords:
 
     def notes(self, labels: Collection[str], columns: Sequence[StudyColumn]) -> list[str]:
         """What is missing from a table of these rows and columns, and why as far as that is known."""
-        notes, seeds = [], {seed for column in columns for seed in self.most.get(self.task.get(column, ""), ())}
+        notes, wanted = [], {column: len(self.most[column[0]]) for column in columns}
         lacking: dict[str, dict[str, int]] = {}  # how many runs, by dataset and label
         for label in labels:
             for column in columns:
-                if runs := len(seeds) - len(self.by.get((label, column), {})):
+                if runs := wanted[column] - len(self.by.get((label, column), {})):
                     own = lacking.setdefault(column[0], {})
                     own[label] = own.get(label, 0) + runs
-        all_ = len(labels) * len(columns) * len(seeds)
+        all_ = len(labels) * sum(wanted.values())
         if missing := sum(sum(own.values()) for own in lacking.values()):
             which = "; ".join(self._lacking(lacking))
             notes.append(
