@@ -170,6 +170,8 @@ def test_a_dry_run_trains_and_writes_nothing(ask: Ask, tmp_path: Path) -> None:
     assert rows["fedavg"][3:] != rows["local"][3:] == ["0", "B"]
     assert "nothing was trained; without --dry-run: training 4 runs, into here" in out
     assert not (tmp_path / "here").exists()
+    dealt = ask("run", *SMALL, "--partition", "iid", "--methods", "fedavg", "--dry-run")[1]
+    assert dealt.startswith("own, dealt out evenly, 1 seed, 1 round of 1 epoch\n")
     assert ask("run", *SMALL, "--out", "here", "--methods", "fedavg")[0] == 0
     assert "training 2 runs; 2 kept from earlier" in ask(
         "run", *SMALL, "--out", "here", "--seeds", "0-1", "--methods", "fedavg", "--dry-run"

@@ -22,6 +22,7 @@ import fedekd
 from fedekd import methods
 from fedekd.cli import main
 from fedekd.data import federate
+from fedekd.engines.job import emulated
 from fedekd.engines.serial import Serial
 from fedekd.errors import FedekdError
 from fedekd.export.predict import predict
@@ -284,6 +285,20 @@ def test_a_run_whose_details_cannot_be_written_is_kept(digits, tmp_path, what):
     assert [line.partition(":")[0] for line in notes.lines] == ["local", "fedavg"]
     assert all(f"cannot write {tmp_path / what}" in line for line in notes.lines)
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(("flags", "lines"), [("avx2 avx512f", 1), ("avx2 avx512_bf16", 0), (None, 0)])
+def test_bf16_on_a_cpu_without_it_is_said_to_be_slow(digits, tmp_path, monkeypatch, flags, lines):
+    cpuinfo = tmp_path / "cpuinfo"
+    monkeypatch.setattr("fedekd.engines.job.CPUINFO", cpuinfo)
+    if flags:
+        cpuinfo.write_text(f"flags\t\t: fpu sse2 {flags}\n")
+    given = {**SMALL, "dataset": "digits", "methods": ["fedavg"], "out": str(tmp_path), "precision": "bf16"}
+    notes = Notes()
+    run(make_settings(given), notes, digits)
+    slow = "this CPU has no bf16 instructions: bf16 is emulated here, 2 to 20 times slower than fp32"
+    assert notes.lines == [slow] * lines
+    assert emulated("fp32", "cpu") == emulated("bf16", "cuda") == ""
 
 
 def test_a_checkpoint_of_the_other_engine_is_started_anew(digits, tmp_path):

@@ -28,7 +28,10 @@ def home(tmp_path, monkeypatch):
 
 class Counting(Observer):
     def __init__(self):
-        self.cost, self.planned, self.begun, self.fresh, self.kept = 0, [], [], [], []
+        self.cost, self.planned, self.begun, self.fresh, self.kept, self.notes = 0, [], [], [], [], []
+
+    def on_note(self, event):
+        self.notes.append(event.line)
 
     def on_runs_planned(self, event):
         self.planned = event.runs
@@ -164,6 +167,15 @@ def test_a_dataset_that_is_not_here_is_left_out(home):
     assert list(outcome.absent) == ["octmnist"]
     (line,) = failures(home / "out")
     assert (line["dataset"], line["label"], line["seed"]) == ("octmnist", "every run", None)
+
+
+def test_a_study_in_a_precision_that_the_cpu_lacks_says_so_once(home, monkeypatch):
+    (home / "cpuinfo").write_text("flags\t\t: fpu sse2 avx2 avx512f\n")
+    monkeypatch.setattr("fedekd.engines.job.CPUINFO", home / "cpuinfo")
+    for precision, times in (("bf16", 1), ("fp32", 0)):
+        watcher = Counting()
+        describe(small(precision=precision), "out", watcher)
+        assert sum("this CPU has no bf16 instructions: " in line for line in watcher.notes) == times
 
 
 def test_a_study_without_any_of_its_datasets_says_so(home):

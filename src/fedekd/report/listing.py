@@ -123,6 +123,8 @@ def print_costs(console: Console, costs: Costs) -> None:
 
 def print_plan(console: Console, runs: Sequence[RunSpec], done: Collection[str], settings: Settings) -> None:
     """What a run would do: by method its runs, those that are there already, and what the rest would cost."""
+    from fedekd.runs.summary import PARTITIONS
+
     by_label: dict[str, list[RunSpec]] = {}
     for run in runs:
         by_label.setdefault(run.label, []).append(run)
@@ -136,9 +138,10 @@ def print_plan(console: Console, runs: Sequence[RunSpec], done: Collection[str],
         Column("samples", [f"{sum(run.samples for run in rest):,}" for rest in waiting]),
         Column("sent", [volume(sum(run.traffic for run in rest)) for rest in waiting]),
     ]
+    alpha, split = runs[0].alpha, PARTITIONS.get(settings.partition, PARTITIONS["sites"])
     about = [
         runs[0].dataset,
-        "the data's own sites" if runs[0].alpha is None else f"alpha {runs[0].alpha:g}",
+        split if alpha is None else f"alpha {alpha:g}",
         count(len(settings.seeds), "seed"),
         f"{count(settings.rounds or 0, 'round')} of {count(settings.epochs or 0, 'epoch')}",
     ]

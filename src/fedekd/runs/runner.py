@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 
 from fedekd.dataset import Dataset
-from fedekd.engines.job import has_bf16, pick_device
+from fedekd.engines.job import emulated, pick_device
 from fedekd.engines.threads import WORTH_THREADS, step_work
 from fedekd.errors import FedekdError
 from fedekd.runs import processes
@@ -38,10 +38,9 @@ def run(
     of_cells = [(cell, run) for cell in cells for run in cell.runs()]
     runs = [run for _, run in of_cells]
     store = Store(settings.out)
-    if lacking := left_out(settings, runs[0].job.federation):
-        observer.observe(Note(lacking))
-    if settings.precision == "bf16" and not has_bf16(runs[0].job.training.device):
-        observer.observe(Note("this CPU has no bf16 instructions: bf16 is emulated here, and slower than fp32"))
+    for line in (left_out(settings, runs[0].job.federation), emulated(settings.precision, settings.device)):
+        if line:
+            observer.observe(Note(line))
     records = announce(runs, store, observer)
     for line in runs[0].job.federation.dataset.notes:
         observer.observe(Note(line))

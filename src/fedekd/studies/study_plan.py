@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fedekd.data import catalogue
 from fedekd.data.registry import recipe
+from fedekd.engines.job import emulated
 from fedekd.errors import FedekdError, unknown
 from fedekd.runs.execution import Failure
 from fedekd.runs.observers import Note, Observer
@@ -57,10 +58,11 @@ def plan_study(study: Study, observer: Observer, keep: Callable[[Cell], bool]) -
             found.failed.append(Failure("", "every run", name, cell.first.alpha, cell.seed, str(error)))
             continue
         runs = cell.runs(federation)
-        for line in dict.fromkeys(left_out(settings, federation) for settings in cell.settings):
-            if line and line not in said:
-                said.add(line)
-                observer.observe(Note(line))
+        for settings in cell.settings:
+            for line in (left_out(settings, federation), emulated(settings.precision, settings.device)):
+                if line and line not in said:
+                    said.add(line)
+                    observer.observe(Note(line))
         names |= {name for r in runs for name in (r.name, r.label)}
         new = {r.key: r.local_key for r in runs if r.key not in seen and _chosen(study, r)}
         seen |= new.keys()
