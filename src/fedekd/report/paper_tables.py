@@ -146,7 +146,7 @@ def study_tables(study: StudyRecords, against_paper: bool = False) -> list[Table
 
 
 def _columns(layout: Layout, study: StudyRecords) -> list[tuple[str, float | None]]:
-    """Of what the records hold; where they train as the paper does, all of its columns of the datasets that were run."""
+    """Of what the records hold; where they train as the paper does, all its columns of the datasets that were run."""
     own = study.columns(layout.task)
     run = {dataset for dataset, _ in own}
     known = [column for column in layout.columns if column in own or (study.like_paper and column[0] in run)]
