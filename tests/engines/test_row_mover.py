@@ -15,7 +15,7 @@ import torch
 
 from fedekd import methods
 from fedekd.data import federate
-from fedekd.engines import client_stack, forward, groups, row_mover, stack
+from fedekd.engines import chunk, client_stack, forward, groups, row_mover, stack
 from fedekd.engines.member_rows import AtWork, MemberRows
 from fedekd.engines.stacked import Stacked
 from stacking import compare, job
@@ -176,3 +176,22 @@ def test_a_part_of_many_rows_can_be_written():
     part = rows.part([0, 7])
     part[torch.tensor([1])] = torch.full((2,), 3.0)
     assert torch.equal(part[torch.arange(2)], torch.tensor([[1.0, 1.0], [3.0, 3.0]]))
+
+
+def test_where_training_lacks_room_rows_are_no_longer_brought(five, brought, monkeypatch):
+    one = job(five, methods.get("scaffold"), participation=0.6, rounds=ROUNDS, epochs=1)
+    (whole, _), tries = rounds_of(one), []
+    train = chunk.Chunk.train
+
+    def full(self):
+        tries.append(self.engine.brings)
+        if len(tries) == 3:
+            raise torch.OutOfMemoryError("no room")
+        train(self)
+
+    monkeypatch.setattr(chunk.Chunk, "train", full)
+    engine, _ = rounds_of(one)
+    assert tries[2]
+    assert not any(tries[3:])
+    assert engine.stacks[0].limit == 3
+    assert_same(engine, whole)

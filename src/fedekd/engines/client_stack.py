@@ -41,17 +41,17 @@ class ClientStack(Stack):
         if not self.brings:
             yield
             return
-        brought = []
         try:
             for rows, who in self._rows_of(here, roles):
                 rows.bring(who)
-                brought.append(rows)
+                self.brought.append(rows)
             for rows, who in self._rows_of(then, roles):
                 rows.fetch_ahead(who)
             yield
         finally:
-            for rows in brought:
+            for rows in self.brought:
                 rows.leave()
+            self.brought.clear()
 
     def _rows_of(self, here: Sequence[int], roles: Sequence[str] | None) -> Iterator[tuple[MemberRows, AtWork]]:
         """What is kept of members that take turns, all of it or some models, with the places of these in it."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -104,14 +105,19 @@ class MemberRows:
             if self.home == self.device:
                 rows = self.pool[on_device(self.row[who.members], self.device)]
             else:
-                if ahead is None or not torch.equal(ahead[0].members, who.members):
-                    ahead = who, self._ask(who)
-                rows = row_mover(self.device).arrived(ahead[1])
+                rows = self._fetched(who, ahead)
+            if before is not None and len(both := who.shared_with(before[0])):
+                rows[who.places(both)] = before[1][before[0].places(both)]
         except torch.OutOfMemoryError:
             return
-        if before is not None and len(both := who.shared_with(before[0])):
-            rows[who.places(both)] = before[1][before[0].places(both)]
         self.near, self.written = (who, rows), False
+
+    def _fetched(self, who: AtWork, ahead: tuple[AtWork, Future[Any]] | None) -> Tensor:
+        mover = row_mover(self.device)
+        if ahead is not None and torch.equal(ahead[0].members, who.members):
+            with suppress(torch.OutOfMemoryError):  # it was fetched while others were at work, who are done now
+                return mover.arrived(ahead[1])
+        return mover.arrived(self._ask(who))
 
     def fetch_ahead(self, who: AtWork) -> None:
         """These come next."""
@@ -124,6 +130,12 @@ class MemberRows:
             self._store()
             self.before = self.near if self.home != self.device else None
         self.near = None
+
+    def give_up(self) -> None:
+        """Those at work go on with their rows where these lie, and nobody's are kept on the device for later."""
+        self.leave()
+        self._wait()
+        self.before = self.ahead = None
 
     def _ask(self, who: AtWork) -> Future[Any]:
         rows, mover = self.row[who.members], row_mover(self.device)
@@ -170,10 +182,12 @@ class MemberRows:
     def _grow(self, used: int) -> None:
         if used > len(self.pool):
             every = self.shared + len(self.row)
-            try:  # main memory is taken as it is written to, so there all rows get room, and none is copied again
-                grown = self._room(max(used, min(2 * len(self.pool), every) if self.home == self.device else every))
+            # Main memory is taken as it is written to, so there all rows get room, and none is copied again.
+            wanted = min(2 * len(self.pool), every) if self.home == self.device else every
+            try:
+                grown = self._room(max(used, wanted))
             except RuntimeError:
-                grown = self._room(max(used, min(2 * len(self.pool), every)))
+                grown = self._room(used)
             grown[: len(self.pool)] = self.pool
             self.pool = grown
 

@@ -23,7 +23,7 @@ from fedekd.engines.cuda_graphs import graph_pool
 from fedekd.engines.forward import Forward, padded
 from fedekd.engines.groups import Find, MethodGroup, make_groups, mapped, split
 from fedekd.engines.job import Advance, Job, Scale, Training, TrustLog, pick_device
-from fedekd.engines.member_rows import MANY, worth_bringing
+from fedekd.engines.member_rows import MANY, MemberRows, worth_bringing
 from fedekd.engines.on_device import on_device
 from fedekd.errors import FedekdError
 from fedekd.exchange import exchanges
@@ -89,6 +89,7 @@ class Stack:
         every = [w for tree in self.weights.values() for w in tree.values()]
         self.brings = self.in_turns and worth_bringing(every, self.training.participation, self.device)
         """Whether the rows of those at work go to the device together, and the next ones' meanwhile."""
+        self.brought: list[MemberRows] = []  # while someone is at work
         self.next_round: Sequence[int] = []  # who takes part in it
         self.groups = make_groups(self)
         self.steps = torch.zeros(len(self.members), dtype=torch.long, device=self.device)
@@ -220,9 +221,15 @@ class Stack:
         return known[1]
 
     def _shrink(self, models: int) -> None:
-        if models == 1:
+        """Make room: rows that were brought go first, then a chunk has fewer models."""
+        if self.brings:
+            self.brings = False
+            for rows in self.brought:
+                rows.give_up()
+        elif models == 1:
             raise FedekdError("one model's batch does not fit on the device; lower --batch-size") from None
-        self.limit = (models + 1) // 2
+        else:
+            self.limit = (models + 1) // 2
         self.chunks.clear()
         if self.graphs:
             self.pool, self.pool_keeper = graph_pool(self.device)
