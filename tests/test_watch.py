@@ -28,19 +28,20 @@ Start = Callable[..., subprocess.Popen]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """A run in a process of its own, which is there no longer than the test."""
+    """Python in a process of its own, which is there no longer than the test."""
     begun: list[subprocess.Popen] = []
 
-    def go(out: Path, rounds: int) -> subprocess.Popen:
+    def go(*words: object, stdout: int | None = None, **more: str) -> subprocess.Popen:
         given = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-        given |= {"OMP_NUM_THREADS": "1"}
-        begun.append(subprocess.Popen([sys.executable, "-c", RUN, str(out), str(rounds)], env=given))
+        given |= {"OMP_NUM_THREADS": "1", **more}
+        command = [sys.executable, *map(str, words)]
+        begun.append(subprocess.Popen(command, env=given, stdout=stdout, text=True))
         return begun[-1]
 
     yield go
     for process in begun:
-        process.kill()
-        process.wait()
+        with process:
+            process.kill()
 
 
 def until(true: Callable[[], object]) -> None:
@@ -53,10 +54,8 @@ def until(true: Callable[[], object]) -> None:
 def test_a_run_is_followed_to_its_end_also_on_a_terminal(
     tmp_path: Path, start: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    start(tmp_path, 3)
-    watch = [sys.executable, "-m", "fedekd", "watch", str(tmp_path)]
-    with_colours = os.environ | {"FORCE_COLOR": "1"}
-    terminal = subprocess.Popen(watch, env=with_colours, stdout=subprocess.PIPE, text=True)
+    start("-c", RUN, tmp_path, 3)
+    terminal = start("-m", "fedekd", "watch", tmp_path, stdout=subprocess.PIPE, FORCE_COLOR="1")
     assert cli.main(["watch", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"waiting for a run to start in {tmp_path}\n")
@@ -74,7 +73,7 @@ def test_a_run_is_followed_to_its_end_also_on_a_terminal(
 
 
 def test_a_run_that_is_killed(tmp_path: Path, start: Start, capsys: pytest.CaptureFixture[str]) -> None:
-    process = start(tmp_path, 100_000)
+    process = start("-c", RUN, tmp_path, 100_000)
     until(lambda: (now := read(tmp_path)) and now["now"] and now["now"][0]["clients"])
     assert cli.main(["watch", str(tmp_path), "--once"]) == 0
     out = capsys.readouterr().out

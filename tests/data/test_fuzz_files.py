@@ -7,8 +7,6 @@ import contextlib
 import io
 import os
 import shutil
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from fedekd.dataset import Reading
 from fedekd.errors import FedekdError
 from fedekd.export.export import export
 from fedekd.settings import make_settings, read_toml
+from time_limit import in_time
 from trained import patients, train, write_patients
 
 from . import fuzz_files
@@ -31,28 +30,10 @@ FAMILIES = {"table": 0.4, "arrays": 0.2, "pictures": 0.05, "parquet": 0.1, "name
 LIMIT = 10.0  # seconds
 
 
-class TooLong(BaseException):
-    """Which no handler of the product's catches."""
-
-
-@contextlib.contextmanager
-def in_time() -> Iterator[None]:
-    def stop(*_: Any) -> None:
-        raise TooLong(f"more than {LIMIT:g} s")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, LIMIT)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
 def answered(*words: str) -> tuple[int, str]:
     """The status and what stands on stderr; a traceback would come through as its exception."""
     out, err = io.StringIO(), io.StringIO()
-    with in_time(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with in_time(LIMIT), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = main(list(words))
     text = err.getvalue()
     assert status in (0, 2), text
@@ -144,7 +125,7 @@ def test_settings(tmp_path: Path) -> None:
     for seed in range(max(3, int(COUNT * FAMILIES["settings"]))):
         attempt = fuzz_files.settings(seed, tmp_path)
         try:
-            with in_time(), contextlib.suppress(FedekdError):
+            with in_time(LIMIT), contextlib.suppress(FedekdError):
                 make_settings(read_toml(attempt.path))
         except BaseException as error:
             error.add_note(f"settings, seed {seed}: {attempt.path.read_bytes()[:300]!r}")

@@ -13,17 +13,15 @@ from torch import nn
 import fedekd
 from fedekd import methods
 from fedekd.data import Dataset, federate
-from fedekd.engines import model_checks, rehearsal
-from fedekd.engines.job import Job, Training
+from fedekd.engines import rehearsal
 from fedekd.engines.rehearsal import rehearse, traffic
 from fedekd.engines.serial import Serial
 from fedekd.errors import FedekdError
 from fedekd.methods import Copy, Exchange, Method, Remember, Train
 from fedekd.runs.plan import plan
 from fedekd.settings import make_settings
+from rehearsing import job, nothing_is_trained, one_line
 from tiny import quick, tiny_private, tiny_proxy
-
-TRAINING = Training(rounds=2, epochs=1, batch_size=16, lr=3e-3)
 
 
 @dataclass(frozen=True)
@@ -59,26 +57,6 @@ def sends(function, **more):
 
 def combines(function):
     return lambda self: Exchange("private", function)
-
-
-class Stats(nn.Module):
-    """Batch norm in the place of a layer."""
-
-    def __init__(self, inputs, outputs):
-        super().__init__()
-        self.norm, self.head = nn.BatchNorm1d(inputs), nn.Linear(inputs, outputs)
-
-    def forward(self, x):
-        return self.head(self.norm(x.flatten(1)))
-
-
-def one_line(error, *words):
-    line = str(error.value)
-    assert "\n" not in line
-    assert len(line) < 400
-    for word in words:
-        assert word in line
-    return line
 
 
 BROKEN = {
@@ -187,17 +165,6 @@ BROKEN = {
 }  # fmt: skip
 
 
-def job(federation, method, private=tiny_private, **training):
-    return Job(federation, method, 0, replace(TRAINING, **training), private, tiny_proxy)
-
-
-def nothing_is_trained(monkeypatch):
-    def never(self):
-        raise AssertionError("a round was begun")
-
-    monkeypatch.setattr(Serial, "round", never)
-
-
 @pytest.mark.parametrize("what", BROKEN)
 def test_a_broken_method_gets_one_line(images, what):
     method, *words = BROKEN[what]
@@ -224,57 +191,6 @@ def test_a_run_ends_with_that_line_and_leaves_nothing(digits, tmp_path, monkeypa
     assert not [name for name in left if "result" in name or name.endswith((".pt", ".jsonl", ".npz"))], left
 
 
-def raising(shape, outputs):
-    raise RuntimeError("no\nsuch\nmodel")
-
-
-class Raises(nn.Linear):
-    def forward(self, x):
-        raise KeyError("inside\nthe model")
-
-
-class Two(nn.Linear):
-    def forward(self, x):
-        return super().forward(x.flatten(1)), x
-
-
-MODELS = {
-    "too narrow": (lambda s, o: nn.Sequential(nn.Flatten(), nn.Linear(7, o)), "does not take rows of shape (1, 8, 8)"),
-    "without weights": (lambda s, o: nn.Flatten(), "no weights to train"),
-    "too many outputs": (lambda s, o: nn.Sequential(nn.Flatten(), nn.Linear(64, o + 1)), "(2, 11)", "(2, 10)"),
-    "gives a tuple": (lambda s, o: Two(64, o), "tuple", "(2, 10)"),
-    "raises": (lambda s, o: Raises(64, o), "KeyError"),
-    "cannot be made": (raising, "RuntimeError: no"),
-    "takes other arguments": (lambda shape: nn.Flatten(), "(shape, outputs)"),
-    "is no module": (lambda s, o: 3, "int, not an nn.Module"),
-    "only the third client's is narrow": (
-        lambda s, o, client: nn.Sequential(nn.Flatten(), nn.Linear(64 - client // 2, o)), "does not take rows",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("what", MODELS)
-def test_a_broken_model_gets_one_line(images, digits, tmp_path, monkeypatch, what):
-    nothing_is_trained(monkeypatch)
-    model, *words = MODELS[what]
-    with pytest.raises(FedekdError) as error:
-        rehearse(job(images, methods.get("local"), private=model))
-    one_line(error, "private", *words)
-    with pytest.raises(FedekdError) as error:
-        fedekd.run(digits, progress=False, out=str(tmp_path / "o"), methods=["local"], clients=3, private=model)
-    one_line(error, "private")
-
-
-def test_averaged_models_that_differ_between_clients(images):
-    def private(shape, outputs, client):
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 4 + client), nn.Linear(4 + client, outputs))
-
-    with pytest.raises(FedekdError) as error:
-        rehearse(job(images, methods.get("fedavg"), private=private))
-    one_line(error, "architecture")
-    assert rehearse(job(images, methods.get("fedekd"), private=private)), "each may have its own if it stays"
-
-
 def test_public_rows_without_labels(digits):
     federation = replace(federate(digits, clients=3, seed=1, public=0.1), public_labelled=False)
     with pytest.raises(FedekdError) as error:
@@ -294,20 +210,7 @@ def test_a_client_that_was_never_there_must_be_able_to_answer(images):
     one_line(error, "never there", "memory['late']")
 
 
-# --- models that are right ------------------------------------------------------------------------------------
-
-
-def test_batch_norm_is_fine_unless_a_batch_has_one_row(images):
-    sizes = [len(own.train) for own in images.clients]
-    for size in (3, 4, 5, 6, 7, 8, 9, 16):
-        one = job(images, methods.get("fedavg"), private=lambda s, o: Stats(64, o), batch_size=size)
-        if any(n % size == 1 for n in sizes):
-            with pytest.raises(FedekdError) as error:
-                rehearse(one)
-            one_line(error, "batch of one row", "--batch-size")
-        else:
-            assert rehearse(one)
-    assert any(n % size == 1 for n in sizes for size in (3, 4, 5, 6, 7, 8, 9, 16))
+# --- methods that are right -----------------------------------------------------------------------------------
 
 
 def test_a_method_that_does_not_stack_may_look_at_numbers(images):
@@ -356,36 +259,6 @@ def test_a_rehearsal_is_played_once(images, monkeypatch):
     with pytest.raises(TypeError):
         rehearse(job(images, broken()))
     assert len(calls) == 3
-
-
-def test_a_model_is_tried_once_for_all_methods(images, monkeypatch):
-    tried, real = [], model_checks.check_model
-    monkeypatch.setattr(model_checks, "check_model", lambda role, *about: tried.append(role) or real(role, *about))
-    right, wrong = (lambda shape, outputs, more=more: tiny_private(shape, outputs + more) for more in (0, 1))
-    for name in ("local", "fedavg", "ditto"):
-        rehearse(job(images, methods.get(name), private=right))
-    assert tried == ["private"]
-    for _ in range(2):
-        with pytest.raises(FedekdError, match="private model gives"):
-            rehearse(job(images, methods.get("local"), private=wrong))
-    assert tried == ["private"] * 3, "an error is not remembered"
-
-
-def test_who_has_a_batch_of_one_row_costs_no_rehearsal(images, monkeypatch):
-    calls, real = [], rehearsal._rehearse
-    monkeypatch.setattr(rehearsal, "_rehearse", lambda job: calls.append(1) or real(job))
-    sizes = [len(own.train) for own in images.clients]
-    models = {"plain": lambda s, o: tiny_private(s, o), "norm": lambda s, o: Stats(64, o)}
-    for size in sorted({3, 16, *(n - 1 for n in sizes)}):
-        lone = next((name for name, n in zip(images.names, sizes, strict=True) if n % size == 1), None)
-        assert rehearse(job(images, methods.get("fedavg"), private=models["plain"], batch_size=size))
-        one = job(images, methods.get("fedavg"), private=models["norm"], batch_size=size)
-        if lone is None:
-            assert rehearse(one)
-        else:
-            with pytest.raises(FedekdError, match=f"client {lone} has one with --batch-size {size};"):
-                rehearse(one)
-    assert len(calls) == 2
 
 
 def test_large_images_take_no_time():

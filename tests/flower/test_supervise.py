@@ -22,6 +22,7 @@ from fedekd.flower.setup.certificates import make_authority
 from fedekd.flower.setup.keys import renew_node_key
 from fedekd.flower.supervise.run_server import run_server
 from fedekd.flower.supervise.run_site import run_site
+from time_limit import in_time
 
 HERE = Path(__file__).parent
 Make = Callable[..., Loopback]
@@ -148,13 +149,14 @@ def test_a_key_that_was_taken_out_and_put_back_stops_nobody_else(federation: Mak
 
 
 def serve(here: Loopback, app: str = "server") -> None:
-    run_server(here.folder / "server" / "server.toml", server_app=f"relay:{app}", client_app="nowhere:app")
+    with in_time(150):
+        run_server(here.folder / "server" / "server.toml", server_app=f"relay:{app}", client_app="nowhere:app")
 
 
 def test_a_site_gives_up_in_the_end(federation: Make) -> None:
     here = federation(0, min_sites=1)
     here.add_site("lonely", give_up=4.0)
-    with pytest.raises(FedekdError, match="given up: the server does not answer"):
+    with in_time(60), pytest.raises(FedekdError, match="given up: the server does not answer"):
         run_site(here.folder / "lonely" / "site.toml", app="relay:app")
 
 

@@ -129,7 +129,8 @@ def test_a_killed_command_goes_on(tmp_path):
     small = ["--dataset", "heart", "--rounds", "15", "--epochs", "1", "--methods", "fedekd"]
     command = ["run", *small, "--quiet", "--no-report", "--out"]
     cut, env = tmp_path / "cut", {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, "-m", "fedekd", *command, str(cut)], env=env, stdout=subprocess.DEVNULL)
+    longer = [*command, str(cut), "--seeds", "0-9", "--workers", "1"]  # it cannot end first; seed 0 is as without them
+    process = subprocess.Popen([sys.executable, "-m", "fedekd", *longer], env=env, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not list(cut.glob("checkpoints/*.pt")):
         time.sleep(0.02)
@@ -137,7 +138,9 @@ def test_a_killed_command_goes_on(tmp_path):
     assert process.wait() == -signal.SIGKILL, "it was in the middle"
     for out in (cut, tmp_path / "whole"):
         assert main([*command, str(out)]) == 0
-    cut_, whole = (list(map(numbers, fedekd.load(tmp_path / name).records)) for name in ("cut", "whole"))
+    found = (fedekd.load(tmp_path / name).records for name in ("cut", "whole"))
+    cut_, whole = ([numbers(r) for r in records if r["seed"] == 0] for records in found)
+    assert [r["method"] for r in whole] == ["local", "fedekd"]
     assert cut_ == whole
 
 

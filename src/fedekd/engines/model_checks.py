@@ -56,7 +56,8 @@ def _starts(job: Job) -> list[tuple[str, int]]:
 def lone_row(job: Job) -> str | None:
     """A client whose last batch of training rows has one row."""
     named = zip(job.federation.names, job.federation.clients, strict=True)
-    return next((name for name, own in named if len(own.train) % job.training.batch_size == 1), None)
+    size = job.training.batch_size
+    return next((name for name, own in named if len(own.train) and (len(own.train) - 1) % size == 0), None)
 
 
 def check_one_row(job: Job, client: str) -> None:
