@@ -79,7 +79,7 @@ class TransferTables:
 
     def _choices(self) -> list[str]:
         """The menu alone, and which configurations there were, where this is not the usual table."""
-        if not self.study.best_of and self.study.alone_by == "metric":
+        if not self.study.best_of and self.study.chosen_by == "metric":
             return []
         told = [one for (_, column), one in self.study.transfer.items() if column in self.columns]
         return [*dict.fromkeys(map(menu, told)), *self._best_of()]

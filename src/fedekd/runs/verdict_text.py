@@ -145,13 +145,15 @@ def caveats(methods: Sequence[MethodTransfer], unit: Unit) -> list[str]:
 def menu(method: MethodTransfer) -> str:
     if len(method.menu) < 2:
         return "Compared with plain Local; --alone menu compares with the best a site can do alone."
-    by = " by their loss, with one standard error towards plain Local" if method.alone_by == "loss" else ""
+    by = ""
+    if method.chosen_by == "loss":
+        by = " by their loss, unless plain Local's loss is within one standard error of the lowest"
     chosen = f"chosen for each client on its validation rows{by}; plain Local where it has fewer than {TO_CHOOSE}"
     return f"Alone: the best of {', '.join(method.menu)}, {chosen}."
 
 
 def best_of(method: BestOf) -> str:
-    more = f" ({method.left_out:,} more were run than the menu alone has entries)" if method.left_out else ""
+    more = f" (of {len(method.configurations) + method.left_out:,} that were run)" if method.left_out else ""
     chosen = f"the one of {', '.join(method.configurations)}{more} that its validation rows choose"
     return f"{method.label}: each client has {chosen}, by the rule that chooses the best alone."
 
