@@ -74,11 +74,11 @@ def undecided(method: str, verdict: Verdict, alone: str, unit: Unit) -> str:
     if verdict.reason:
         few = f", and nothing is said of fewer than {FEW}" if verdict.rows < FEW else ""
         return verdict.reason + few
-    points = " points" if unit.percent else ""
-    change = f"does not change against alone ({alone}), but"
+    found = f"the same as alone ({alone}), but"
     if abs(verdict.difference) > 1e-12:
-        change = f"changes by {unit.delta(verdict.difference)}{points} against alone ({alone}), which may be chance:"
-    test_rows = f"with {method} its {unit.name} {change} its {verdict.rows:,} test rows"
+        side = "above" if verdict.difference > 0 else "below"
+        found = f"{unit.amount(verdict.difference)} {side} alone ({alone}), which may be chance:"
+    test_rows = f"with {method} its {unit.name} is {found} its {verdict.rows:,} test rows"
     if not math.isfinite(verdict.detectable):
         return f"{test_rows} are too few to tell"
     can, needed = f"{test_rows} can only show a difference of about {unit.amount(verdict.detectable)} or more", ""
