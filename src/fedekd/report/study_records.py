@@ -160,7 +160,7 @@ class StudyRecords:
             if any(f["dataset"] == dataset for f in self.failures):
                 notes.append(self._failed(dataset))
             if self.left_out[dataset]:
-                left = f"{self.left_out[dataset]:,} runs of {title} with other settings are left out"
+                left = f"left out: {count(self.left_out[dataset], 'run')} of {title} with other settings"
                 notes.append(f"{left}; {self._settings(dataset)}")
         return notes
 

@@ -65,7 +65,7 @@ class TransferTables:
         notes = (
             "Δ: the method minus Local; recipe: the method's isolated twin minus Local; federation: the method minus "
             "its twin; gain: the method minus the best alone, both at the round chosen on validation rows, or the last "
-            "round where a record does not hold what they say",
+            "round where a record has no validation results",
             "Avg: mean over clients, with its 95 % interval paired by seed (bold: on the better side of zero, "
             "underlined: on the worse); Worst: the client that loses most, mean over seeds; "
             f"{self.unit.tail}: the {self.unit.tail[1:]}th percentile of clients, likewise",
