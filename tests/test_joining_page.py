@@ -76,7 +76,7 @@ def test_what_metrics_says_of_choosing_by_loss_follows_the_records(scripts):
         if one.records[0]["task"] == "regression":
             continue
         own = [r for r in one.records if is_menu(r["label"]) or f"{r['label']}@alone" in one.by]
-        loss, metric = (analyse(own, alone_by=by)[0].summary["gain"]["mean"] for by in ("loss", "metric"))
+        loss, metric = (analyse(own, chosen_by=by)[0].summary["gain"]["mean"] for by in ("loss", "metric"))
         larger = loss - metric
         if one.dataset == "heart":
             hospitals = 100 * larger

@@ -134,7 +134,7 @@ def duration(seconds: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def blocks(values: Iterable[float]) -> str:

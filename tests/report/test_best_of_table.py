@@ -1,4 +1,8 @@
-"""`fedekd table --best-of` and `--alone-by`: one line more, what it was chosen from, and nothing else changed."""
+"""`fedekd table --best-of` and `--chosen-by`: lines of what clients choose, and what they were chosen from.
+
+Other lines stay, but for the states, since Holm's method is over more comparisons, and for gains where a chosen twin
+joins the menu.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from fedekd.report.paper_tables import make_tables, render
 from made_records import make_record
 
 LABELS = ("local", "local-smooth", "ditto", "ditto (lam=3.0)", "fedavg", "ditto@alone")
+OVER = ("Avg", "Worst", "P10")
 WITHOUT = "no method here has several configurations"
 
 
@@ -39,7 +44,7 @@ def write(folder: Path, records: list[dict[str, Any]]) -> str:
 def test_a_line_more_and_what_it_was_chosen_from(tmp_path, capsys):
     folder = write(tmp_path / "grid", runs())
     printed = {}
-    for words in ("", "--best-of", "--best-of --alone-by loss", "--alone-by loss"):
+    for words in ("", "--best-of", "--best-of --chosen-by loss", "--chosen-by loss"):
         assert main(["table", folder, *words.split()]) == 0
         printed[words] = capsys.readouterr().out
     which = "ditto (best of 2): each client has the one of ditto, ditto (lam=3.0) that its validation rows choose"
@@ -59,6 +64,19 @@ def test_clients_choose_the_better_of_the_two():
     )
     assert (average["ditto"], worst["ditto"]) == pytest.approx((0, -0.04))
     assert (average["ditto (best of 2)"], worst["ditto (best of 2)"]) == pytest.approx(((0.06 - 0.04) / 2, -0.04))
+
+
+@pytest.mark.parametrize("twin", [False, True])
+def test_which_of_the_other_lines_stay(twin):
+    records = runs((*LABELS, "ditto@alone (lam=3.0)") if twin else LABELS)
+    before, after = (
+        {(table.name, *row.heads): row.cells for table in make_tables(records, best_of=wanted) for row in table.rows}
+        for wanted in (False, True)
+    )
+    changed = {heads for heads, cells in before.items() if after[heads] != cells and heads[0] != "states_cls"}
+    assert {(name, part) for name, _, part in changed} <= {("transfer_cls", f"gain, {o}") for o in OVER}
+    assert {method for _, method, *_ in changed} == ({"ditto", "fedavg"} if twin else set())
+    assert {method for _, method, *_ in after.keys() - before.keys()} == {"ditto (best of 2)"}
 
 
 @pytest.mark.parametrize("form", ["markdown", "latex", "csv"])

@@ -180,7 +180,7 @@ def test_runs_with_other_settings_never_mix():
     runs = [record(seed=s) for s in (0, 1)] + [record(deltas=[0.4, 0.4], params={"rounds": 9}, versions=2)]
     table = table_of(make_tables(runs), "neg_transfer_main")
     assert cells(table, "fedekd")["CIFAR-10 α=0.1"].mean == pytest.approx(-0.01)
-    (note,) = (note for note in table.notes if note.startswith("1 runs of CIFAR-10 with other settings are left out"))
+    (note,) = (note for note in table.notes if note.startswith("left out: 1 run of CIFAR-10 with other settings"))
     assert note.endswith("; those shown have 2 clients, 5 rounds and all training rows")
 
 

@@ -98,7 +98,7 @@ def test_few_rows_decide_nothing(record: Make) -> None:
     """The deltas are those of the first test, but of 30 rows: one or two of them changed."""
     text = text_of(RunResults([record(m, rows=30) for m in ("local", "fedekd")]))
     assert "fedekd: 0 clearly harmed, 0 clearly helped, 0 equivalent, 6 undecided" in text
-    assert "  0: undecided: with fedekd its accuracy changes by +6.7 points against alone (local), which may" in text
+    assert "  0: undecided: with fedekd its accuracy is 6.7 points above alone (local), which may be chance" in text
     assert "; one of 2.0 points would take about " in text
     tiny = text_of(RunResults([record(m, rows=4) for m in ("local", "fedekd")]))
     assert "undecided: only 4 test rows, and nothing is said of fewer than 5" in tiny

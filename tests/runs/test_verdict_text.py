@@ -29,7 +29,7 @@ SAME, OPEN = verdict(EQUIVALENT, 0.001, -0.01, 0.01), verdict(UNDECIDED, 0.03, -
         (
             [HARM, OPEN, SAME],
             "undecided",
-            "with b its accuracy changes by +3.0 points against alone (local), which may be chance: its 100 test rows",
+            "with b its accuracy is 3.0 points above alone (local), which may be chance: its 100 test rows",
         ),
         ([HARM, SAME], "stay alone", "with b it is within 2.0 points of alone (local): nothing is gained; no method"),
         ([HARM], "stay alone", "with a its accuracy is 6.0 points worse than alone (local)"),
@@ -41,7 +41,7 @@ SAME, OPEN = verdict(EQUIVALENT, 0.001, -0.01, 0.01), verdict(UNDECIDED, 0.03, -
         (
             [verdict(UNDECIDED)],
             "undecided",
-            "with a its accuracy does not change against alone (local), but its 100 test rows can only show",
+            "with a its accuracy is the same as alone (local), but its 100 test rows can only show",
         ),
         ([verdict(UNDECIDED, rows=3, reason="only 3 test rows")], "undecided", "nothing is said of fewer than 5"),
         ([verdict(HELPED, 0.005, 0.001, 0.009)], "join", "less than the margin of 2.0 points"),
@@ -57,6 +57,13 @@ def test_the_best_of_several_methods_is_the_reason() -> None:
     assert "with b" in advise({"a": HELP, "b": verdict(HELPED, 0.08, 0.05, 0.11)}, "local", POINTS).reason
     errors = {"a": verdict(HELPED, -1.0, -2.0, -0.5), "b": verdict(HELPED, -3.0, -4.0, -2.0)}
     assert "with b its RMSE is 3.00 better than alone" in advise(errors, "local", ERROR).reason
+
+
+@pytest.mark.parametrize(("difference", "side"), [(0.03, "above"), (-0.03, "below")])
+def test_undecided_says_on_which_side_in_the_metrics_own_unit(difference: float, side: str) -> None:
+    one = {"a": verdict(UNDECIDED, difference)}
+    assert f"its accuracy is 3.0 points {side} alone (local), which may" in advise(one, "local", POINTS).reason
+    assert f"its RMSE is 0.03 {side} alone (local), which may be chance:" in advise(one, "local", ERROR).reason
 
 
 def test_the_menu_says_who_cannot_choose_from_it() -> None:

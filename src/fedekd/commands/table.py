@@ -18,8 +18,9 @@ def add(commands: Any) -> None:
     best = "one more line for a method with several configurations: each client with the one its validation rows choose"
     table.add_argument("--best-of", action="store_true", help=best)
     by = "how validation rows choose the best a client can do alone, and with --best-of a configuration: by the metric"
-    by += ", or by the loss, with one standard error towards the default (default: metric)"
-    table.add_argument("--alone-by", default="metric", choices=["metric", "loss"], help=by)
+    by += ", or by the loss, unless that of plain Local, or of the method as it is, is within one standard error of "
+    by += "the lowest (default: metric)"
+    table.add_argument("--chosen-by", default="metric", choices=["metric", "loss"], help=by)
 
 
 def print_tables(given: argparse.Namespace) -> None:
@@ -30,5 +31,5 @@ def print_tables(given: argparse.Namespace) -> None:
 
     records, failures = load(given.folder).records, read_failures(Path(given.folder))
     against = given.against == "paper"
-    tables = make_tables(records, failures, against, given.folder, given.alone_by, given.best_of)
+    tables = make_tables(records, failures, against, given.folder, given.chosen_by, given.best_of)
     print(render(select(tables, given.only) if given.only else tables, given.format))

@@ -113,11 +113,11 @@ def make_tables(
     failures: Sequence[FailureRow] = (),
     against_paper: bool = False,
     folder: str | Path | None = None,
-    alone_by: ChosenBy = "metric",
+    chosen_by: ChosenBy = "metric",
     best_of: bool = False,
 ) -> list[Table]:
-    """``folder``: where the records lie; ``alone_by`` and ``best_of`` as ``StudyRecords`` takes them."""
-    study = StudyRecords(records, failures, folder, alone_by, best_of)
+    """``folder``: where the records lie; ``chosen_by`` and ``best_of`` as ``StudyRecords`` takes them."""
+    study = StudyRecords(records, failures, folder, chosen_by, best_of)
     if best_of and not study.best_of:
         raise FedekdError(
             "--best-of: no method here has several configurations that validation rows can choose from; run one as it "

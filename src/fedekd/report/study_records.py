@@ -26,9 +26,9 @@ NAMED = 6  # methods in a note
 class StudyRecords:
     """The last record for each dataset, alpha, label and seed, of each dataset's most frequent settings.
 
-    Those of one task are in one metric, the most frequent; ``folder`` is where the records lie. ``alone_by`` and
-    ``with_best_of`` concern what Δ is made of: by what the best alone is chosen, and whether methods with several
-    configurations choose among them too.
+    Those of one task are in one metric, the most frequent; ``folder`` is where the records lie. ``chosen_by`` and
+    ``with_best_of`` concern what Δ is made of: by what the best alone is chosen, and whether clients choose among a
+    method's configurations too, by the same.
     """
 
     def __init__(
@@ -36,10 +36,10 @@ class StudyRecords:
         records: Sequence[Record],
         failures: Sequence[FailureRow] = (),
         folder: str | Path | None = None,
-        alone_by: ChosenBy = "metric",
+        chosen_by: ChosenBy = "metric",
         with_best_of: bool = False,
     ) -> None:
-        self.folder, self.alone_by = folder, alone_by
+        self.folder, self.chosen_by = folder, chosen_by
         every = {record["key"]: record for record in records}
         metrics_of: dict[str, Counter[str]] = {}
         for record in every.values():
@@ -54,7 +54,7 @@ class StudyRecords:
         for r in self.records:
             self.by.setdefault((r["label"], (r["dataset"], r["alpha"])), {})[r["seed"]] = r
             self.most.setdefault(r["dataset"], set()).add(r["seed"])
-        self.best_of = best_of(self.records, alone_by) if with_best_of else []
+        self.best_of = best_of(self.records, chosen_by) if with_best_of else []
 
     @staticmethod
     def key_of(title: str) -> str:
@@ -65,7 +65,7 @@ class StudyRecords:
         """By label and column, of methods as they are and those of ``best_of``: Holm's method is over what one column
         shows."""
         shown = [*self._plain(), *(record for one in self.best_of for record in one.records)]
-        analysed = analyse(shown, self.folder, alone_by=self.alone_by)
+        analysed = analyse(shown, self.folder, chosen_by=self.chosen_by)
         return {(one.label, (one.dataset, one.alpha)): one for one in analysed}
 
     @cached_property
@@ -160,7 +160,7 @@ class StudyRecords:
             if any(f["dataset"] == dataset for f in self.failures):
                 notes.append(self._failed(dataset))
             if self.left_out[dataset]:
-                left = f"{self.left_out[dataset]:,} runs of {title} with other settings are left out"
+                left = f"left out: {count(self.left_out[dataset], 'run')} of {title} with other settings"
                 notes.append(f"{left}; {self._settings(dataset)}")
         return notes
 

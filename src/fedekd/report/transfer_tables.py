@@ -65,7 +65,7 @@ class TransferTables:
         notes = (
             "Δ: the method minus Local; recipe: the method's isolated twin minus Local; federation: the method minus "
             "its twin; gain: the method minus the best alone, both at the round chosen on validation rows, or the last "
-            "round where a record does not hold what they say",
+            "round where a record has no validation results",
             "Avg: mean over clients, with its 95 % interval paired by seed (bold: on the better side of zero, "
             "underlined: on the worse); Worst: the client that loses most, mean over seeds; "
             f"{self.unit.tail}: the {self.unit.tail[1:]}th percentile of clients, likewise",
@@ -79,7 +79,7 @@ class TransferTables:
 
     def _choices(self) -> list[str]:
         """The menu alone, and which configurations there were, where this is not the usual table."""
-        if not self.study.best_of and self.study.alone_by == "metric":
+        if not self.study.best_of and self.study.chosen_by == "metric":
             return []
         told = [one for (_, column), one in self.study.transfer.items() if column in self.columns]
         return [*dict.fromkeys(map(menu, told)), *self._best_of()]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fedekd import metrics
 from fedekd.runs.choosing import ChosenBy, best_on_validation, option
@@ -23,9 +24,10 @@ class BestOf:
     method: str
     label: str
     configurations: tuple[str, ...]
-    """To choose from, the method as it is first; no more than the menu alone has entries."""
+    """To choose from: the method as it is, then the others by their parameters' values, the lowest first; no more than
+    the menu alone has entries."""
     left_out: int
-    """How many more were run."""
+    """How many more were run: too many, not on all seeds, or without validation results."""
     records: tuple[Record, ...]
     """By seed; then of its isolated twin, chosen likewise, where that was run with every configuration."""
 
@@ -40,7 +42,8 @@ def _best_of(runs: Runs, method: str, by: ChosenBy) -> BestOf | None:
     own, first = runs[method], {label: next(iter(some.values())) for label, some in runs.items()}
     if first[method]["method"] != method or not needs_federation(first[method]):
         return None
-    others = sorted(label for label, record in first.items() if record["method"] == method and label != method)
+    others = [label for label, record in first.items() if record["method"] == method and label != method]
+    others.sort(key=lambda label: (_values(first[label], first[method]), label))
     known = [label for label in (method, *others) if _can_choose(own, runs[label])]
     menu = menu_of({label: some for label, some in runs.items() if first[label]["method"] == label})
     labels = known[: len(menu)]
@@ -51,7 +54,14 @@ def _best_of(runs: Runs, method: str, by: ChosenBy) -> BestOf | None:
     twins = [twin_label(first[name]) for name in labels]
     if all(_can_choose(own, runs.get(twin, {})) for twin in twins):
         made += [_composed(twin_label(made[0]), [runs[name][seed] for name in twins], by) for seed in own]
-    return BestOf(method, label, tuple(labels), len(known) - len(labels), tuple(made))
+    return BestOf(method, label, tuple(labels), 1 + len(others) - len(labels), tuple(made))
+
+
+def _values(record: Record, default: Record) -> list[tuple[bool, float, str]]:
+    """To sort by: numbers as numbers, before what is none."""
+    params: Mapping[str, Any] = record["params"]
+    values = [params.get(name) for name in default["params"]]
+    return [(False, value, "") if isinstance(value, int | float) else (True, 0.0, str(value)) for value in values]
 
 
 def _can_choose(own: Mapping[int, Record], other: Mapping[int, Record]) -> bool:

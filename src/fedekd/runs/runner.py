@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 
 from fedekd.dataset import Dataset
-from fedekd.engines.job import emulated, pick_device
+from fedekd.engines.job import bf16_warning, pick_device
 from fedekd.engines.threads import WORTH_THREADS, step_work
 from fedekd.errors import FedekdError
 from fedekd.runs import processes
@@ -38,7 +38,7 @@ def run(
     of_cells = [(cell, run) for cell in cells for run in cell.runs()]
     runs = [run for _, run in of_cells]
     store = Store(settings.out)
-    for line in (left_out(settings, runs[0].job.federation), emulated(settings.precision, settings.device)):
+    for line in (left_out(settings, runs[0].job.federation), bf16_warning(settings.precision, settings.device)):
         if line:
             observer.observe(Note(line))
     records = announce(runs, store, observer)

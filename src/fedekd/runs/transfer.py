@@ -76,7 +76,8 @@ class MethodTransfer:
     group: str | None = None
     """The column of rows that count as one; None: test rows are taken for independent."""
     choose_rounds: bool = False
-    alone_by: ChosenBy = "metric"
+    chosen_by: ChosenBy = "metric"
+    """By what of the validation rows the best alone was chosen."""
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -142,16 +143,16 @@ def analyse(
     records: Sequence[Record],
     folder: str | Path | None = None,
     level: float = verdicts.LEVEL,
-    alone_by: ChosenBy = "metric",
+    chosen_by: ChosenBy = "metric",
 ) -> list[MethodTransfer]:
     """Every method of these records that needs a federation, taken apart.
 
     Holm's method is over what one table shows: all methods and clients of one dataset, alpha and settings. ``folder``
-    is where the records lie: without it there are no verdicts in metrics other than accuracy and RMSE. ``alone_by`` is
+    is where the records lie: without it there are no verdicts in metrics other than accuracy and RMSE. ``chosen_by`` is
     what of the validation rows chooses the best alone.
     """
     where = None if folder is None else Path(folder)
-    return [method for runs in by_table(records) for method in _table(runs, where, level, alone_by)]
+    return [method for runs in by_table(records) for method in _table(runs, where, level, chosen_by)]
 
 
 def alone_run(records: Sequence[Record], position: int, seed: int, folder: Path | None = None) -> Record | None:
@@ -194,13 +195,13 @@ def _best(there: Sequence[Record], position: int, folder: Path | None, by: Chose
     return best_on_validation(options, row["n_val"], describe(metric).higher_is_better, by)
 
 
-def _table(runs: Runs, folder: Path | None, level: float, alone_by: ChosenBy) -> list[MethodTransfer]:
+def _table(runs: Runs, folder: Path | None, level: float, chosen_by: ChosenBy) -> list[MethodTransfer]:
     twins = _twins(runs)
     shown, menu = list(twins), menu_of(runs)
 
     @cache  # it is one and the same for all methods
     def alone(seed: int, position: int) -> Option | None:
-        return _best([runs[name][seed] for name in menu if seed in runs[name]], position, folder, alone_by)
+        return _best([runs[name][seed] for name in menu if seed in runs[name]], position, folder, chosen_by)
 
     units = [(label, unit) for label in shown for unit in _units(runs, label, twins[label], alone, folder)]
     pairs = [unit.comparison() for _, unit in units]
@@ -215,7 +216,7 @@ def _table(runs: Runs, folder: Path | None, level: float, alone_by: ChosenBy) ->
     for label in shown:
         others = plain, runs.get(twins[label], {})
         over_rows = _over_rows(runs[label], *others, gains[label], folder) if len(runs[label]) == 1 else {}
-        found.append(_method(runs[label], tuple(clients[label]), menu, over_rows, alone_by))
+        found.append(_method(runs[label], tuple(clients[label]), menu, over_rows, chosen_by))
     return found
 
 
@@ -286,7 +287,7 @@ def _method(
     clients: tuple[ClientTransfer, ...],
     menu: tuple[str, ...],
     over_rows: Mapping[str, tuple[float, float] | None],
-    alone_by: ChosenBy,
+    chosen_by: ChosenBy,
 ) -> MethodTransfer:
     first = next(iter(runs.values()))
     better = describe(first["metric"]).higher_is_better
@@ -305,7 +306,7 @@ def _method(
         },
         first["partition"].get("group"),
         chooses_rounds(first),
-        alone_by,
+        chosen_by,
     )
 
 

@@ -74,11 +74,11 @@ def undecided(method: str, verdict: Verdict, alone: str, unit: Unit) -> str:
     if verdict.reason:
         few = f", and nothing is said of fewer than {FEW}" if verdict.rows < FEW else ""
         return verdict.reason + few
-    points = " points" if unit.percent else ""
-    change = f"does not change against alone ({alone}), but"
+    found = f"the same as alone ({alone}), but"
     if abs(verdict.difference) > 1e-12:
-        change = f"changes by {unit.delta(verdict.difference)}{points} against alone ({alone}), which may be chance:"
-    test_rows = f"with {method} its {unit.name} {change} its {verdict.rows:,} test rows"
+        side = "above" if verdict.difference > 0 else "below"
+        found = f"{unit.amount(verdict.difference)} {side} alone ({alone}), which may be chance:"
+    test_rows = f"with {method} its {unit.name} is {found} its {verdict.rows:,} test rows"
     if not math.isfinite(verdict.detectable):
         return f"{test_rows} are too few to tell"
     can, needed = f"{test_rows} can only show a difference of about {unit.amount(verdict.detectable)} or more", ""
@@ -145,13 +145,15 @@ def caveats(methods: Sequence[MethodTransfer], unit: Unit) -> list[str]:
 def menu(method: MethodTransfer) -> str:
     if len(method.menu) < 2:
         return "Compared with plain Local; --alone menu compares with the best a site can do alone."
-    by = " by their loss, with one standard error towards plain Local" if method.alone_by == "loss" else ""
+    by = ""
+    if method.chosen_by == "loss":
+        by = " by their loss, unless plain Local's loss is within one standard error of the lowest"
     chosen = f"chosen for each client on its validation rows{by}; plain Local where it has fewer than {TO_CHOOSE}"
     return f"Alone: the best of {', '.join(method.menu)}, {chosen}."
 
 
 def best_of(method: BestOf) -> str:
-    more = f" ({method.left_out:,} more were run than the menu alone has entries)" if method.left_out else ""
+    more = f" (of {len(method.configurations) + method.left_out:,} that were run)" if method.left_out else ""
     chosen = f"the one of {', '.join(method.configurations)}{more} that its validation rows choose"
     return f"{method.label}: each client has {chosen}, by the rule that chooses the best alone."
 

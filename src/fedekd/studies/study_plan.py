@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedekd.data import catalogue
 from fedekd.data.registry import recipe
-from fedekd.engines.job import emulated
+from fedekd.engines.job import bf16_warning
 from fedekd.errors import FedekdError, unknown
 from fedekd.runs.execution import Failure
 from fedekd.runs.observers import Note, Observer
@@ -59,7 +59,7 @@ def plan_study(study: Study, observer: Observer, keep: Callable[[Cell], bool]) -
             continue
         runs = cell.runs(federation)
         for settings in cell.settings:
-            for line in (left_out(settings, federation), emulated(settings.precision, settings.device)):
+            for line in (left_out(settings, federation), bf16_warning(settings.precision, settings.device)):
                 if line and line not in said:
                     said.add(line)
                     observer.observe(Note(line))

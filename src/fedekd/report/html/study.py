@@ -68,7 +68,7 @@ def _kicker(data: StudyData) -> str:
 def _notes(data: StudyData, failures: Sequence[FailureRow]) -> list[str]:
     notes = []
     if left := sum(data.study.left_out.values()):
-        notes.append(f"{left:,} runs with other settings are left out.")
+        notes.append(f"Left out: {count(left, 'run')} with other settings.")
     return notes + [f"{note[0].upper()}{note[1:]}." for note in data.study.failed()]
 
 
