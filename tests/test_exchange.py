@@ -41,6 +41,7 @@ SENDS = {
     "fedekd": {"proxy"},
     "fml": {"proxy"},
     "second-opinion": {"proxy"},
+    "second-opinion-near": {"proxy"},
     "second-opinion-taught": {"proxy"},
     "fedtype": {"proxy"},
     "fedtype-prox": {"proxy"},

@@ -51,6 +51,59 @@ def test_a_regressions_head_is_ridge_regression(rows):
     torch.testing.assert_close((x @ weight[0] + bias).mean(), y.mean())
 
 
+def test_a_near_head_is_logistic_regression_drawn_to_what_was_given(rows):
+    x, y = rows
+    given = torch.randn(60, 3, generator=torch.Generator().manual_seed(1)).double()
+    real = torch.arange(60) < 50
+    weight, bias = pooling.near_head(x, given, y, real, 0.1, steps=3000)
+    level = float((x[:50].square().mean() + 1e-6).sqrt())
+    wide = torch.cat([x, torch.full((60, 1), level).double()], 1)[real]
+
+    def cost(flat):
+        change = torch.from_numpy(flat).reshape(3, 8).requires_grad_()
+        fit = torch.nn.functional.cross_entropy(given[real] + wide @ change.T, y[real], reduction="sum")
+        found = fit + 0.1 * level**2 * 50 * change.square().sum() / 2
+        found.backward()
+        return found.item(), change.grad.numpy().ravel()
+
+    best = minimize(cost, np.zeros(24), jac=True, options={"gtol": 1e-9}).x.reshape(3, 8)
+    torch.testing.assert_close(weight, torch.from_numpy(best[:, :-1]), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(bias, torch.from_numpy(best[:, -1]) * level, atol=1e-6, rtol=1e-6)
+
+
+def test_a_near_head_never_fits_worse_with_more_steps(rows):
+    x, y = rows
+    given, costs = torch.zeros(60, 3).double(), []
+    for steps in (0, 1, 5, 20, 60):
+        weight, bias = pooling.near_head(x, given, y, torch.ones(60), 1e-3, steps)
+        costs.append(float(torch.nn.functional.cross_entropy(x @ weight.T + bias, y)))
+    assert costs == sorted(costs, reverse=True)
+    assert costs[-1] < 0.5 * costs[0]
+
+
+def test_a_near_ridge_explains_what_is_left(rows):
+    x = rows[0]
+    given, y = x[:, 0], 3 * x[:, 0] + 5
+    weight, bias = pooling.near_ridge(x, given, y, torch.ones(60), 1e-9)
+    torch.testing.assert_close(weight[0], 2.0 * torch.eye(7)[0].double(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(bias, torch.tensor([5.0]).double(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("fit", [pooling.near_head, pooling.near_ridge])
+def test_a_strong_pull_changes_nothing_and_padding_does_not_count(rows, fit):
+    x, y = rows
+    values = fit is pooling.near_ridge
+    given, y = (x[:, 0], x[:, 1]) if values else (x[:, :3], y)
+    for found in fit(x, given, y, torch.ones(60), 1e9):
+        assert found.abs().max() < 1e-6
+    real = torch.arange(60) % 3 > 0
+    padded = fit(x, given, y, real, 0.1)
+    torch.testing.assert_close(padded, fit(x[real], given[real], y[real], torch.ones(int(real.sum())), 0.1))
+    mapped = vmap(lambda x, given, y: fit(x, given, y, real, 0.1))(*(torch.stack([one, one]) for one in (x, given, y)))
+    for one, other in zip(mapped, padded, strict=True):
+        torch.testing.assert_close(one[1], other)
+
+
 def opinions(classification=True, panels=2, experts=3, rows=40, classes=4, seed=1):
     g = torch.Generator().manual_seed(seed)
     shape = (panels, experts, rows, classes) if classification else (panels, experts, rows)

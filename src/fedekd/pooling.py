@@ -5,6 +5,8 @@ Everything is done with rows' weights in place of choosing rows, so that it can 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -38,6 +40,39 @@ def ridge_head(features: Tensor, y: Tensor, real: Tensor, shrinkage: float) -> t
     return weight.unsqueeze(0), (level - weight @ centre).unsqueeze(0)
 
 
+def near_head(
+    features: Tensor, given: Tensor, y: Tensor, real: Tensor, shrinkage: float, steps: int = 60
+) -> tuple[Tensor, Tensor]:
+    """Weight [C, D] and bias [C] whose logits are added to ``given`` [B, C]: logistic regression drawn to no change.
+
+    Each step minimises a parabola that lies above the loss everywhere (Böhning, 1992), so that none goes too far.
+    """
+    wide, level, pull = _widened(features, real, shrinkage)
+    own = F.one_hot(y, given.shape[-1]).to(wide.dtype)
+    inverse = torch.linalg.inv(wide.T @ wide / 2 + pull)
+    change = wide.new_zeros(given.shape[-1], wide.shape[-1])
+    for _ in range(steps):
+        off = torch.softmax(given + wide @ change.T, -1) - own
+        change = change - (off.T @ wide + change @ pull) @ inverse
+    return change[:, :-1], change[:, -1] * level
+
+
+def near_ridge(features: Tensor, given: Tensor, y: Tensor, real: Tensor, shrinkage: float) -> tuple[Tensor, Tensor]:
+    """Weight [1, D] and bias [1] whose values are added to ``given`` [B]: ridge regression drawn to no change."""
+    wide, level, pull = _widened(features, real, shrinkage)
+    change = torch.linalg.solve(wide.T @ wide + pull, wide.T @ (y - given)).unsqueeze(0)
+    return change[:, :-1], change[:, -1] * level
+
+
+def _widened(features: Tensor, real: Tensor, shrinkage: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Features with a constant of their own size beside them, that constant, and the ridge; 0 where rows are padding."""
+    real = real.to(features.dtype).unsqueeze(-1)
+    level = ((features * real).square().mean(-1).sum() / real.sum().clamp(min=1) + 1e-6).sqrt()
+    wide = torch.cat([features, level.expand(features.shape[0], 1)], -1) * real
+    pull = shrinkage * level.square() * real.sum().clamp(min=1)
+    return wide, level, pull * torch.eye(wide.shape[-1], dtype=wide.dtype, device=wide.device)
+
+
 def _covariance(centred: Tensor, rows: Tensor, shrinkage: float) -> Tensor:
     """Drawn towards a sphere of the mean variance, and a little even without shrinkage, so that it can be inverted."""
     covariance = centred.T @ centred / rows
@@ -59,42 +94,46 @@ def losses(out: Tensor, y: Tensor) -> Tensor:
     return torch.logsumexp(out, -1) - right
 
 
-def weigh(opinions: Tensor, y: Tensor, rows: Tensor, caution: float) -> tuple[Tensor, Tensor]:
+def weigh(
+    opinions: Tensor, y: Tensor, rows: Tensor, caution: float, drawn_to: Sequence[float] | None = None
+) -> tuple[Tensor, Tensor]:
     """Weights [K, S, E] that fit best, and their losses [K, S], for each of K weightings of the rows [K, B].
 
-    What they are drawn to, as strongly as ``caution`` rows would, is the first expert alone. Newton's method with a
-    line search, which ends where no share of the way is better than none. The weights of values are shares.
+    As strongly as ``caution`` rows would, they are drawn to those that are given, which sum to 1, or to the first expert
+    alone. Newton's method with a line search, which ends where no share of the way is better than none. The weights of
+    values are shares.
     """
     panels, experts = opinions.shape[:2]
-    alone = torch.eye(experts, dtype=opinions.dtype, device=opinions.device)[0]
     identity = torch.eye(experts, dtype=opinions.dtype, device=opinions.device)
-    weights = alone.expand(len(rows), panels, experts)
+    centre = identity[0] if drawn_to is None else identity.new_tensor(drawn_to)
+    weights = centre.expand(len(rows), panels, experts)
 
     def fit(weights: Tensor) -> Tensor:
         return (rows.unsqueeze(1) * losses(pooled(weights, opinions), y)).sum(-1)
 
     def cost(weights: Tensor) -> Tensor:
-        found = fit(weights) + caution * (weights - alone).square().sum(-1) / 2
+        found = fit(weights) + caution * (weights - centre).square().sum(-1) / 2
         return torch.where(found.isfinite(), found, torch.inf)
 
     if opinions.dim() == 3:
-        weights = _shares(opinions, y, rows, caution)
+        weights = _shares(opinions, y, rows, caution, centre)
         return weights, fit(weights)
     for _ in range(NEWTON):
         slope, bend = _derivatives(weights, opinions, y, rows)
-        way = torch.linalg.solve(bend + (caution + 1e-6) * identity, slope + caution * (weights - alone))
+        way = torch.linalg.solve(bend + (caution + 1e-6) * identity, slope + caution * (weights - centre))
         tries = torch.stack([weights - share * way for share in SHARES])
         best = torch.stack([cost(one) for one in tries]).argmin(0)
         weights = tries.gather(0, best[None, ..., None].expand(1, *weights.shape))[0]
     return weights, fit(weights)
 
 
-def _shares(opinions: Tensor, y: Tensor, rows: Tensor, caution: float) -> Tensor:
+def _shares(opinions: Tensor, y: Tensor, rows: Tensor, caution: float, centre: Tensor) -> Tensor:
     """The same for values: weights that are not negative and sum to 1, by what the others add to the first."""
     first, more = opinions[:, 0], opinions[:, 1:] - opinions[:, :1]
     identity = torch.eye(more.shape[1], dtype=more.dtype, device=more.device)
-    bend = 2 * torch.einsum("seb,sfb,kb->ksef", more, more, rows) + caution * (identity + 1) + 1e-6 * identity
-    slope = 2 * torch.einsum("seb,sb,kb->kse", more, y - first, rows)
+    pull = caution * (identity + 1)
+    bend = 2 * torch.einsum("seb,sfb,kb->ksef", more, more, rows) + pull + 1e-6 * identity
+    slope = 2 * torch.einsum("seb,sb,kb->kse", more, y - first, rows) + pull @ centre[1:]
     shares = torch.linalg.solve(bend, slope).clamp(min=0)
     shares = shares / shares.sum(-1, keepdim=True).clamp(min=1)
     return torch.cat([1 - shares.sum(-1, keepdim=True), shares], -1)

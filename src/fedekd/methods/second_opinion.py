@@ -32,10 +32,11 @@ class SecondOpinion(Method):
 
     smooth: float = 0.5  # weight of the private model's label smoothing
     prior: float = 1.0  # how strongly the proxy's training corrects for the client's class counts
-    caution: float = field(default=3.0, metadata={"open": True})  # validation rows that the private model counts for
+    caution: float = field(default=3.0, metadata={"open": True})  # validation rows that `drawn_to` counts for
 
     roles: ClassVar[tuple[str, ...]] = EXPERTS
     answers: ClassVar[tuple[str, ...]] = EXPERTS
+    drawn_to: ClassVar[tuple[float, ...]] = (1.0, 0.0, 0.0)  # weights of the opinions before any row is seen
 
     @property
     def needs_features(self) -> bool:
@@ -84,13 +85,17 @@ class SecondOpinion(Method):
         """[strengths, 3, B, ...]: of the private model, of the averaged proxy, and of the head of each strength."""
         import torch
 
+        models = batch.outputs["private"], self.with_prior(batch)
+        every = torch.stack([torch.stack([*models, head]) for head in self.heads_say(batch)])
+        return every if batch.task.name == "regression" else torch.log_softmax(every, -1).clamp(min=FLOOR)
+
+    def heads_say(self, batch: Batch) -> Tensor:
+        """[strengths, B, ...]"""
+        import torch
+
         heads = torch.einsum("bd,scd->sbc", batch.features["proxy"].flatten(1), batch.memory["weight"])
         heads = heads + batch.memory["bias"].unsqueeze(1)
-        if batch.task.name == "regression":
-            heads = heads.squeeze(-1)
-        models = batch.outputs["private"], self.with_prior(batch)
-        every = torch.stack([torch.stack([*models, head]) for head in heads])
-        return every if batch.task.name == "regression" else torch.log_softmax(every, -1).clamp(min=FLOOR)
+        return heads.squeeze(-1) if batch.task.name == "regression" else heads
 
     def weigh(self, batch: Batch) -> dict[str, Any]:
         """The strength and the weights that fit the validation rows best, all of them and without each fold.
@@ -101,7 +106,7 @@ class SecondOpinion(Method):
 
         fold, every = batch.rows % FOLDS, self.opinions(batch)
         rows = torch.stack([batch.real & (fold != left_out) for left_out in range(FOLDS + 1)]).to(every.dtype)
-        fits, costs = pooling.weigh(every, batch.y, rows, self.caution)
+        fits, costs = pooling.weigh(every, batch.y, rows, self.caution, self.drawn_to)
         chosen = costs.argmin(-1)
         weights = fits[torch.arange(FOLDS + 1, device=chosen.device), chosen]
         alone = torch.eye(weights.shape[-1], dtype=weights.dtype, device=weights.device)[0].expand(weights.shape)
