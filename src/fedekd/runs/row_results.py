@@ -52,7 +52,9 @@ def compared(
         left, other = ([np.column_stack([rows, clients]) for rows in some] for some in (left, other))
         measure = _over_clients(measure, flat=metric in MEASURES)
     margin = verdicts.MARGIN if about.share or about.higher_is_better else None
-    return Comparison(np.stack(left), np.stack(other), measure, about.higher_is_better, groups, clients, margin)
+    return Comparison(
+        np.stack(left), np.stack(other), measure, about.higher_is_better, groups, clients, margin, about.share
+    )
 
 
 def _over_clients(measure: Measure, flat: bool) -> Measure:
