@@ -60,7 +60,7 @@ def test_false_alarms_over_seeds(seeds, monkeypatch):
 
 
 def test_steady_clients_do_not_vouch_for_one_whose_training_varies():
-    """How much it varies is known from its own two seeds alone, and badly: theirs would make its interval a third as wide."""
+    """How much it varies is known from its own two seeds, badly: theirs would make its interval a third as wide."""
     alone = (np.random.default_rng(1).random((2, 2000)) < 0.7).astype(float)
     alone[1] = alone[0]
     joined, wrong = alone.copy(), np.flatnonzero(alone[0] == 0)
