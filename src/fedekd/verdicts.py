@@ -270,6 +270,8 @@ def _measured(one: Comparison, family: _Family, seed: int) -> Verdict:
     between, pooled = family.variance(_between(one)) if seeds > 1 else (0.0, 1)
     spread = _Spread.of(within**2, max(units - draws.parts, 1), between / seeds, pooled * (seeds - 1))
     low, high = spread.interval(about["difference"], level)
+    if least:  # a share
+        low, high = max(low, -1.0), min(high, 1.0)
     if seeds > 1:
         p = spread.p(about["difference"])
     else:

@@ -49,7 +49,7 @@ SAME, OPEN = verdict(EQUIVALENT, 0.001, -0.01, 0.01), verdict(UNDECIDED, 0.03, -
             [verdict(UNDECIDED, seeds=2, rows_needed=None)],
             "undecided",
             "its 100 test rows and 2 seeds can only show a difference of about 10.0 points or more; one of 2.0 points "
-            "would take more seeds",
+            "would take more rows and more seeds",
         ),
         ([verdict(UNDECIDED, rows_needed=100)], "undecided", "a difference of about 10.0 points or more"),
         ([verdict(UNDECIDED, rows=3, reason="only 3 test rows")], "undecided", "nothing is said of fewer than 5"),

@@ -84,7 +84,7 @@ def undecided(method: str, verdict: Verdict, alone: str, unit: Unit) -> str:
         return f"{test_rows} are too few to tell"
     can, needed = f"{test_rows} can only show a difference of about {unit.amount(verdict.detectable)} or more", ""
     if verdict.rows_needed is None and seeds:
-        needed = f"; one of {unit.amount(verdict.margin)} would take more seeds"
+        needed = f"; one of {unit.amount(verdict.margin)} would take more rows and more seeds"
     elif verdict.rows_needed is not None and verdict.rows_needed > verdict.rows:
         needed = f"; one of {unit.amount(verdict.margin)} would take about {_about(verdict.rows_needed):,} rows"
     return can + needed
