@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import fedekd
+from fedekd import verdicts
 from fedekd.data.partition import Fold, cut
 from fedekd.errors import FedekdError
 from fedekd.runs.folds import end_to_end
@@ -126,3 +129,51 @@ def test_seeds_of_one_fold_are_averaged_and_folds_follow_each_other():
     assert [rows.tolist() for rows in end_to_end(by_seed[:3], [0, 1, 0])] == [[1, 2, 3]]
     assert end_to_end([None, np.array([1])], [0, 1]) == [None]
     assert [rows.tolist() for rows in end_to_end(by_seed[::2], [0, 0])] == [[1, 2], [4, 5]]
+
+
+def by_fold(gains, rows=60):
+    """Of so many rows in each fold the method wins so many and loses as many as it gains less than 10."""
+    folds = np.repeat(np.arange(len(gains)), rows)
+    joined, alone = np.ones(len(folds)), np.ones(len(folds))
+    for fold, gain in enumerate(gains):
+        won, lost = 5 + gain // 2, 5 - gain + gain // 2
+        alone[fold * rows : fold * rows + won] = 0
+        joined[fold * rows + won : fold * rows + won + lost] = 0
+    return verdicts.Comparison(joined[None], alone[None], strata=folds, folds=folds)
+
+
+def test_what_one_training_wins_by_luck_is_not_a_gain():
+    """As many rows are won in both; in the first all folds win alike, in the second two win what the others lose."""
+    steady, lucky = by_fold([4, 4, 4, 4, 4]), by_fold([10, 10, 0, 0, 0])
+    assert steady.joined.sum() - steady.alone.sum() == lucky.joined.sum() - lucky.alone.sum() == 20
+    assert verdicts.judge([replace(lucky, folds=None)])[0].state == verdicts.HELPED
+    (clear,), (chance,) = verdicts.judge([steady]), verdicts.judge([lucky])
+    assert clear.state == verdicts.HELPED
+    assert chance.state == verdicts.UNDECIDED
+    assert chance.high - chance.low > 1.5 * (clear.high - clear.low)
+
+
+def test_folds_that_differ_no_more_than_rows_do_cost_nothing():
+    steady = by_fold([4, 4, 4, 4, 4])
+    folded, plain = verdicts.judge([steady])[0], verdicts.judge([replace(steady, folds=None)])[0]
+    assert folded.high - folded.low == pytest.approx(plain.high - plain.low, rel=0.1)
+
+
+def test_luck_in_training_raises_few_alarms():
+    """Four clients of 200 rows; each fold's two models are better or worse than usual by three points, by chance."""
+    rng, folds = np.random.default_rng(0), np.repeat(np.arange(5), 40)
+
+    def rows():
+        skill = 0.8 + rng.normal(0, 0.03, 5)[folds] + rng.normal(0, 0.05, 200)
+        return (hard < skill).astype(float)[None]
+
+    alarms = {"by folds": 0, "by rows alone": 0}
+    for _ in range(60):
+        family = []
+        for _ in range(4):
+            hard = rng.random(200)
+            family.append(verdicts.Comparison(rows(), rows(), strata=folds, folds=folds))
+        for how, some in zip(alarms, (family, [replace(one, folds=None) for one in family]), strict=True):
+            alarms[how] += any(v.state in (verdicts.HELPED, verdicts.HARMED) for v in verdicts.judge(some))
+    assert alarms["by folds"] <= 6  # 5 % of 300 such families; of 60 rarely more than 6
+    assert alarms["by rows alone"] > 12

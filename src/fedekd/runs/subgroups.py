@@ -153,13 +153,15 @@ def _comparisons(pairs: Sequence[tuple[Record, Record]], subgroup: int, folder: 
         folds = [fold_of(joined) for joined, _ in some]
         for (joined, alone), fold in zip(some, folds, strict=True):
             here = [packing.unpack_codes(c["subgroups"], c["n_test"]) == subgroup for c in joined["clients"]]
-            whose = np.repeat(np.arange(len(here)), [own.sum() for own in here]) + fold * len(here)
+            whose = np.repeat(np.arange(len(here)), [own.sum() for own in here])
             known = (partial(rows_of, joined, folder=folder), partial(rows_of, alone, folder=folder))
-            rows.append((*(_here(of, here) for of in (*known, partial(groups_of, joined))), whose))
-        of_method, of_local, groups, clients = (end_to_end(by_seed, folds) for by_seed in zip(*rows, strict=True))
+            of_rows = (_here(of, here) for of in (*known, partial(groups_of, joined)))
+            rows.append((*of_rows, whose, np.full(len(whose), fold)))
+        method, local, groups, clients, of = (end_to_end(by_seed, folds) for by_seed in zip(*rows, strict=True))
         if clients[0] is None or not len(clients[0]):
             continue
-        one = compared(of_method, of_local, some[0][0]["metric"], groups[0], clients[0])
+        tested = of[0] if len(set(folds)) > 1 else None
+        one = compared(method, local, some[0][0]["metric"], groups[0], clients[0], tested)
         found += [one] if one is not None else []
     return found
 

@@ -264,7 +264,8 @@ class _Unit:
         joined, alone = ([one.rows for one in some] for some in (self.joined, self.alone))
         of = [np.full(rows, fold) for rows, fold in zip(self.tests, self.folds, strict=True)]
         joined, alone, groups, folds = (end_to_end(rows, self.folds) for rows in (joined, alone, self.groups, of))
-        return compared(joined, alone, self.metric, groups[0], folds[0] if len(set(self.folds)) > 1 else None)
+        several = len(set(self.folds)) > 1
+        return compared(joined, alone, self.metric, groups[0], folds=folds[0] if several else None)
 
     def transfer(self, verdict: Verdict | None) -> ClientTransfer:
         return ClientTransfer(self.client, self.seeds, self.n_test, self.parts, self.joined, self.alone, verdict)

@@ -78,11 +78,14 @@ def undecided(method: str, verdict: Verdict, alone: str, unit: Unit) -> str:
     if abs(verdict.difference) > 1e-12:
         side = "above" if verdict.difference > 0 else "below"
         found = f"{unit.amount(verdict.difference)} {side} alone ({alone}), which may be chance:"
-    test_rows = f"with {method} its {unit.name} is {found} its {verdict.rows:,} test rows"
+    seeds = f" and {verdict.seeds} seeds" if verdict.seeds > 1 else ""
+    test_rows = f"with {method} its {unit.name} is {found} its {verdict.rows:,} test rows{seeds}"
     if not math.isfinite(verdict.detectable):
         return f"{test_rows} are too few to tell"
     can, needed = f"{test_rows} can only show a difference of about {unit.amount(verdict.detectable)} or more", ""
-    if verdict.rows_needed:
+    if verdict.rows_needed is None and seeds:
+        needed = f"; one of {unit.amount(verdict.margin)} would take more rows and more seeds"
+    elif verdict.rows_needed is not None and verdict.rows_needed > verdict.rows:
         needed = f"; one of {unit.amount(verdict.margin)} would take about {_about(verdict.rows_needed):,} rows"
     return can + needed
 
