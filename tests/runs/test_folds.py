@@ -176,4 +176,4 @@ def test_luck_in_training_raises_few_alarms():
         for how, some in zip(alarms, (family, [replace(one, folds=None) for one in family]), strict=True):
             alarms[how] += any(v.state in (verdicts.HELPED, verdicts.HARMED) for v in verdicts.judge(some))
     assert alarms["by folds"] <= 6  # 5 % of 300 such families; of 60 rarely more than 6
-    assert alarms["by rows alone"] > 12
+    assert alarms["by rows alone"] > 9
