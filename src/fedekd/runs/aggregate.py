@@ -54,6 +54,7 @@ def shared_settings(record: Record) -> tuple[Any, ...]:
         partition.get("group"),
         partition.get("subgroups", {}).get("column"),
         partition["seed"] if partition.get("fixed") else None,
+        partition.get("folds"),
         public.get("share"),
         public.get("file"),
     )

@@ -17,6 +17,7 @@ import numpy as np
 from fedekd import architectures, methods, models
 from fedekd.data import PublicRows, data_folder, federate, find_public, load_dataset
 from fedekd.data.clusters import by_clusters, clusters_for
+from fedekd.data.partition import Fold
 from fedekd.dataset import Dataset, Reading
 from fedekd.engines.job import Job, Training
 from fedekd.engines.rehearsal import traffic
@@ -35,7 +36,8 @@ SUFFICES = {"": ("",), "rows": ("", "rows"), "labels": ("", "rows", "labels")}  
 READING = tuple(field.name for field in fields(Reading))
 SOURCE = ("dataset", "data", "target", "task", "clients_from", "group", "subgroups", *READING, "public")
 """What decides the data."""
-FEDERATION = ("clients", "alpha", "partition", "fraction", "split_seed", "engine", "device")  # and how it is dealt out
+FEDERATION = ("clients", "alpha", "partition", "fraction", "split_seed", "folds", "engine", "device")
+"""And how it is dealt out."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,7 @@ class Cell:
             public=public,
             fraction=first.fraction,
             fixed=first.split_seed is not None,
+            fold=None if first.folds is None else Fold(self.seed % first.folds, first.folds),
         )
 
     def runs(self, federation: Federation | None = None) -> list[PlannedRun]:

@@ -113,6 +113,10 @@ class Partition(TypedDict):
     """Of the training and validation rows, where they were thinned."""
     fixed: NotRequired[bool]
     """Whether the split has a seed of its own."""
+    fold: NotRequired[int]
+    """Which part of each client's rows is its test rows, where several runs test all of them between them.."""
+    folds: NotRequired[int]
+    """.. and of how many."""
     public: NotRequired[PublicPart]
     group: NotRequired[str]
     """The column of rows that belong together."""

@@ -133,6 +133,7 @@ def title(records: Sequence[Record], unit: Unit) -> str:
         f"alpha {first['alpha']:g}" if first["alpha"] is not None else PARTITIONS.get(kind, kind),
         count(len(first["clients"]), "client"),
         f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds",
+        *([f"{first['partition']['folds']} folds"] if "folds" in first["partition"] else []),
         f"{count(params['rounds'], 'round')} of {count(params['epochs'], 'epoch')}",
         unit.titled if unit.higher_is_better else f"{unit.titled} (lower is better)",
     ]

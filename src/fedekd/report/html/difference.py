@@ -89,7 +89,7 @@ def _facts(data: RunData, labels: Sequence[str]) -> dict[str, str]:
         "dataset": first["dataset"],
         "methods": ", ".join(data.labels),
         "seeds": ", ".join(map(str, data.seeds)),
-        **{name: value for name, value in partition.items() if name not in ("fingerprint", "seed", "alpha")},
+        **{name: value for name, value in partition.items() if name not in ("fingerprint", "seed", "alpha", "fold")},
         "split seed": partition["seed"] if partition.get("fixed") else None,
         "alpha": first["alpha"],
     }

@@ -25,7 +25,7 @@ from fedekd.units import count, duration, volume
 from fedekd.verdicts import HARMED, HELPED, UNDECIDED
 
 ONCE = "A federation runs once, so nobody knows how it would have ended with another seed."
-INTERVAL = "Clearly: the 95 % interval of Δ over the site's test rows leaves out zero."
+INTERVAL = "Clearly: at the 5 % level over all sites that share their Δ (Holm's method), by intervals over test rows."
 OWN = "Each site's own report, on its own disk, has its numbers."
 VERDICT = "Coloured, as ▲ or ▼: a clear verdict against the best that the site can do alone, where it shares one. "
 SIGN = "Coloured, as ▲ or ▼, where the interval leaves out zero. "
@@ -67,8 +67,8 @@ def _judged(report: FederationReport) -> dict[str, Any]:
     total, silent = found.total(), len(report.sites) - found.total()
     clear = (
         "Clearly: at the 5 % level over all sites that share a verdict (Holm's method). Each compares the method "
-        "after the last round with the best of what it trained alone, on its own test rows, which are assumed "
-        "independent."
+        "with the best of what it trained alone, each at the round that its validation rows prefer, on its own test "
+        "rows, which are assumed independent unless it named a group."
     )
     return {
         "title": verdicts(report),

@@ -25,6 +25,7 @@ def kicker(data: RunData) -> str:
         f"Dirichlet α = {alpha:g}" if alpha is not None else PARTITIONS.get(kind, ""),
         count(len(first["clients"]), "client"),
         f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds",
+        *([f"{first['partition']['folds']} folds"] if "folds" in first["partition"] else []),
         count(params["rounds"], "round"),
         data.unit.name,
     ]

@@ -196,6 +196,7 @@ def _settings(data: RunData) -> Block:
             "split": partition["kind"],
             "alpha": "" if first["alpha"] is None else f"{first['alpha']:g}",
             "split seed": partition["seed"] if partition.get("fixed") else None,
+            "folds": partition.get("folds"),
             "fraction": partition.get("fraction"),
             "rows of one": partition.get("group"),
             "subgroups": partition.get("subgroups", {}).get("column"),
