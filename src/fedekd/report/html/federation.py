@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedekd.report.federation import by_interval, cells, verdict, verdicts
@@ -19,7 +20,7 @@ from fedekd.report.html.chart import (
     tooltip,
     zero_line,
 )
-from fedekd.report.html.section import Block, Page, Section, Variants
+from fedekd.report.html.section import Block, Cell, Page, Section, Variants, cell, table
 from fedekd.runs.federation_report import FederationReport, SiteRow
 from fedekd.units import count, duration, volume
 from fedekd.verdicts import HARMED, HELPED, UNDECIDED
@@ -172,31 +173,32 @@ def _deltas(report: FederationReport, scale: MetricScale) -> Chart:
 
 
 def _table(report: FederationReport, scale: MetricScale) -> Block:
-    def cell(text: str, mark: str = "") -> dict[str, str]:
-        return {"main": text, "small": "", "paper": "", "mark": mark}
-
-    def row(site: SiteRow) -> tuple[list[str], list[dict[str, str]]]:
+    def row(site: SiteRow) -> tuple[list[str], list[Cell]]:
         *first, delta = cells(site, scale.unit)
         effect = _effect(report, site, scale)
         judged = [cell(verdict(report, site))] if report.states else []
         mark = effect if effect in (HELPED, HARMED) else ""
-        return [str(site.get("name", "?"))], [*map(cell, first), cell(delta, mark), *judged]
+        return [str(site.get("name", "?"))], [*map(cell, first), cell(delta, mark=mark), *judged]
 
     heads = ["training samples", f"alone, {_unit(scale)}", f"with the federation, {_unit(scale)}", scale.delta_title]
     heads += ["verdict"] if report.states else []
-    table = {"title": "In figures", "heads": ["site"], "columns": [("", head) for head in heads], "notes": []}
-    return Block("table.html", {"table": table, "rows": [row(site) for site in report.sites], "open": True})
+    return table("In figures", ["site"], [("", head) for head in heads], [row(site) for site in report.sites])
 
 
 def _unit(scale: MetricScale) -> str:
     return "%" if scale.unit.percent else scale.unit.name
 
 
+def refusals(refused: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Why answers did not count, by visit and site: a visit that failed as a whole was done again."""
+    reasons: dict[str, str] = {}
+    for one in refused:
+        place = f"visit {one['visit'] + 1}, {one['site']}"
+        reasons[place] = "; ".join(filter(None, [reasons.get(place), one["reason"]]))
+    return reasons
+
+
 def _groups(report: FederationReport) -> dict[str, dict[str, str]]:
-    refused: dict[str, str] = {}
-    for one in report.refused:
-        place = f"visit {one['visit'] + 1}, {one['site']}"  # one that failed as a whole was done again
-        refused[place] = "; ".join(filter(None, [refused.get(place), one["reason"]]))
     return {
         "Federation": {
             "method": report.method,
@@ -208,6 +210,6 @@ def _groups(report: FederationReport) -> dict[str, dict[str, str]]:
             "time": duration(report.seconds),
         },
         "What the server saw": report.server_view,
-        "Answers that did not count": refused or {"none": "every answer counted"},
+        "Answers that did not count": refusals(report.refused) or {"none": "every answer counted"},
         "Privacy budgets spent": report.budgets() or {"none": "no site reported one"},
     }

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 
-from fedekd.report.html.section import Block, Page, Section, Variants
+from fedekd.report.html.federation import refusals
+from fedekd.report.html.section import Block, Page, Section, Variants, cell, table
 from fedekd.report.monitoring import HEADS, site_rows
 from fedekd.runs.federation_report import SECURE
 from fedekd.runs.federation_status import FederationStatus
@@ -34,21 +35,11 @@ def progress_page(status: FederationStatus) -> Page:
             (volume(sum(site["bytes_down"] for site in sites)), "sent to the sites", ""),
         ],
     }
-    refused: dict[str, str] = {}
-    for one in status["refused"]:
-        place = f"visit {one['visit'] + 1}, {one['site']}"
-        refused[place] = "; ".join(filter(None, [refused.get(place), one["reason"]]))
-    table = {"title": "Site by site", "heads": ["site"], "columns": [("", head) for head in TITLES], "notes": []}
-    rows = [
-        ([name], [{"main": c, "small": "", "paper": "", "mark": ""} for c in row]) for name, row in site_rows(status)
-    ]
+    rows = [([name], [cell(text) for text in told]) for name, told in site_rows(status)]
+    refused = refusals(status["refused"]) or {"none": "every answer counted so far"}
     sections = [
-        Section("sites", "The sites", [Block("table.html", {"table": table, "rows": rows, "open": True})]),
-        Section(
-            "answers",
-            "Answers that did not count",
-            [Block("settings.html", {"": refused or {"none": "every answer counted so far"}})],
-        ),
+        Section("sites", "The sites", [table("Site by site", ["site"], [("", head) for head in TITLES], rows)]),
+        Section("answers", "Answers that did not count", [Block("settings.html", {"": refused})]),
     ]
     parts = ["Federation", count(len(sites), "site"), f"{count(status['rounds'], 'round')} of {status['method']}"]
     return Page("Federation: how far it is", " · ".join(parts), Variants((), {"": hero}, ""), sections, ())

@@ -9,7 +9,7 @@ from fedekd.report.html import calibration, clients, confusion, cost, holdings, 
 from fedekd.report.html.chart import Chart, variant
 from fedekd.report.html.headline import headline, kicker
 from fedekd.report.html.run_data import RunData
-from fedekd.report.html.section import Block, Page, Section, Variants
+from fedekd.report.html.section import Block, Page, Section, Variants, cell, table
 from fedekd.report.html.words import about_models
 from fedekd.runs.aggregate import SHARED, SummaryRow
 from fedekd.runs.records import DoubtedSample, PublicPart
@@ -126,24 +126,19 @@ def _subgroups(data: RunData) -> Block | None:
         return None
     marks = {STATES[HELPED]: "helped", STATES[HARMED]: "harmed"}
 
-    def cells(told: list[str]) -> list[dict[str, str]]:
-        return [{"main": text, "small": "", "paper": "", "mark": marks.get(text, "")} for text in told]
-
     points = " in points" if data.unit.percent else ""
     column, group = data.subgroups[0].column, data.first["partition"].get("group")
-    table = {
-        "title": f"Δ by {column}",
-        "heads": ["method", HEADS[0]],
-        "columns": [("", head) for head in HEADS[1:]],
-        "notes": [
-            *(f"{method.label}: {method.told}." for method in data.subgroups),
-            f"Δ of {data.unit.name}{points}: with the method minus Local {data.after}, mean over clients by "
-            "their test rows. "
-            f"{independence(group)}. Clearly: at the 5 % level over all methods and values here (Holm's method).",
-        ],
-    }
-    rows = [([method.label, name], cells(told)) for method in data.subgroups for name, *told in method.cells()]
-    return Block("table.html", {"table": table, "rows": rows, "open": True})
+    notes = [
+        *(f"{method.label}: {method.told}." for method in data.subgroups),
+        f"Δ of {data.unit.name}{points}: with the method minus Local {data.after}, mean over clients by their test "
+        f"rows. {independence(group)}. Clearly: at the 5 % level over all methods and values here (Holm's method).",
+    ]
+    rows = [
+        ([method.label, name], [cell(text, mark=marks.get(text, "")) for text in told])
+        for method in data.subgroups
+        for name, *told in method.cells()
+    ]
+    return table(f"Δ by {column}", ["method", HEADS[0]], [("", head) for head in HEADS[1:]], rows, notes)
 
 
 def _distrusted(data: RunData) -> Block:

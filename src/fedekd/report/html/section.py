@@ -19,6 +19,26 @@ class Block:
     about: str = ""
 
 
+Cell = dict[str, str]
+
+
+def cell(main: str, small: str = "", mark: str = "", paper: str = "") -> Cell:
+    """Of a table: its figure or words, what stands smaller beside it, its CSS class, and the paper's figure below."""
+    return {"main": main, "small": small, "paper": paper, "mark": mark}
+
+
+def table(
+    title: str,
+    heads: Sequence[str],
+    columns: Sequence[tuple[str, str]],
+    rows: Sequence[tuple[Sequence[str], Sequence[Cell]]],
+    notes: Sequence[str] = (),
+) -> Block:
+    """``heads`` are above each row's own, ``columns`` (group and name) above its cells."""
+    about = {"title": title, "heads": heads, "columns": columns, "notes": notes}
+    return Block("table.html", {"table": about, "rows": rows, "open": True})
+
+
 @dataclass(frozen=True)
 class Variants:
     """What a block says for each combination of the reader's choices."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedekd.report.html import agreement, heat, study_dots, sweep
 from fedekd.report.html.chart import Choice
-from fedekd.report.html.section import Block, Page, Section, Variants
+from fedekd.report.html.section import Block, Cell, Page, Section, Variants, cell
 from fedekd.report.html.study_data import StudyData, alpha_title
 from fedekd.report.paper_tables import study_tables
 from fedekd.report.table_formats import DECIMALS, NOTHING, Table, TableCell, number
@@ -114,28 +114,28 @@ def _figure(one: Finding, part: str) -> tuple[str, str, str]:
 
 
 def _table(table: Table, first: bool) -> Block:
-    rows = [(row.heads, [_words(cell, table.percent) for cell in row.cells]) for row in table.rows]
-    counts = all(cell.share for row in table.rows for cell in row.cells if cell.mean is not None or cell.share)
+    rows = [(row.heads, [_words(one, table.percent) for one in row.cells]) for row in table.rows]
+    counts = all(one.share for row in table.rows for one in row.cells if one.mean is not None or one.share)
     unit = ("in %" if "Mean client" in table.title else "in points",) if table.percent and not counts else ()
     content = {"table": replace(table, notes=(*unit, *table.notes)), "rows": rows, "open": first}
     return Block("table.html", content)
 
 
-def _words(cell: TableCell, percent: bool) -> dict[str, str]:
+def _words(one: TableCell, percent: bool) -> Cell:
     """Shares as everywhere on the page; with the digits that the tables of ``fedekd table`` have."""
-    factor, decimals = (100, DECIMALS - 2) if percent and cell.scaled else (1, DECIMALS)
+    factor, decimals = (100, DECIMALS - 2) if percent and one.scaled else (1, DECIMALS)
 
     def text(value: float, sign: str = "") -> str:
         return number(factor * value, sign, decimals).replace("-", "−")
 
-    if cell.share:
-        main, small = f"{cell.share[0]}/{cell.share[1]}", ""
-    elif cell.mean is None:
+    if one.share:
+        main, small = f"{one.share[0]}/{one.share[1]}", ""
+    elif one.mean is None:
         main, small = NOTHING, ""
-    elif cell.interval:
-        main, small = text(cell.mean, "+"), f"{text(cell.interval[0], '+')} to {text(cell.interval[1], '+')}"
+    elif one.interval:
+        main, small = text(one.mean, "+"), f"{text(one.interval[0], '+')} to {text(one.interval[1], '+')}"
     else:
-        main, small = text(cell.mean), f"±{text(cell.std)}" if cell.std is not None else ""
-    seeds = f" n={cell.seeds}" if cell.few else ""
-    paper = f"({text(cell.paper[0])} ±{text(cell.paper[1])})" if cell.paper else ""
-    return {"main": main, "small": small + seeds, "paper": paper, "mark": cell.mark}
+        main, small = text(one.mean), f"±{text(one.std)}" if one.std is not None else ""
+    seeds = f" n={one.seeds}" if one.few else ""
+    paper = f"({text(one.paper[0])} ±{text(one.paper[1])})" if one.paper else ""
+    return cell(main, small + seeds, one.mark, paper)
