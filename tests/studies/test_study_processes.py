@@ -11,7 +11,8 @@ import pytest
 from small_study import RUNS, make_home, same, start
 
 from fedekd.errors import FedekdError
-from fedekd.report.paper_tables import make_tables, render
+from fedekd.report.paper_tables import make_tables
+from fedekd.report.table_formats import render
 from fedekd.runs import answers
 from fedekd.runs.observers import Observer
 from fedekd.runs.processes import over_processes

@@ -16,12 +16,10 @@ from pathlib import Path
 from fedekd.errors import FedekdError
 from fedekd.report.study_records import StudyRecords
 from fedekd.report.sweeps import sweep_tables
-from fedekd.report.table_formats import NOTHING, Table, TableRow, ranked, render, select
+from fedekd.report.table_formats import NOTHING, Table, TableRow, ranked
 from fedekd.report.transfer_tables import SHORT, TransferTables, by_interval
 from fedekd.runs.choosing import ChosenBy
 from fedekd.runs.records import FailureRow, Figure, Record
-
-__all__ = ["Table", "make_tables", "paper_figures", "render", "select"]
 
 METHODS = {  # (aggregator, method) in the paper's tables: ours
     ("FedDyn", "-"): "feddyn",
@@ -57,13 +55,9 @@ ABLATION = "ablation_energy_cls"
 ONE_SEED = "one seed has neither deviation nor interval, and nothing of it is marked"
 
 
-def paper_figures() -> list[dict[str, str]]:
-    """Every figure of the paper's tables, as printed there."""
-    return list(_figures())
-
-
 @cache
-def _figures() -> tuple[dict[str, str], ...]:
+def paper_figures() -> tuple[dict[str, str], ...]:
+    """Every figure of the paper's tables, as printed there."""
     text = files("fedekd.report").joinpath("paper_figures.csv").read_text(encoding="utf-8")
     return tuple(csv.DictReader(text.splitlines()))
 
@@ -93,10 +87,10 @@ class Layout:
 @cache
 def _layouts() -> tuple[Layout, ...]:
     layouts = []
-    for name in dict.fromkeys(f["table"] for f in _figures()):
+    for name in dict.fromkeys(f["table"] for f in paper_figures()):
         rows: dict[str, tuple[str, str]] = {}
         values: dict[tuple[str, str, float | None], tuple[float, float]] = {}
-        for f in _figures():
+        for f in paper_figures():
             if f["table"] == name:
                 method, dataset = METHODS[f["aggregator"], f["method"]], StudyRecords.key_of(f["dataset"])
                 rows[method] = (f["aggregator"], f["method"].replace("-", NOTHING))
