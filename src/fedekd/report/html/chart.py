@@ -217,6 +217,10 @@ class MetricScale:
     def delta_title(self) -> str:
         return "Δ, points" if self.unit.percent else f"Δ of {self.unit.name}"
 
+    @property
+    def interval_columns(self) -> list[ChartColumn]:
+        return [ChartColumn("low", "95 % from", self.delta), ChartColumn("high", "95 % to", self.delta)]
+
     def effect(self, delta: float) -> str:
         harm = self.unit.harm(delta)
         return "same" if abs(harm) < 1e-12 else "harmed" if not harm < 0 else "helped"

@@ -76,7 +76,7 @@ def holdings(data: RunData) -> Chart:
                 "scale": {"domain": labels},
                 "axis": {
                     "orient": "top",
-                    "labelAngle": -35 if _long(labels) else 0,
+                    "labelAngle": -35 if max(map(len, labels), default=0) > 4 else 0,
                     "labelLimit": 90,
                     "ticks": False,
                     "domain": False,
@@ -100,10 +100,6 @@ def holdings(data: RunData) -> Chart:
     }
     empty = "This folder holds no details of the split, such as older versions of fedekd left none."
     return Chart("holdings", "Who holds which labels", about, spec, columns, rows, ("seed",), empty=empty)
-
-
-def _long(labels: list[str]) -> bool:
-    return max(map(len, labels), default=0) > 4
 
 
 def _numbers() -> Spec:

@@ -25,7 +25,7 @@ NO_DETAILS = (
 )
 
 
-def run_page(data: RunData, notes: Sequence[str] = (), thumbnails: bool = False) -> Page:
+def run_page(data: RunData, notes: Sequence[str], thumbnails: bool) -> Page:
     heads = {str(m): headline(data, label) for m, label in enumerate(data.compared)}
     alone = {
         "title": "Nothing to compare yet",

@@ -25,9 +25,7 @@ SURE = (
 )
 
 
-def study_page(
-    records: Sequence[Record], failures: Sequence[FailureRow] = (), folder: str | Path | None = None
-) -> Page:
+def study_page(records: Sequence[Record], failures: Sequence[FailureRow], folder: str | Path) -> Page:
     data = StudyData(records, failures, folder)
     tables = study_tables(data.study, against_paper=data.study.like_paper)
     heads = {str(m): _headline(data, label) for m, label in enumerate(data.compared)}
@@ -54,8 +52,7 @@ def study_page(
         Section("agreement", "Agreement with the paper", [chart for chart in (near, cells) if chart]),
         Section("tables", "Tables", [_table(table, i == 0) for i, table in enumerate(tables)], runs),
     ]
-    notes = _notes(data, failures)
-    return Page("fedekd study", _kicker(data), hero, [s for s in sections if s.parts], choices, notes)
+    return Page("fedekd study", _kicker(data), hero, [s for s in sections if s.parts], choices, _notes(data))
 
 
 def _kicker(data: StudyData) -> str:
@@ -65,7 +62,7 @@ def _kicker(data: StudyData) -> str:
     return " · ".join(["Study", *(count(*size) for size in sizes)])
 
 
-def _notes(data: StudyData, failures: Sequence[FailureRow]) -> list[str]:
+def _notes(data: StudyData) -> list[str]:
     notes = []
     if left := sum(data.study.left_out.values()):
         notes.append(f"Left out: {count(left, 'run')} with other settings.")

@@ -17,9 +17,7 @@ TASKS = ("classification", "regression")
 
 
 class StudyData:
-    def __init__(
-        self, records: Sequence[Record], failures: Sequence[FailureRow] = (), folder: str | Path | None = None
-    ) -> None:
+    def __init__(self, records: Sequence[Record], failures: Sequence[FailureRow], folder: str | Path) -> None:
         self.study = StudyRecords(records, failures, folder)
         self.records = self.study.records
         self.tasks = [task for task in TASKS if self.study.columns(task)]
@@ -37,9 +35,6 @@ class StudyData:
 
     def choices(self) -> list[Choice]:
         return [Choice("method", "Method", tuple(self.compared), self.favourite)] if self.compared else []
-
-    def columns(self, task: str) -> list[StudyColumn]:
-        return self.study.columns(task)
 
     def delta(self, label: str, column: StudyColumn) -> dict[str, Any] | None:
         """The mean Δ of a cell with its paired interval over seeds, in the units of the charts."""

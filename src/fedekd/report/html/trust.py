@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedekd.report.html.chart import MANY, ROUNDS, Chart, ChartColumn, Row, Spec, lines_of, names, shades, tooltip
-from fedekd.report.html.run_data import RunData, fewer
+from fedekd.report.html.run_data import RunData, extremes, fewer
 from fedekd.runs.records import ClientsTrust, TrustRow
 
 BINS = 20
@@ -40,8 +40,7 @@ def client_rows(data: RunData) -> dict[str, list[Row]]:
             for name, entry in zip(names, log[-1]["clients"], strict=False)
             if entry and sum(entry["histogram"])
         ]
-        rows = sorted(rows, key=lambda row: row["mean"])
-        made[key] = rows if len(rows) <= MANY else rows[: MANY // 2] + rows[-MANY // 2 :]
+        made[key] = extremes(sorted(rows, key=lambda row: row["mean"]))
     return made
 
 
@@ -182,14 +181,14 @@ def ends(data: RunData) -> Chart:
         "encoding": {
             "x": ROUNDS,
             "y": {"field": "part", "type": "quantitative", "title": "share of samples", "axis": {"format": "~%"}},
-            "color": _two("end"),
+            "color": _ends(["$accent", "$third"]),
             "tooltip": tooltip(columns),
         },
         "layer": [
             {"mark": {"type": "line", "strokeWidth": 2.5}},
             {
                 "mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
-                "encoding": {"shape": _two("end", True)},
+                "encoding": {"shape": _ends(["triangle-up", "triangle-down"])},
             },
         ],
     }
@@ -207,15 +206,9 @@ def ends(data: RunData) -> Chart:
     )
 
 
-def _two(field: str, shape: bool = False) -> Spec:
-    names = ["above 0.9", "below 0.1"]
-    span = ["triangle-up", "triangle-down"] if shape else ["$accent", "$third"]
-    return {
-        "field": field,
-        "type": "nominal",
-        "scale": {"domain": names, "range": span},
-        "legend": {"title": None, "orient": "top"},
-    }
+def _ends(marks: list[str]) -> Spec:
+    scale = {"domain": ["above 0.9", "below 0.1"], "range": marks}
+    return {"field": "end", "type": "nominal", "scale": scale, "legend": {"title": None, "orient": "top"}}
 
 
 def by_client(data: RunData) -> Chart:
