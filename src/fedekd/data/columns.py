@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,8 +153,7 @@ def encoded(
         gaps = [column for column in columns if table[column].isna().any() or flag_name(column) in flags]
         names += [flag_name(column) for column in gaps]
         x = np.concatenate([x, table[gaps].isna().to_numpy(np.float64)], axis=1)
-    twice = next((name for place, name in enumerate(names) if name in names[:place]), None) if _repeats(names) else None
-    if twice is not None:
+    if (twice := repeated(names)) is not None:
         raise FedekdError(f"{where}: two inputs would be called {twice!r}; rename a column")
     return x, tuple(names)
 
@@ -165,8 +165,9 @@ def as_text(values: pd.Series) -> pd.Series:
     return values.astype(object).where(values.isna(), values.astype(str))
 
 
-def _repeats(names: Sequence[str]) -> bool:
-    return len(set(names)) < len(names)
+def repeated(names: Sequence[str]) -> str | None:
+    """The first name that stands there more than once."""
+    return next((name for name, times in Counter(names).items() if times > 1), None)
 
 
 def _check_categories(where: Path, column: str, values: pd.Series) -> None:

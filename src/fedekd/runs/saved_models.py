@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fedekd import __version__
 from fedekd.dataset import Reading
 from fedekd.errors import FedekdError
-from fedekd.files import is_damage, unreadable, write_whole
+from fedekd.files import failed_read, write_whole
 from fedekd.runs.metadata import KNOWLEDGE, ModelMetadata
 from fedekd.settings import model_name
 from fedekd.validation import parse_json
@@ -170,9 +170,7 @@ def _about(path: Path) -> dict[str, Any]:
             about = file.metadata() or {}
         return {name: parse_json(value.encode()) for name, value in about.items()}
     except (OSError, SafetensorError, ValueError) as error:
-        if not is_damage(error):
-            raise unreadable(path, error) from None
-        raise FedekdError(f"{path} is not a whole .safetensors file ({error})") from None
+        raise failed_read(path, error, FedekdError(f"{path} is not a whole .safetensors file ({error})")) from None
 
 
 def saved(folder: Path) -> Iterator[ModelMetadata]:
