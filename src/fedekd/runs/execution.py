@@ -20,7 +20,7 @@ from fedekd.engines.serial import Serial
 from fedekd.engines.stackable import NotStackable, signature
 from fedekd.engines.stacked import Stacked
 from fedekd.engines.threads import fitting_threads
-from fedekd.errors import FedekdError
+from fedekd.errors import FedekdError, in_words
 from fedekd.runs import answers, details, saved_models
 from fedekd.runs.choosing import option
 from fedekd.runs.history import History
@@ -80,12 +80,6 @@ class Failure:
         alpha = "" if self.alpha is None else f" α={self.alpha:g}"
         seed = "" if self.seed is None else f" seed {self.seed}"
         return f"{self.dataset}{alpha}{seed} {self.label}: {self.error}"
-
-
-def in_words(error: Exception | str) -> str:
-    """An error in one line; one that is not the user's keeps its kind."""
-    own = isinstance(error, (FedekdError, str))
-    return " ".join((str(error) if own else f"{type(error).__name__}: {error}").split())
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from fedekd.errors import FedekdError
-from fedekd.runs.execution import Failure, Outcome, Started, in_words
+from fedekd.errors import FedekdError, in_words
+from fedekd.runs.execution import Failure, Outcome, Started
 from fedekd.runs.observers import Event, Observer
 from fedekd.runs.store import Store
 from fedekd.runs.worker import Busy, WorkItem, work

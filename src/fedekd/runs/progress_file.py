@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedekd import __version__
-from fedekd.errors import FedekdError
+from fedekd.errors import FedekdError, in_words
 from fedekd.files import write_whole
 from fedekd.runs.eta import Eta
 from fedekd.runs.observers import (
@@ -71,8 +71,7 @@ class ProgressFile(Observer):
         if isinstance(error, KeyboardInterrupt):
             self.state["state"] = "interrupted"
         elif error is not None:
-            text = str(error) if isinstance(error, FedekdError) else f"{type(error).__name__}: {error}"
-            self.state |= {"state": "failed", "error": " ".join(text.split())}
+            self.state |= {"state": "failed", "error": in_words(error)}
         self._write()
 
     def observe(self, event: Event) -> None:
