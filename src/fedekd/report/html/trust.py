@@ -11,7 +11,6 @@ from fedekd.report.html.chart import MANY, ROUNDS, Chart, ChartColumn, Row, Spec
 from fedekd.report.html.run_data import RunData, extremes, fewer
 from fedekd.runs.records import ClientsTrust, TrustRow
 
-BINS = 20
 EDGE = 0.1  # below it a sample counts as distrusted, above 1 - EDGE as trusted
 EMPTY = "This method has no gate, or its run left no trust weights."
 COLUMNS = (
