@@ -173,16 +173,6 @@ def _about(path: Path) -> dict[str, Any]:
         raise failed_read(path, error, FedekdError(f"{path} is not a whole .safetensors file ({error})")) from None
 
 
-def saved(folder: Path) -> Iterator[ModelMetadata]:
-    """Every model that the runs in a results folder have left."""
-    for path in _files(folder):
-        yield ModelMetadata.of(path, _about(path))
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted((folder / "models").glob("*/*.safetensors"))
-
-
 def read_metadata(path: Path) -> ModelMetadata:
     """What a .safetensors file says of its model; reads the head of the file only."""
     if not path.is_file():
@@ -198,7 +188,7 @@ def find_models(folder: Path, unusable: list[str] | None = None) -> list[ModelMe
     if not folder.is_dir():
         raise FedekdError(f"there is no folder {str(folder)!r}; give the --out folder of a run")
     found, wrong = list[ModelMetadata](), list[FedekdError]()
-    for path in _files(folder):
+    for path in sorted((folder / "models").glob("*/*.safetensors")):
         try:
             found.append(read_metadata(path))
         except FedekdError as error:
