@@ -110,6 +110,11 @@ class Unit:
         """Δ turned so that positive is harm, whatever the metric."""
         return -delta if self.higher_is_better else delta
 
+    def direction(self, interval: tuple[float, float] | None) -> int:
+        """1 where the whole interval of a Δ is on the better side of zero, -1 on the worse, 0 otherwise."""
+        low, high = sorted(self.harm(x) for x in interval or (0.0, 0.0))
+        return int(high < 0) - int(low > 0)
+
     def style(self, delta: float) -> str:
         harm = self.harm(delta)
         return SAME if abs(harm) < 1e-12 else BAD if not harm < 0 else GOOD

@@ -229,7 +229,7 @@ def _paired(layout: Layout, study: StudyRecords, one: str) -> Table:
     rows = []
     for other in _all_rows(layout, study, one):
         pair = ("fedekd", other) if one == "fedekd" else (other, "local")
-        cells = (by_interval(study.difference(*pair, c), higher) for c in columns)
+        cells = (by_interval(study.difference(*pair, c), unit) for c in columns)
         rows.append(TableRow((other,), other, tuple(cells)))
     rows = [row for row in rows if any(cell.mean is not None for cell in row.cells)]
     what = "FedeKD minus each method" if one == "fedekd" else "Each method minus Local"

@@ -45,10 +45,6 @@ class TransferTables:
         each = [[method, *(one.label for one in chosen if one.method == method)] for method in self.methods]
         return list(dict.fromkeys(label for labels in each for label in labels))
 
-    @property
-    def higher(self) -> bool:
-        return self.unit.higher_is_better
-
     def parts(self) -> Table:
         """Where a twin has run, or something else that is done alone, or test rows are known; Δ has its own tables."""
         told = self.study.transfer
@@ -73,7 +69,7 @@ class TransferTables:
             *self._not_known(twins),
             *self.study.notes([m for m in self.methods if any(row.label == m for row in rows)], self.columns),
         )
-        better = "positive" if self.higher else "negative"
+        better = "positive" if self.unit.higher_is_better else "negative"
         title = f"Δ taken apart, {self.task}: recipe, federation and gain over the best alone ({better} is better)"
         return self._table("transfer", title, ("method", "part"), self.columns, tuple(rows), notes)
 
@@ -102,7 +98,7 @@ class TransferTables:
             return TableCell()
         interval = one.summary[part]["interval"] if key == "mean" else None
         cell = replace(self._cell(one, column), mean=one.summary[part][key], interval=interval)
-        return by_interval(cell, self.higher)
+        return by_interval(cell, self.unit)
 
     def states(self) -> Table:
         """Of clients that are the same on every seed, or of client-runs."""
@@ -199,9 +195,6 @@ def _subgroup(one: SubgroupDelta) -> TableCell:
     return TableCell(one.delta, interval=interval, mark={HELPED: "best", HARMED: "second"}.get(one.state or "", ""))
 
 
-def by_interval(cell: TableCell, higher: bool) -> TableCell:
+def by_interval(cell: TableCell, unit: Unit) -> TableCell:
     """Marked best where the whole interval lies on the better side of zero, second where on the worse."""
-    if cell.interval is None:
-        return cell
-    low, high = cell.interval if higher else (-cell.interval[1], -cell.interval[0])
-    return replace(cell, mark="best" if low > 0 else "second" if high < 0 else "")
+    return replace(cell, mark={1: "best", -1: "second", 0: ""}[unit.direction(cell.interval)])

@@ -78,14 +78,11 @@ def _sure(unit: Unit, method: MethodTransfer) -> str:
     interval, over_rows = method.summary["gain"]["interval"], method.summary["gain"]["over_rows"]
     if interval is None:
         return f"Over test rows, the 95 % interval of the mean gain is {between(over_rows, unit)}." if over_rows else ""
-    worst, best = sorted((unit.harm(x) for x in interval), reverse=True)
-    reading = (
-        "all of it on the harmed side: chance in the seeds does not explain it"
-        if best > 0
-        else "all of it on the better side: chance in the seeds does not explain it"
-        if worst < 0
-        else "which includes zero: it may be chance"
-    )
+    reading = {
+        1: "all of it on the better side: chance in the seeds does not explain it",
+        -1: "all of it on the harmed side: chance in the seeds does not explain it",
+        0: "which includes zero: it may be chance",
+    }[unit.direction(interval)]
     few = " With so few seeds the interval is wide." if len(method.seeds) < 5 else ""
     seeds = len(method.seeds)
     return (

@@ -14,7 +14,7 @@ from fedekd.report.html.words import about_models
 from fedekd.runs.aggregate import SHARED, SummaryRow
 from fedekd.runs.records import DoubtedSample, PublicPart
 from fedekd.runs.subgroups import HEADS
-from fedekd.runs.summary import Deltas, direction, interval_of, state_columns
+from fedekd.runs.summary import Deltas, interval_of, state_columns
 from fedekd.runs.verdict_text import STATES, independence
 from fedekd.units import BAD, GOOD, duration, volume
 from fedekd.verdicts import HARMED, HELPED
@@ -85,7 +85,7 @@ def _summary(data: RunData) -> Block:
     marks = {GOOD: "helped", BAD: "harmed"}
     for k, (label, row) in enumerate(data.summary.items()):
         alone, interval = label == data.alone, interval_of(row)
-        clear = {1: "harmed", -1: "helped", 0: ""}[direction(row, unit)]
+        clear = {1: "helped", -1: "harmed", 0: ""}[unit.direction(row["avg_delta"]["interval"])]
 
         def signed(key: Deltas, effect: str = "", row: SummaryRow = row, alone: bool = alone) -> tuple[str, str]:
             return ("", "") if alone else (unit.delta(row[key]["mean"]), effect)

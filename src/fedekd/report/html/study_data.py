@@ -14,6 +14,7 @@ from fedekd.runs.findings import FAVOURITE, TITLES
 from fedekd.runs.records import FailureRow, Record
 
 TASKS = ("classification", "regression")
+VERDICTS = {1: "helps", -1: "harms", 0: "undecided"}
 
 
 class StudyData:
@@ -50,15 +51,8 @@ class StudyData:
             "low": interval[0] if interval else None,
             "high": interval[1] if interval else None,
             "seeds": len(runs),
-            "verdict": _verdict(interval, scale),
+            "verdict": VERDICTS[scale.unit.direction(interval)] if interval else "one seed",
         }
-
-
-def _verdict(interval: tuple[float, float] | None, scale: MetricScale) -> str:
-    if interval is None:
-        return "one seed"
-    low, high = sorted(scale.unit.harm(x) for x in interval)
-    return "harms" if low > 0 else "helps" if high < 0 else "undecided"
 
 
 def dataset_title(dataset: str) -> str:
