@@ -18,7 +18,6 @@ from fedekd.runs.results import load
 from fedekd.runs.store import read_failures
 from made_records import make_record as made
 
-CLASSIFICATION = ("fashionmnist", "cifar10", "octmnist", "organamnist")
 
 
 def record(
