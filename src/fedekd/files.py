@@ -18,19 +18,19 @@ DATA_FILES = (*TABLES, ".npz")
 
 
 def file_kind(path: str | Path) -> str:
-    """How the name of a file ends, in small letters: .csv, or .csv.gz as one."""
+    """A file's extension in lower case: .csv, or .csv.gz as a whole."""
     name = Path(path).name.lower()
     return next((kind for kind in TABLES if kind.endswith(".gz") and name.endswith(kind)), Path(name).suffix)
 
 
 def file_stem(path: Path) -> str:
-    """The name without its kind, where that is one of a data file."""
+    """The name without its extension, .csv.gz counting as one."""
     kind = file_kind(path)
     return path.name[: -len(kind)] if kind in DATA_FILES else path.stem
 
 
 def check_name(path: Path) -> None:
-    """Refuse a name that cannot be written down: it would stand in every record, and spoil it after the training."""
+    """Refuse a name that is not UTF-8: it would be written into every record, which would fail after the training."""
     try:
         str(path).encode()
     except UnicodeEncodeError:

@@ -26,7 +26,7 @@ class Score:
         return METRICS[self.name].task
 
     def of(self, rows: np.ndarray) -> float:
-        """On one model's rows, [rows, columns]."""
+        """The metric of one model's rows, [rows, columns]."""
         return float(self.measure(rows[None])[0])
 
 

@@ -19,7 +19,6 @@ from fedekd.runs.store import read_failures
 from made_records import make_record as made
 
 
-
 def record(
     method="fedekd", deltas=(0.01, -0.03), *, dataset="cifar10", alpha=0.1, seed=0, label=None, local=0.5, **more
 ):

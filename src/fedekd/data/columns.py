@@ -28,7 +28,7 @@ DATES = {
 
 @dataclass(frozen=True)
 class Roles:
-    """What the user says that columns are, by option."""
+    """Which columns the user has named, by option."""
 
     target: str | None = None
     clients_from: str | None = None
@@ -159,7 +159,7 @@ def encoded(
 
 
 def as_text(values: pd.Series) -> pd.Series:
-    """As it is written, missing where it is missing."""
+    """Values as text, as they are written; missing ones stay missing."""
     if values.dtype.kind == "M":
         values = values.dt.strftime("%Y-%m-%d %H:%M:%S").str.removesuffix(" 00:00:00")
     return values.astype(object).where(values.isna(), values.astype(str))
@@ -180,5 +180,5 @@ def _check_categories(where: Path, column: str, values: pd.Series) -> None:
 
 
 def means_classes(column: pd.Series) -> bool:
-    """Whether a target is one of classes: text, or whole numbers of few different values."""
+    """Whether a target stands for classes: it is text, or whole numbers with few different values."""
     return kind_of(column) != "number" or (column.dtype.kind in "iu" and column.nunique() <= FEW_CLASSES)

@@ -93,7 +93,7 @@ def read_loose_table(
     reading: Reading,
     flags: Collection[str],
 ) -> tuple[np.ndarray, np.ndarray | None, tuple[str, ...]]:
-    """The inputs, targets and names of the inputs of a table that may lack those that are no inputs."""
+    """The inputs, targets and input names of a table that may lack the columns that are no inputs."""
     table = read_table(file, texts=texts, reading=reading)
     table = table.drop(columns=[column for column in reading.drop if column in table.columns])
     others = [
@@ -145,7 +145,7 @@ def _read_text(file: Path, texts: Collection[str] | None, reading: Reading) -> p
 
 
 def _content(file: Path) -> bytes:
-    """What is in a file, unpacked where it is packed."""
+    """A file's content, unpacked if it is gzipped."""
     try:
         if (size := file.stat().st_size) > MEMORY:
             raise FedekdError(f"{file} has {size / 1e9:,.0f} GB, and this machine's memory {MEMORY / 1e9:,.0f}")
@@ -228,7 +228,7 @@ def _values(column: pd.Series) -> np.ndarray:
 
 
 def _whole_again(column: pd.Series) -> pd.Series:
-    """Whole numbers as such, where only a missing value had made them fractions."""
+    """Whole numbers as integers again, if only a missing value had made them floating point."""
     if column.dtype.kind == "f" and (column == column.round()).all() and (column.abs() < 2**53).all():
         return column.astype(np.int64)
     return column.astype(bool) if parts.kind_of(column) == "truth" else column

@@ -61,7 +61,7 @@ def made(method: Method, name: str, found: Any) -> dict[str, Tensor]:
 
 
 def fits(method: Method, role: str, found: Any, shapes: Mapping[str, torch.Size]) -> None:
-    """Only what a model has can be put into it."""
+    """Raise for tensors that the model does not have in that name and shape."""
     if not isinstance(found, Mapping):
         raise FedekdError(
             f"method {method.name!r}: {kind(found)} cannot go into the {role} model; give a dict of tensors"
@@ -72,7 +72,7 @@ def fits(method: Method, role: str, found: Any, shapes: Mapping[str, torch.Size]
 
 
 def copied(method: Method, step: Copy, found: Any, wanted: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-    """What a copy brings, of the weights and buffers that its target wants."""
+    """The tensors that a copy puts into its target."""
     if isinstance(step.source, str) and (missing := [n for n in wanted if n not in found]):
         raise FedekdError(
             f"method {method.name!r}: the {step.source} model has no {missing[0]} to copy into {step.target}"

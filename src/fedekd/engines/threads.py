@@ -47,7 +47,7 @@ def _factories(make: models.Factory) -> tuple[models.Factory, ...]:
 @functools.lru_cache(maxsize=64)
 @torch.no_grad()
 def _work(role: str, make: models.Factory, shape: tuple[int, ...], outputs: int) -> int:
-    """Of one row. Where a module has weights but no such layers, each of them counts once."""
+    """Multiply-adds for one row. In a module without such layers, each weight counts once."""
     rows, found = 2, 0  # some layers take no fewer
     module = models.build(role, make, shape, outputs, 0, 0).eval()
 

@@ -140,7 +140,7 @@ def study_tables(study: StudyRecords, against_paper: bool = False) -> list[Table
 
 
 def _columns(layout: Layout, study: StudyRecords) -> list[tuple[str, float | None]]:
-    """Of what the records hold; where they train as the paper does, all its columns of the datasets that were run."""
+    """The records' columns; if they train as the paper does, all of its columns for the datasets that were run."""
     own = study.columns(layout.task)
     run = {dataset for dataset, _ in own}
     known = [column for column in layout.columns if column in own or (study.like_paper and column[0] in run)]
@@ -152,13 +152,13 @@ def _about_paper(layout: Layout, study: StudyRecords) -> bool:
 
 
 def _with_absent(table: Table, layout: Layout, study: StudyRecords) -> Table:
-    """With a note on those of the paper's datasets that have no column, where any of them has one."""
+    """Add a note on the paper's datasets that have no column, if any of them has one."""
     datasets = {dataset for dataset, _ in layout.columns} if _about_paper(layout, study) else set()
     return replace(table, notes=(*table.notes, *study.absent(datasets)))
 
 
 def _rows(layout: Layout, study: StudyRecords, against_paper: bool) -> dict[str, tuple[str, ...]]:
-    """What was run; beside the paper's figures, every row of its own table too."""
+    """The methods that were run; next to the paper's figures, also every row of the paper's table."""
     columns = _columns(layout, study)
     whole = against_paper and _about_paper(layout, study)
     rows: dict[str, tuple[str, ...]] = {m: heads for m, heads in layout.rows.items() if whole or study.has(m, columns)}

@@ -46,7 +46,7 @@ class TransferTables:
         return list(dict.fromkeys(label for labels in each for label in labels))
 
     def parts(self) -> Table:
-        """Where a twin has run, or something else that is done alone, or test rows are known; Δ has its own tables."""
+        """Δ taken apart; empty where only Δ is known, which has other tables."""
         told = self.study.transfer
         if not any(self._known(one, part) for one in told.values() for part in PARTS if part != "delta"):
             return self._table("transfer", "", (), (), (), ())
@@ -74,7 +74,7 @@ class TransferTables:
         return self._table("transfer", title, ("method", "part"), self.columns, tuple(rows), notes)
 
     def _choices(self) -> list[str]:
-        """The menu alone, and which configurations there were, where this is not the usual table."""
+        """Notes on the choices alone and on the configurations, if they are not the usual ones."""
         if not self.study.best_of and self.study.chosen_by == "metric":
             return []
         told = [one for (_, column), one in self.study.transfer.items() if column in self.columns]
@@ -101,7 +101,7 @@ class TransferTables:
         return by_interval(cell, self.unit)
 
     def states(self) -> Table:
-        """Of clients that are the same on every seed, or of client-runs."""
+        """How many clients, or client-runs where every seed splits anew, are in each state."""
         told = {place: one for place, one in self.study.transfer.items() if one.states and place[1] in self.columns}
         columns = self._with(told)
         rows = []
@@ -122,7 +122,7 @@ class TransferTables:
         return self._table("states", title, ("method", "state"), columns, tuple(rows), notes)
 
     def subgroups(self) -> Table:
-        """Where records name them: against Local on the test rows of all clients."""
+        """Δ against Local by subgroup, on the test rows of all clients; empty if the records name no subgroups."""
         cells: dict[tuple[str, str], dict[StudyColumn, TableCell]] = {}
         worst = []
         for method in sorted((one for one in self.study.subgroups if one.label in self.methods), key=self._order):

@@ -161,7 +161,7 @@ def serve(pipe: Connection, folder: Path, environment: Mapping[str, str]) -> Non
 
 
 def _sendable(error: Exception) -> Exception:
-    """With its traceback, for one that the parent will not explain in a line."""
+    """The error with its traceback as a note, or a plain one in its place if it cannot be pickled."""
     error.add_note(traceback.format_exc())
     try:
         pickle.loads(pickle.dumps(error))

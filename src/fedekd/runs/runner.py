@@ -69,7 +69,7 @@ def _in_stacks(settings: Settings) -> bool:
 
 
 def _passes(settings: Settings) -> int:
-    """Over the data, at least: a group of methods counts as one, and so does each seed's run of Local."""
+    """Passes over the data, at least: a group of methods counts as one, and so does each seed's run of Local."""
     return len(settings.seeds) * (1 + len(settings.methods)) * (settings.rounds or 1) * (settings.epochs or 1)
 
 

@@ -111,7 +111,7 @@ def _interval(row: SummaryRow, unit: Unit) -> StyledText:
 
 
 def interval_of(row: SummaryRow) -> tuple[float, float] | None:
-    """Of Avg Δ: over seeds, or over the test rows of a single one."""
+    """The interval of Avg Δ: over seeds, or over the test rows of a single one."""
     return row["avg_delta"]["interval"] or row["avg_delta"]["over_rows"]
 
 

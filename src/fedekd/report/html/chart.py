@@ -151,8 +151,8 @@ def zero_line(channel: str = "x") -> Spec:
 
 
 def lines_of(field: str | int, step: int) -> Spec:
-    """As high as the field has values, or so many; the page's script works it out, for Vega-Lite warns of what it does
-    itself."""
+    """A height of one step for each value of the field, or for so many; set by the page's script, since Vega-Lite warns
+    when it works out a height itself."""
     return {"usermeta": {"step": step, "rows": field}}
 
 

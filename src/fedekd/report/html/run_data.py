@@ -41,7 +41,7 @@ class RunData:
 
     @property
     def after(self) -> str:
-        """Which round the numbers are of."""
+        """Which round the numbers are from, in words."""
         return after(chooses_rounds(self.first))
 
     @property
@@ -90,12 +90,12 @@ class RunData:
         return choices
 
     def floor(self, client: str, seeds: Sequence[int]) -> float | None:
-        """What a client reaches with one answer for all its test rows, in the mean over these seeds."""
+        """The metric of a client that gives one answer for all its test rows, averaged over these seeds."""
         known = [floor for seed in seeds if (floor := self._floors.get((seed, client))) is not None]
         return fmean(known) if known else None
 
     def training_rows(self, client: str, seed: int) -> int | None:
-        """None where the seed's first record does not know the client."""
+        """How many training rows a client has; None if the seed's first record does not have the client."""
         return self._training.get((seed, client))
 
     @cached_property
@@ -139,7 +139,7 @@ class RunData:
 
 
 def extremes(rows: list[Row]) -> list[Row]:
-    """Of sorted rows those that a chart can show: all, or the first and the last."""
+    """The sorted rows that a chart can show: all of them, or the first and the last."""
     return rows if len(rows) <= MANY else rows[: MANY // 2] + rows[-MANY // 2 :]
 
 

@@ -84,7 +84,7 @@ def _headline(data: StudyData, label: str) -> dict[str, Any]:
 
 
 def _states(data: StudyData, label: str) -> list[str]:
-    """Of all clients against the best alone; without test rows nothing is said of them."""
+    """How many clients are in which state against the best alone; nothing if the records lack test rows."""
     states = Counter[str]()
     for (method, _), one in data.study.transfer.items():
         states.update(one.states if method == label else {})
@@ -119,7 +119,7 @@ def _table(table: Table, first: bool) -> Block:
 
 
 def _words(one: TableCell, percent: bool) -> Cell:
-    """Shares as everywhere on the page; with the digits that the tables of ``fedekd table`` have."""
+    """A cell's text: shares in percent as elsewhere on the page, with the digits that ``fedekd table`` prints."""
     factor, decimals = (100, DECIMALS - 2) if percent and one.scaled else (1, DECIMALS)
 
     def text(value: float, sign: str = "") -> str:
