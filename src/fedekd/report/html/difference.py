@@ -10,7 +10,7 @@ from typing import Any
 
 from fedekd import metrics, verdicts
 from fedekd.report.html.run_data import RunData
-from fedekd.report.html.section import Block, Cell, Page, Section, Variants, cell, table
+from fedekd.report.html.section import Block, Cell, Headline, Page, Section, Variants, cell, table
 from fedekd.runs.records import Record
 from fedekd.runs.row_results import compared, groups_of, rows_of
 from fedekd.runs.verdict_text import independence, interval, told
@@ -59,7 +59,7 @@ def difference_page(two: TwoRuns) -> Page:
         lines.append(f"On {count(seeds, 'seed')} both have the same clients and test rows: there clients are compared.")
     else:
         lines.append("No method and seed has the same clients and test rows in both: only means can be compared.")
-    head = {"title": f"{two.names[0]} and {two.names[1]}", "tone": "", "lines": lines, "sure": "", "figures": []}
+    title = f"{two.names[0]} and {two.names[1]}"
     sections = [
         Section("settings", "What differs", [_settings(two, changed)] if changed else []),
         Section("methods", "Method by method", [_methods(two, pairs)]),
@@ -67,8 +67,8 @@ def difference_page(two: TwoRuns) -> Page:
     ]
     datasets = " and ".join(dict.fromkeys(data.first["dataset"] for data in two.data))
     kicker = f"{datasets} · two runs side by side · {two.unit.name}"
-    hero = Variants(("method",), {"": head}, "")
-    return Page(f"{two.names[0]} and {two.names[1]}", kicker, hero, [s for s in sections if s.parts], ())
+    hero = Variants(("method",), {"": Headline(title, lines)}, "")
+    return Page(title, kicker, hero, [s for s in sections if s.parts], ())
 
 
 # --- settings ----------------------------------------------------------------------------------------------

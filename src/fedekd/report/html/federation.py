@@ -20,12 +20,16 @@ from fedekd.report.html.chart import (
     tooltip,
     zero_line,
 )
-from fedekd.report.html.section import Block, Cell, Page, Section, Variants, cell, table
+from fedekd.report.html.section import Block, Cell, Headline, Page, Section, Variants, cell, table
 from fedekd.runs.federation_report import FederationReport, SiteRow
 from fedekd.units import count, duration, volume
 from fedekd.verdicts import HARMED, HELPED, UNDECIDED
 
 ONCE = "A federation runs once, so nobody knows how it would have ended with another seed."
+HOLM = (
+    "Clearly: at the 5 % level over all sites that share a verdict (Holm's method). Each compares the method after the "
+    "last round with the best of what it trained alone, on its own test rows, which are assumed independent."
+)
 INTERVAL = "Clearly: the 95 % interval of Δ over the site's test rows leaves out zero."
 OWN = "Each site's own report, on its own disk, has its numbers."
 VERDICT = "Coloured, as ▲ or ▼: a clear verdict against the best that the site can do alone, where it shares one. "
@@ -44,52 +48,29 @@ def federation_page(report: FederationReport) -> Page:
     return Page("Federation: did joining help?", " · ".join(["Federation", *parts]), hero, sections, ())
 
 
-def _headline(report: FederationReport) -> dict[str, Any]:
-    if report.states:
-        return _judged(report)
-    known, harmed, silent = report.known, report.surely_harmed, len(report.sites) - len(report.known)
-    helped = report.surely_helped
-    return {
-        "title": f"{report.method}: {by_interval(report)}" if known else "No site shares its Δ",
-        "tone": "harm" if harmed else "help" if helped else "",
-        "lines": [f"No Δ is known of {count(silent, 'site')}. {OWN}"] if silent else [],
-        "sure": f"{INTERVAL} {ONCE}" if known else "",
-        "figures": [
-            (f"{harmed} of {len(known)}", "sites clearly harmed", "harm" if harmed else ""),
-            (f"{helped} of {len(known)}", "sites clearly helped", "help" if helped else ""),
-            *_costs(report),
+def _headline(report: FederationReport) -> Headline:
+    """By the verdicts that sites share; where none shares one, by the intervals of Δ."""
+    if states := Counter(report.states.values()):
+        harmed, helped, known, what = states[HARMED], states[HELPED], states.total(), "verdict"
+        title, sure = verdicts(report), f"{HOLM} {ONCE}"
+    else:
+        harmed, helped, known, what = report.surely_harmed, report.surely_helped, len(report.known), "Δ"
+        title = f"{report.method}: {by_interval(report)}" if known else "No site shares its Δ"
+        sure = f"{INTERVAL} {ONCE}" if known else ""
+    silent = len(report.sites) - known
+    return Headline(
+        title,
+        [f"No {what} is known of {count(silent, 'site')}. {OWN}"] if silent else [],
+        tone="harm" if harmed else "help" if helped else "",
+        sure=sure,
+        figures=[
+            (f"{harmed} of {known}", "sites clearly harmed", "harm" if harmed else ""),
+            (f"{helped} of {known}", "sites clearly helped", "help" if helped else ""),
+            (volume(report.bytes_up), "sent by the sites", ""),
+            (volume(report.bytes_down), "sent to the sites", ""),
+            (duration(report.seconds), "in all", ""),
         ],
-    }
-
-
-def _judged(report: FederationReport) -> dict[str, Any]:
-    """Where sites share their verdict."""
-    found = Counter(report.states.values())
-    total, silent = found.total(), len(report.sites) - found.total()
-    clear = (
-        "Clearly: at the 5 % level over all sites that share a verdict (Holm's method). Each compares the method "
-        "after the last round with the best of what it trained alone, on its own test rows, which are assumed "
-        "independent."
     )
-    return {
-        "title": verdicts(report),
-        "tone": "harm" if found[HARMED] else "help" if found[HELPED] else "",
-        "lines": [f"No verdict is known of {count(silent, 'site')}. {OWN}"] if silent else [],
-        "sure": f"{clear} {ONCE}",
-        "figures": [
-            (f"{found[HARMED]} of {total}", "sites clearly harmed", "harm" if found[HARMED] else ""),
-            (f"{found[HELPED]} of {total}", "sites clearly helped", "help" if found[HELPED] else ""),
-            *_costs(report),
-        ],
-    }
-
-
-def _costs(report: FederationReport) -> list[tuple[str, str, str]]:
-    return [
-        (volume(report.bytes_up), "sent by the sites", ""),
-        (volume(report.bytes_down), "sent to the sites", ""),
-        (duration(report.seconds), "in all", ""),
-    ]
 
 
 def _effect(report: FederationReport, site: SiteRow, scale: MetricScale) -> str:

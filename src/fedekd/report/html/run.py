@@ -9,7 +9,7 @@ from fedekd.report.html import calibration, clients, confusion, cost, holdings, 
 from fedekd.report.html.chart import Chart, variant
 from fedekd.report.html.headline import headline, kicker
 from fedekd.report.html.run_data import RunData
-from fedekd.report.html.section import Block, Page, Section, Variants, cell, table
+from fedekd.report.html.section import Block, Headline, Page, Section, Variants, cell, table
 from fedekd.report.html.words import about_models
 from fedekd.runs.aggregate import SHARED, SummaryRow
 from fedekd.runs.records import DoubtedSample, PublicPart
@@ -27,13 +27,7 @@ NO_DETAILS = (
 
 def run_page(data: RunData, notes: Sequence[str], thumbnails: bool) -> Page:
     heads = {str(m): headline(data, label) for m, label in enumerate(data.compared)}
-    alone = {
-        "title": "Nothing to compare yet",
-        "tone": "",
-        "figures": [],
-        "sure": "",
-        "lines": ["Only training alone has run; name methods with --methods."],
-    }
+    alone = Headline("Nothing to compare yet", ["Only training alone has run; name methods with --methods."])
     hero = Variants(("method",), heads or {"": alone}, str(data.favourite) if heads else "")
     compared = [clients.advice(data), clients.gains(data), clients.ranks(data)] if heads else []
     side_by_side = [methods.strip(data), methods.parts(data)] if heads else []

@@ -50,6 +50,16 @@ class Variants:
 
 
 @dataclass(frozen=True)
+class Headline:
+    title: str
+    lines: Sequence[str] = ()  # below the title
+    tone: str = ""  # help or harm, where that is clear
+    sure: str = ""  # how sure that is
+    figures: Sequence[tuple[str, str, str]] = ()  # each with what it is and its tone
+    use: Sequence[str] = ()  # what to do
+
+
+@dataclass(frozen=True)
 class Section:
     id: str
     title: str

@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from fedekd.report.html import agreement, heat, study_dots, sweep
 from fedekd.report.html.chart import Choice
-from fedekd.report.html.section import Block, Cell, Page, Section, Variants, cell
+from fedekd.report.html.section import Block, Cell, Headline, Page, Section, Variants, cell
 from fedekd.report.html.study_data import StudyData, alpha_title
 from fedekd.report.paper_tables import study_tables
 from fedekd.report.table_formats import DECIMALS, NOTHING, Table, TableCell, number
@@ -29,7 +28,7 @@ def study_page(records: Sequence[Record], failures: Sequence[FailureRow], folder
     data = StudyData(records, failures, folder)
     tables = study_tables(data.study, against_paper=data.study.like_paper)
     heads = {str(m): _headline(data, label) for m, label in enumerate(data.compared)}
-    nothing = {"": {"title": "Nothing to compare yet", "tone": "", "lines": [], "sure": "", "figures": []}}
+    nothing = {"": Headline("Nothing to compare yet")}
     hero = Variants(("method",), heads or nothing, str(data.favourite) if heads else "")
     near = agreement.agreement(tables)
     cells = agreement.by_cell(tables, data.compared)
@@ -69,18 +68,17 @@ def _notes(data: StudyData) -> list[str]:
     return notes + [f"{note[0].upper()}{note[1:]}." for note in data.study.failed()]
 
 
-def _headline(data: StudyData, label: str) -> dict[str, Any]:
+def _headline(data: StudyData, label: str) -> Headline:
     """What the study finds of a method over all datasets."""
     own = [one for one in data.study.findings if one.label == label]
     known = {one.direction(part) for one in own for part in AGAINST if part in one.parts}
     notes = [f"{note[0].upper()}{note[1:]}." for note in not_known(own)]
-    return {
-        "title": headline(own),
-        "tone": "" if {1, -1} <= known else "help" if 1 in known else "harm" if -1 in known else "",
-        "lines": [f"{line}." for line in (losses(own),) if line] + notes,
-        "sure": " ".join([SURE, *_states(data, label)]),
-        "figures": [],
-    }
+    return Headline(
+        headline(own),
+        [f"{line}." for line in (losses(own),) if line] + notes,
+        tone="" if {1, -1} <= known else "help" if 1 in known else "harm" if -1 in known else "",
+        sure=" ".join([SURE, *_states(data, label)]),
+    )
 
 
 def _states(data: StudyData, label: str) -> list[str]:
