@@ -206,8 +206,8 @@ def parts(data: RunData) -> Chart | None:
     words = list(PARTS.values())
     unit = "points" if scale.unit.percent else scale.unit.name
     x: Spec = {"field": "mean", "type": "quantitative", "title": f"mean over clients, {unit}", "axis": {"tickCount": 7}}
-    part: Spec = {"field": "part", "type": "nominal", "legend": {"title": None, "orient": "top"}}
-    colour = {**part, "scale": {"domain": words, "range": ["$muted", "$other", "$accent", "$ink"]}}
+    by_part: Spec = {"field": "part", "type": "nominal", "legend": {"title": None, "orient": "top"}}
+    colour = {**by_part, "scale": {"domain": words, "range": ["$muted", "$other", "$accent", "$ink"]}}
     spec: Spec = {
         **lines_of("method", 64),
         "encoding": {
@@ -223,7 +223,7 @@ def parts(data: RunData) -> Chart | None:
             },
             {
                 "mark": {"type": "point", "filled": True, "size": 90, "opacity": 1},
-                "encoding": {"x": x, "color": colour, "shape": {**part, "scale": shapes(words)}},
+                "encoding": {"x": x, "color": colour, "shape": {**by_part, "scale": shapes(words)}},
             },
         ],
     }
