@@ -17,8 +17,8 @@ from fedekd.errors import FedekdError
 from fedekd.runs.runner import run
 from fedekd.settings import make_settings
 from lines import Notes
-from stacking import TRAINED, compare, job, rows_for
-from tiny import quick
+from stacking import TRAINED, compare, rows_for
+from tiny import job, quick
 
 
 @pytest.mark.parametrize("combine", ["median", "trimmed", "krum"])
