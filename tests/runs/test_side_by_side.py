@@ -20,7 +20,7 @@ from fedekd.data import load_dataset
 from fedekd.errors import FedekdError
 from fedekd.runs import details
 from fedekd.runs.progress_file import condition, read
-from fedekd.runs.runner import MANY, _passes, _worth_processes
+from fedekd.runs.runner import ENOUGH_PASSES, _passes, _worth_processes
 from fedekd.settings import make_settings
 from repeats import numbers_in
 
@@ -162,8 +162,8 @@ def _commands() -> list[tuple[int, str]]:
 
 def test_processes_are_started_where_there_is_much_to_do(home):
     hospitals = {"dataset": "heart", "methods": "fedekd,fml", "seeds": "0-2", "rounds": 20}
-    assert _passes(make_settings(hospitals)) >= MANY
-    assert _passes(make_settings({"dataset": "digits"})) < MANY
+    assert _passes(make_settings(hospitals)) >= ENOUGH_PASSES
+    assert _passes(make_settings({"dataset": "digits"})) < ENOUGH_PASSES
     from fedekd.runs.plan import plan
 
     small, large = plan(make_settings(hospitals)), plan(make_settings({"batch_size": 1024}))

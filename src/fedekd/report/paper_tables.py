@@ -17,7 +17,7 @@ from fedekd.errors import FedekdError
 from fedekd.report.study_records import StudyRecords
 from fedekd.report.sweeps import sweep_tables
 from fedekd.report.table_formats import NOTHING, Table, TableRow, ranked
-from fedekd.report.transfer_tables import SHORT, TransferTables, by_interval
+from fedekd.report.transfer_tables import SHORT, TransferTables, marked_by_interval
 from fedekd.runs.choosing import ChosenBy
 from fedekd.runs.records import FailureRow, Figure, Record
 
@@ -229,7 +229,7 @@ def _paired(layout: Layout, study: StudyRecords, one: str) -> Table:
     rows = []
     for other in _all_rows(layout, study, one):
         pair = ("fedekd", other) if one == "fedekd" else (other, "local")
-        cells = (by_interval(study.difference(*pair, c), unit) for c in columns)
+        cells = (marked_by_interval(study.difference(*pair, c), unit) for c in columns)
         rows.append(TableRow((other,), other, tuple(cells)))
     rows = [row for row in rows if any(cell.mean is not None for cell in row.cells)]
     what = "FedeKD minus each method" if one == "fedekd" else "Each method minus Local"

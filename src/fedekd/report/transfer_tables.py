@@ -98,7 +98,7 @@ class TransferTables:
             return TableCell()
         interval = one.summary[part]["interval"] if key == "mean" else None
         cell = replace(self._cell(one, column), mean=one.summary[part][key], interval=interval)
-        return by_interval(cell, self.unit)
+        return marked_by_interval(cell, self.unit)
 
     def states(self) -> Table:
         """How many clients, or client-runs where every seed splits anew, are in each state."""
@@ -195,6 +195,6 @@ def _subgroup(one: SubgroupDelta) -> TableCell:
     return TableCell(one.delta, interval=interval, mark={HELPED: "best", HARMED: "second"}.get(one.state or "", ""))
 
 
-def by_interval(cell: TableCell, unit: Unit) -> TableCell:
+def marked_by_interval(cell: TableCell, unit: Unit) -> TableCell:
     """Marked best where the whole interval lies on the better side of zero, second where on the worse."""
     return replace(cell, mark={1: "best", -1: "second", 0: ""}[unit.direction(cell.interval)])

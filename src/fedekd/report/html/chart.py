@@ -18,7 +18,7 @@ from fedekd.verdicts import Verdict
 
 Row = dict[str, Any]
 Spec = dict[str, Any]
-MANY = 40  # clients that a chart shows one by one
+MOST = 40  # clients that a chart shows one by one
 PAPER_MARK = {
     "type": "point", "shape": "diamond", "filled": True, "fill": "$surface", "stroke": "$ink", "size": 70, "opacity": 1,
     "strokeWidth": 1.5,

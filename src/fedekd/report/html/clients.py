@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from fedekd.report.html.chart import (
-    MANY,
+    MOST,
     Chart,
     ChartColumn,
     MetricScale,
@@ -138,7 +138,7 @@ def advice(data: RunData) -> Block | None:
         key: {
             "decided": decided(group.values()),
             "rows": [(client, one.decision, one.reason) for (client, _), one in group.items()]
-            if len(group) <= MANY
+            if len(group) <= MOST
             else [],
         }
         for key, group in by.items()
@@ -191,7 +191,7 @@ def gain_title(scale: MetricScale) -> str:
 def ranks(data: RunData) -> Chart | None:
     """Every client's gain in order; only where there are more than the chart of clients can show."""
     every = client_rows(data)
-    if max((len(group) for group in every.values()), default=0) <= MANY:
+    if max((len(group) for group in every.values()), default=0) <= MOST:
         return None
     scale = data.scale
     rows = {key: [{**row, "rank": i} for i, row in enumerate(group, start=1)] for key, group in every.items()}

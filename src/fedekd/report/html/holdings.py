@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from fedekd.report.html.chart import MANY, Chart, ChartColumn, Row, Spec, lines_of, names, shades, variant
+from fedekd.report.html.chart import MOST, Chart, ChartColumn, Row, Spec, lines_of, names, shades, variant
 from fedekd.report.html.run_data import RunData, fewer
 from fedekd.runs.records import Details
 
@@ -31,7 +31,7 @@ def holdings_rows(data: RunData) -> dict[str, list[Row]]:
             }
             for one in detail["partition"]
         ]
-        largest = {row["client"] for row in sorted(held, key=lambda row: -row["total"])[:MANY]}
+        largest = {row["client"] for row in sorted(held, key=lambda row: -row["total"])[:MOST]}
         rows[variant(s)] = [row for row in held if row["client"] in largest]
     return rows
 
@@ -63,7 +63,7 @@ def holdings(data: RunData) -> Chart:
     what = "ranges of the target" if regression else "classes"
     about = f"How many samples of the {what} each client holds; the stronger the colour, the more; blank is none."
     about += " The table has its rows of training, validation and test beside them."
-    about += fewer(len(data.names), MANY, "largest")
+    about += fewer(len(data.names), MOST, "largest")
     spec: Spec = {
         **lines_of("client", 28),
         "transform": [{"flatten": ["counts", "labels"], "as": ["count", "label"]}],

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedekd.report.html.chart import MANY, Chart, ChartColumn, Row, Spec, tooltip, variant
+from fedekd.report.html.chart import MOST, Chart, ChartColumn, Row, Spec, tooltip, variant
 from fedekd.report.html.run_data import RunData
 from fedekd.runs.records import Record
 from fedekd.runs.transfer import twin_label
@@ -282,7 +282,7 @@ def clients_learning(data: RunData) -> Chart:
         "mark": {"type": "line", "color": "$ink", "strokeWidth": 2.5, "strokeDash": [2, 3], "aria": False},
         "encoding": {"x": _rounds(), "y": {**y, "aggregate": "mean"}},
     }
-    many = len(data.names) > MANY
+    many = len(data.names) > MOST
     if many:
         rows, columns = (
             _bands(rows),

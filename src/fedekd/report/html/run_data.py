@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
-from fedekd.report.html.chart import MANY, Choice, MetricScale, Row, variant
+from fedekd.report.html.chart import MOST, Choice, MetricScale, Row, variant
 from fedekd.runs import command_file
 from fedekd.runs.aggregate import SummaryRow, aggregate, in_order
 from fedekd.runs.choosing import chooses_rounds
@@ -140,7 +140,7 @@ class RunData:
 
 def extremes(rows: list[Row]) -> list[Row]:
     """The sorted rows that a chart can show: all of them, or the first and the last."""
-    return rows if len(rows) <= MANY else rows[: MANY // 2] + rows[-MANY // 2 :]
+    return rows if len(rows) <= MOST else rows[: MOST // 2] + rows[-MOST // 2 :]
 
 
 def fewer(count: int, shown: int, what: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedekd.report.html.chart import MANY, ROUNDS, Chart, ChartColumn, Row, Spec, lines_of, names, shades, tooltip
+from fedekd.report.html.chart import MOST, ROUNDS, Chart, ChartColumn, Row, Spec, lines_of, names, shades, tooltip
 from fedekd.report.html.run_data import RunData, extremes, fewer
 from fedekd.runs.records import ClientsTrust, TrustRow
 
@@ -221,7 +221,7 @@ def by_client(data: RunData) -> Chart:
         }
     )
     about = "The same in the last round for each client; the bar is the client's mean. The least trusting on top."
-    about += fewer(len(data.names), MANY, "least and most trusting")
+    about += fewer(len(data.names), MOST, "least and most trusting")
     columns = (ChartColumn("client", "client"), *COLUMNS)
     return Chart(
         "trust-clients", "Trust, client by client", about, spec, columns, rows, ("method", "seed"), empty=EMPTY
@@ -245,7 +245,7 @@ def course(data: RunData) -> Chart:
         "The share of its samples that each client keeps the proxy out of, round by round: the stronger the colour, "
         "the more."
     )
-    about += fewer(len(data.names), MANY, "least and most trusting")
+    about += fewer(len(data.names), MOST, "least and most trusting")
     return Chart(
         "trust-course",
         "Trust, client by round",
