@@ -86,7 +86,7 @@ def _spec(chart: Chart, content: Spec, rows: list[Row], words: dict[str, str]) -
         "title": {"text": ": ".join([*of, chart.title]), "anchor": "start", "fontSize": 15, "fontWeight": 400},
         **painted(content),
         **height,
-        "params": [{"name": name, "value": value} for name, value in {**words, "dark": False}.items()],
+        "params": [{"name": name, "value": value} for name, value in words.items()],
         "width": max((COLUMN if chart.half else WHOLE) / SCALE, lines.get("least", 0)),
         "data": {"values": rows},
         "config": CONFIG,
