@@ -348,9 +348,7 @@ def algorithm(method: Method) -> str:
 
 def architecture(job: Job, role: str) -> str:
     """A built-in model by its name; one of the user's by its layers too, which change while the name stays."""
-    make = job.factory(role)
-    every = make.factories if isinstance(make, models.Dealt) else (make,)
-    return "\n".join(_architecture(job, role, own) for own in every)
+    return "\n".join(_architecture(job, role, own) for own in models.every_factory(job.factory(role)))
 
 
 def _architecture(job: Job, role: str, make: models.Factory) -> str:
