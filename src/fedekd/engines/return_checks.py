@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedekd.engines.schedule import numbered
 from fedekd.errors import FedekdError
-from fedekd.methods.base import Copy, Method, Remember, Train
+from fedekd.methods.base import Copy, Method, Remember, Step, Train
 from fedekd.methods.batch import Batch
 from fedekd.trees import map_tree
 
@@ -82,18 +82,19 @@ def copied(method: Method, step: Copy, found: Any, wanted: Mapping[str, torch.Si
     return own
 
 
+def steps(method: Method, where: str, given: Any, kinds: tuple[type, ...]) -> Sequence[Step]:
+    """What a method gave as its steps; raises for anything that is not of these kinds."""
+    wrong = [step for step in given if not isinstance(step, kinds)] if isinstance(given, (tuple, list)) else [given]
+    if wrong:
+        *names, last = (one.__name__ for one in kinds)
+        raise broken(method, where, f"it gives {kind(wrong[0])}; return a tuple of {', '.join(names)} and {last}")
+    return given
+
+
 def personal(method: Method) -> list[tuple[Train | Remember | Copy, int]]:
     """What is done before answering, numbered as the steps of a round are."""
-    steps = method.personalise()
-    allowed = isinstance(steps, (tuple, list)) and all(isinstance(step, (Train, Remember, Copy)) for step in steps)
-    if not allowed:
-        wrong = (
-            next((s for s in steps if not isinstance(s, (Train, Remember, Copy))), steps)
-            if isinstance(steps, (tuple, list))
-            else steps
-        )
-        raise broken(method, "personalise()", f"it gives {kind(wrong)}; return a tuple of Train, Remember and Copy")
-    return numbered(steps)  # type: ignore[return-value]
+    found = steps(method, "personalise()", method.personalise(), (Train, Remember, Copy))
+    return numbered(found)  # type: ignore[return-value]
 
 
 def _own(tensor: Tensor) -> Tensor:
