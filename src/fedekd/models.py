@@ -79,6 +79,11 @@ def _one(role: str, given: str | Factory) -> Factory:
     return found
 
 
+def every_factory(make: Factory) -> tuple[Factory, ...]:
+    """Those that clients' models come from."""
+    return make.factories if isinstance(make, Dealt) else (make,)
+
+
 def own_factory(make: Factory, client: int) -> Factory:
     """The factory that one client's model comes from."""
     return make.own(client) if isinstance(make, Dealt) else make

@@ -11,13 +11,12 @@ import pytest
 
 from fedekd import metrics
 from fedekd.errors import FedekdError
-from fedekd.report.paper_tables import make_tables, paper_figures, render, select
+from fedekd.report.paper_tables import make_tables, paper_figures
 from fedekd.report.study_records import StudyRecords
+from fedekd.report.table_formats import render, select
 from fedekd.runs.results import load
 from fedekd.runs.store import read_failures
 from made_records import make_record as made
-
-CLASSIFICATION = ("fashionmnist", "cifar10", "octmnist", "organamnist")
 
 
 def record(

@@ -27,12 +27,13 @@ from fedekd.engines.serial import Serial
 from fedekd.errors import FedekdError
 from fedekd.export.predict import predict
 from fedekd.runs import execution
-from fedekd.runs.observers import Observer
 from fedekd.runs.plan import choose_methods, left_out, plan
 from fedekd.runs.runner import run
 from fedekd.runs.saved_models import read_metadata
 from fedekd.settings import NEWER, make_settings
 from interruption import Stop
+from lines import Notes
+from repeats import numbers
 from tiny import tiny_private, tiny_proxy
 
 KEYS = """dataset alpha seed method params task metric clients avg_delta worst_delta tail_delta mean worst
@@ -45,11 +46,6 @@ SMALL |= {"proxy": tiny_proxy, "lr": 1e-3}
 
 def small(dataset, out, **more):
     return fedekd.run(dataset, out=str(out), progress=False, **{**SMALL, **more})
-
-
-def numbers(record):
-    """What must repeat to the bit: everything but the clock."""
-    return {k: v for k, v in record.items() if k not in ("seconds", "finished")}
 
 
 def test_a_record_has_every_promised_key(digits, tmp_path):
@@ -222,21 +218,13 @@ def public_methods(monkeypatch):
         methods.register(name, family="distillation")(dataclass(frozen=True)(kind))
 
 
-class Listening(Observer):
-    def __init__(self):
-        self.notes = []
-
-    def on_note(self, event):
-        self.notes.append(event.line)
-
-
 @pytest.mark.usefixtures("public_methods")
 def test_a_group_leaves_out_what_lacks_public_rows_and_says_so(digits, tmp_path):
     def asked(**given):
-        watching = Listening()
+        watching = Notes()
         settings = make_settings({**SMALL, "dataset": "digits", "out": str(tmp_path), "rounds": 1, **given})
         names = {record["method"] for record in run(settings, watching, digits).records}
-        return names & {"needy", "needier"}, [line for line in watching.notes if "public" in line]
+        return names & {"needy", "needier"}, [line for line in watching.lines if "public" in line]
 
     assert asked(methods="all") == (set(), ["needier, needy need public rows (--public 0.1): left out"])
     assert asked(methods="fedavg") == (set(), [])
@@ -267,14 +255,6 @@ def test_batch_norm_buffers_travel(digits, tmp_path):
     means = [client.models["private"][1].running_mean for client in engine.clients]
     assert all(torch.equal(m, means[0]) for m in means)
     assert means[0].abs().sum() > 0
-
-
-class Notes(Observer):
-    def __init__(self) -> None:
-        self.lines = []
-
-    def on_note(self, event):
-        self.lines.append(event.line)
 
 
 @pytest.mark.parametrize("what", ["details", "models"])

@@ -22,7 +22,7 @@ _CHANNELS_LAST: dict[Any, bool] = {}
 
 
 def once(known: dict[Any, T], key: Any, find: Callable[[], T]) -> T:
-    """What was found before; anew where a method or a model of the user's cannot be a key, and after an error."""
+    """What ``find`` gave for this key before, or gives now; nothing is kept under a key that cannot be hashed."""
     try:
         hash(key)
     except TypeError:

@@ -62,8 +62,7 @@ class StudyRecords:
 
     @cached_property
     def transfer(self) -> dict[tuple[str, StudyColumn], MethodTransfer]:
-        """By label and column, of methods as they are and those of ``best_of``: Holm's method is over what one column
-        shows."""
+        """By label and column, of unchanged methods and of ``best_of``: Holm's method covers what a column shows."""
         shown = [*self._plain(), *(record for one in self.best_of for record in one.records)]
         analysed = analyse(shown, self.folder, chosen_by=self.chosen_by)
         return {(one.label, (one.dataset, one.alpha)): one for one in analysed}
@@ -165,7 +164,7 @@ class StudyRecords:
         return notes
 
     def _settings(self, dataset: str) -> str:
-        """What tells the runs that are shown from others, as far as it often differs within a study."""
+        """The settings that often differ within a study, as they are in the runs that are shown."""
         first = next(record for record in self.records if record["dataset"] == dataset)
         share = first["partition"].get("fraction")
         rows = f"{100 * share:g} % of the training rows" if share else "all training rows"
@@ -173,7 +172,7 @@ class StudyRecords:
         return f"those shown have {size} and {rows}"
 
     def _lacking(self, by_dataset: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
-        """Datasets that lack the same methods."""
+        """What is missing, with datasets that lack the same methods taken together."""
         alike: dict[tuple[str, ...], list[str]] = {}
         for dataset, own in by_dataset.items():
             alike.setdefault(tuple(own), []).append(dataset)

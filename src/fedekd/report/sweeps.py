@@ -40,7 +40,7 @@ def _table(study: StudyRecords, method: str, column: StudyColumn, labels: list[s
 def ordered(
     study: StudyRecords, method: str, column: StudyColumn, labels: list[str]
 ) -> Iterator[tuple[tuple[str, str], str]]:
-    """Row heads and label, parameter by parameter in order of its values, among them the one it has by itself."""
+    """Row heads and label, parameter by parameter in the order of its values, the default value among them."""
     groups: dict[tuple[str, ...], list[tuple[tuple[Any, ...], str]]] = {}
     for label in labels:
         found = VARIED.fullmatch(label)

@@ -86,7 +86,7 @@ def render(tables: Sequence[Table], format: str = "markdown") -> str:
 
 
 def number(value: float, sign: str = "", decimals: int = DECIMALS) -> str:
-    """Never a negative zero."""
+    """A number with so many decimals; never a negative zero."""
     rounded = round(value, decimals)
     return f"{rounded:{sign}.{decimals}f}" if rounded else f"{0:.{decimals}f}"
 

@@ -49,7 +49,7 @@ class BestAlone(TypedDict):
 
 
 class SiteVerdict(TypedDict):
-    """Of the method against the best alone, each at the round that validation rows prefer."""
+    """The verdict on the method against the best alone, each at the round that validation rows prefer."""
 
     state: str
     recommendation: str

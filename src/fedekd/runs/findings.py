@@ -76,32 +76,28 @@ class Finding:
 
     def direction(self, part: str) -> int:
         """1 where the whole interval is on the better side of zero, -1 on the worse, 0 where it holds zero."""
-        low, high = sorted(self.unit.harm(x) for x in self.parts[part].interval or (0.0, 0.0))
-        return int(high < 0) - int(low > 0)
+        return self.unit.direction(self.parts[part].interval)
 
     def mean(self, part: str, unit: bool = False) -> str:
-        """– where it is not known."""
+        """The mean, or – if it is not known."""
         if part not in self.parts:
             return "–"
         name = (" points" if self.unit.percent else f" {self.unit.name}") if unit else ""
-        return self._signed(self.parts[part].mean) + name
+        return self.unit.delta(self.parts[part].mean) + name
 
     def interval(self, part: str) -> str:
-        """And the splits where they are not all."""
+        """The interval in parentheses, with the splits that it covers if those are not all."""
         if part not in self.parts:
             return ""
         one = self.parts[part]
         splits = ", ".join(f"α = {alpha:g}" for alpha in one.alphas if alpha is not None)
         some = f", {splits} only" if set(one.alphas) != set(self.alphas) else ""
-        sure = " to ".join(map(self._signed, one.interval)) if one.interval else "one seed"
+        sure = " to ".join(map(self.unit.delta, one.interval)) if one.interval else "one seed"
         return f"({sure}{some})"
 
     def figure(self, part: str, unit: bool = False) -> str:
-        """Both."""
+        """The mean and its interval."""
         return f"{self.mean(part, unit)} {self.interval(part)}".rstrip()
-
-    def _signed(self, value: float) -> str:
-        return self.unit.delta(value)
 
     def sentence(self) -> str:
         """Everything that is known, in words; what may be chance is called so."""
@@ -140,7 +136,7 @@ class Finding:
 def findings(
     records: Sequence[Record], analysed: Sequence[MethodTransfer] | None = None, folder: Path | None = None
 ) -> list[Finding]:
-    """Of every method as it is that needs a federation; of each dataset, the runs with its most frequent settings.
+    """Of every unchanged method that needs a federation, from each dataset's runs with the most frequent settings.
 
     ``analysed`` is what ``analyse`` makes of them, where that is known already; ``folder`` is where the records lie.
     """
@@ -239,7 +235,7 @@ def not_known(found: Sequence[Finding]) -> list[str]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """One, two and three."""
+    """Names as a list in words: "one, two and three"."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 

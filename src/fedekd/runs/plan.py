@@ -210,7 +210,7 @@ def load(settings: Settings, dataset: Dataset | None = None) -> LoadedData:
 
 @lru_cache(maxsize=1)
 def _loaded(*source: Any) -> LoadedData:
-    """Kept until another is asked for."""
+    """The data of the last source that was asked for is kept."""
     return load(Settings(**dict(zip(SOURCE, source, strict=True))))
 
 
@@ -309,7 +309,7 @@ def make_job(settings: Settings, federation: Federation, method: Method, seed: i
 
 
 def _metric(name: str | None, task: str) -> str | None:
-    """None where it is the task's own, so that naming it changes nothing."""
+    """None if it is the task's own metric, so that naming that one changes nothing."""
     known = [metric for metric, about in METRICS.items() if about.task == task]
     if name is not None and name not in known:
         raise unknown(f"metric of a {task}", name, known)
@@ -351,9 +351,7 @@ def algorithm(method: Method) -> str:
 
 def architecture(job: Job, role: str) -> str:
     """A built-in model by its name; one of the user's by its layers too, which change while the name stays."""
-    make = job.factory(role)
-    every = make.factories if isinstance(make, models.Dealt) else (make,)
-    return "\n".join(_architecture(job, role, own) for own in every)
+    return "\n".join(_architecture(job, role, own) for own in models.every_factory(job.factory(role)))
 
 
 def _architecture(job: Job, role: str, make: models.Factory) -> str:

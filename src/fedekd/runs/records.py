@@ -25,7 +25,7 @@ class ChosenRound(TypedDict):
 
 
 class ClientCurve(TypedDict):
-    """By round, to six digits. Left out of runs with very many clients."""
+    """A client's values by round, to six digits. Left out in runs with very many clients."""
 
     value: list[float]
     val: list[float]
@@ -207,7 +207,7 @@ class DoubtedSample(TypedDict):
 
 
 class Reliability(TypedDict):
-    """Over tenths of the test samples by rising energy."""
+    """Figures for each tenth of the test samples, by rising energy."""
 
     energy: list[float]
     count: list[int]

@@ -81,7 +81,7 @@ def _over_clients(measure: Measure, flat: bool) -> Measure:
 
 
 def mean_interval(joined: Record, alone: Record, folder: Path | None = None) -> tuple[float, float] | None:
-    """Of the mean over clients of two runs' difference after their last rounds; None where rows are not known."""
+    """The interval of two runs' mean difference over clients, after the last rounds; None if rows are not known."""
     pairs = [
         compared([rows_of(joined, k, folder)], [rows_of(alone, k, folder)], joined["metric"], groups_of(joined, k))
         for k in range(len(joined["clients"]))

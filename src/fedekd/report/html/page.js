@@ -81,7 +81,6 @@
     canvas.replaceChildren();
     if (!rows.length) return fillTable(id);
     const params = Object.values(choices).map((choice) => ({ name: choice.name, value: choice.options[state[choice.name]] }));
-    params.push({ name: "dark", value: dark() });
     const { step, rows: by, least } = chart.spec.usermeta ?? {};
     narrow = innerWidth < 600 || canvas.clientWidth < 420;
     const lines = typeof by === "number" ? by : new Set(rows.map((row) => row[by])).size;
