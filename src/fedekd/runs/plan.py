@@ -20,7 +20,7 @@ from fedekd.data.clusters import by_clusters, clusters_for
 from fedekd.dataset import Dataset, Reading
 from fedekd.engines.job import Job, Training
 from fedekd.engines.rehearsal import traffic
-from fedekd.errors import unknown
+from fedekd.errors import FedekdError, unknown
 from fedekd.exchange import exchanges
 from fedekd.federation import Federation
 from fedekd.methods.base import Method
@@ -231,18 +231,17 @@ def choose_methods(settings: Settings, task: str, public: str = "") -> list[Chos
             for name in groups[item]:
                 method = methods.get(name)
                 if task in method.tasks and method.public in SUFFICES[public]:
-                    chosen.setdefault(name, _choose(name, method, settings))
+                    _add(chosen, _choose(name, method, settings))
         elif isinstance(item, str):
-            chosen.setdefault(item, _choose(item, methods.get(item), settings))
-        elif isinstance(item, Method):
-            name = item.name or type(item).__name__.lower()
-            chosen.setdefault(name, _choose(name, item, settings))
+            _add(chosen, _choose(item, methods.get(item), settings))
         else:
-            raise unknown("method", str(item), methods.known())
-    plain = {name.partition("@")[0] for name in chosen}  # a twin has its method's parameters
+            _add(chosen, _given(item, settings))
+    names = {one.name for one in chosen.values()}
+    names |= {name.partition("@")[0] for name in names}  # a twin has its method's parameters
     for name in settings.parameters:
-        if name != "*" and name not in chosen and name not in plain:
-            raise unknown("method in parameters", name, chosen)
+        if name != "*" and name not in names:
+            run = ", ".join(sorted(names))
+            raise FedekdError(f"parameters are given for {name!r}, which is not among the methods of the run: {run}")
     if settings.alone == "menu":
         chosen = _with_menu(chosen, settings)
     for one in chosen.values():
@@ -253,12 +252,13 @@ def choose_methods(settings: Settings, task: str, public: str = "") -> list[Chos
 def _with_menu(chosen: Mapping[str, Chosen], settings: Settings) -> dict[str, Chosen]:
     """The methods with all that a client could do alone: Local with smoothed targets, and each method's twin."""
     found = {"local": chosen["local"]}
-    found |= {name: _choose(name, methods.get(name), settings) for name in SMOOTH if name not in chosen}
-    for name, one in chosen.items():
-        found[name] = one
+    for name in SMOOTH:
+        if not any(one.name == name for one in chosen.values()):
+            _add(found, _choose(name, methods.get(name), settings))
+    for one in chosen.values():
+        _add(found, one)
         if has_twin(one.method, settings.rounds or 1):
-            other = f"{name}{ALONE}"
-            found.setdefault(other, Chosen(other, methods.twin(one.method, "alone"), one.changed))
+            _add(found, Chosen(f"{one.name}{ALONE}", methods.twin(one.method, "alone"), one.changed))
     return found
 
 
@@ -284,6 +284,22 @@ def public_rows(federation: Federation) -> str:
     if not len(federation.public):
         return ""
     return "labels" if federation.public_labelled else "rows"
+
+
+def _add(chosen: dict[str, Chosen], one: Chosen) -> None:
+    """By label: a method may be there with several values of a parameter."""
+    chosen.setdefault(one.label, one)
+
+
+def _given(item: Any, settings: Settings) -> Chosen:
+    """An instance, whose label names what is not its class's default, or a class."""
+    if isinstance(item, type) and issubclass(item, Method):
+        item = item()
+    if not isinstance(item, Method):
+        raise FedekdError(f"methods takes names and instances of Method, got {item!r}")
+    chosen = _choose(item.name or type(item).__name__.lower(), item, settings)
+    own = {f.name: getattr(chosen.method, f.name) for f in fields(item) if getattr(chosen.method, f.name) != f.default}
+    return replace(chosen, changed=own)
 
 
 def _choose(name: str, method: Method, settings: Settings) -> Chosen:
