@@ -169,10 +169,25 @@ def test_a_method_may_be_an_object_and_a_model_a_function_of_the_client(digits, 
         small(digits, tmp_path, methods=["fedavg"], private=private)
 
 
+def test_each_configuration_of_a_method_given_as_an_object_runs_under_its_own_label(digits, tmp_path):
+    given = [Own(0.1), Own(), Own(0.1), Own(1.0)]
+    result = small(digits, tmp_path, methods=given, alone="menu", epochs=1)
+    labels = [r["label"] for r in result.records if r["method"].startswith("own")]
+    own = ["own (strength=0.1)", "own", "own (strength=1.0)"]
+    assert sorted(labels) == sorted([*own, *(label.replace("own", "own@alone") for label in own)])
+    assert len({r["key"] for r in result.records}) == len(result.records)
+    assert [r["label"] for r in small(digits, tmp_path, methods=[Own], epochs=1).records] == ["local", "own"]
+    with pytest.raises(FedekdError, match="takes names and instances of Method, got 3"):
+        small(digits, tmp_path, methods=[3])
+
+
 def test_result_tables(digits, tmp_path):
     result = small(digits, tmp_path, methods=["fedavg"], seeds=[0, 1])
+    assert repr(result) == f"<4 runs in {tmp_path}: digits; local, fedavg>"
     frame = result.to_frame()
     assert len(frame) == 2 * 2 * 3
+    assert frame["scores.auroc"].between(0, 1).all()
+    assert (frame["params.lr"] == result.records[0]["params"]["lr"]).all()
     assert {"dataset", "alpha", "seed", "method", "id", "local", "value", "delta"} <= set(frame.columns)
     row = result.summary[1]
     assert row["method"] == "fedavg"
@@ -190,7 +205,11 @@ def test_a_diverging_client_is_named(digits, tmp_path):
 def test_unknown_parameters_and_tasks_are_refused(digits, diabetes, tmp_path):
     for dataset, given, text in (
         (digits, {"methods": ["fedprox"], "parameters": {"fedprox": {"nu": 1}}}, "did you mean 'mu'"),
-        (digits, {"methods": ["fedavg"], "parameters": {"fedprox": {"mu": 1}}}, "unknown method in parameters"),
+        (
+            digits,
+            {"methods": ["fedavg"], "parameters": {"fedprox": {"mu": 1}}},
+            "not among the methods of the run: fedavg, local",
+        ),
         (digits, {"methods": ["fedekd"], "beta": 0}, "beta must be > 0"),
         (digits, {"methods": ["fedekd"], "lambda_kd": -1}, "lambda_kd must be >= 0"),
         (digits, {"methods": ["fedekd"], "energy": "entropi"}, "did you mean 'entropy'"),
