@@ -10,7 +10,7 @@ from pathlib import Path
 from fedekd import metrics
 from fedekd.data.paper import PRESET
 from fedekd.report.table_formats import TableCell
-from fedekd.runs.aggregate import usual_settings
+from fedekd.runs.aggregate import as_shown, usual_settings
 from fedekd.runs.best_of import best_of
 from fedekd.runs.choosing import ChosenBy
 from fedekd.runs.findings import TITLES, Finding, findings
@@ -64,16 +64,17 @@ class StudyRecords:
     def transfer(self) -> dict[tuple[str, StudyColumn], MethodTransfer]:
         """By label and column, of methods as they are and those of ``best_of``: Holm's method is over what one column
         shows."""
-        shown = [*self._plain(), *(record for one in self.best_of for record in one.records)]
+        shown = [*self._shown, *(record for one in self.best_of for record in one.records)]
         analysed = analyse(shown, self.folder, chosen_by=self.chosen_by)
         return {(one.label, (one.dataset, one.alpha)): one for one in analysed}
 
     @cached_property
     def subgroups(self) -> list[MethodSubgroups]:
-        return by_subgroup(self._plain(), self.folder)
+        return by_subgroup(self._shown, self.folder)
 
-    def _plain(self) -> list[Record]:
-        return [record for record in self.records if record["label"] == record["method"]]
+    @cached_property
+    def _shown(self) -> list[Record]:
+        return as_shown(self.records)
 
     def unit(self, task: str) -> Unit:
         own = [record for record in self.records if record["task"] == task]
@@ -94,16 +95,17 @@ class StudyRecords:
 
     @cached_property
     def findings(self) -> list[Finding]:
-        return findings(self.records, [one for one in self.transfer.values() if one.label == one.method])
+        chosen_among = {one.label for one in self.best_of}
+        return findings(self.records, [one for one in self.transfer.values() if one.label not in chosen_among])
 
     # --- what there is -----------------------------------------------------------------------------------
 
     def columns(self, task: str) -> list[StudyColumn]:
         return sorted((c for c, kind in self.task.items() if kind == task), key=lambda c: (c[0], c[1] or 0.0))
 
-    def plain_labels(self) -> list[str]:
-        """Methods as they are, without those whose parameters were changed."""
-        return list(dict.fromkeys(r["label"] for r in self.records if r["label"] == r["method"]))
+    def shown_labels(self) -> list[str]:
+        """Without those whose parameters were changed, where the method itself was run too."""
+        return list(dict.fromkeys(r["label"] for r in self._shown))
 
     def has(self, label: str, columns: Iterable[StudyColumn]) -> bool:
         return any((label, column) in self.by for column in columns)

@@ -13,7 +13,7 @@ from statistics import fmean
 
 from fedekd import metrics
 from fedekd.data.paper import PAPER
-from fedekd.runs.aggregate import usual_settings
+from fedekd.runs.aggregate import as_shown, usual_settings
 from fedekd.runs.records import Record
 from fedekd.runs.transfer import MethodTransfer, analyse, twin_label
 from fedekd.units import Unit, count
@@ -140,11 +140,11 @@ class Finding:
 def findings(
     records: Sequence[Record], analysed: Sequence[MethodTransfer] | None = None, folder: Path | None = None
 ) -> list[Finding]:
-    """Of every method as it is that needs a federation; of each dataset, the runs with its most frequent settings.
+    """Of every method shown that needs a federation; of each dataset, the runs with its most frequent settings.
 
     ``analysed`` is what ``analyse`` makes of them, where that is known already; ``folder`` is where the records lie.
     """
-    kept = [record for record in usual_settings(records) if record["label"] == record["method"]]
+    kept = as_shown(usual_settings(records))
     found: dict[tuple[str, str], dict[float | None, MethodTransfer]] = {}
     for one in analyse(kept, folder) if analysed is None else analysed:
         found.setdefault((one.label, one.dataset), {})[one.alpha] = one
