@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import linecache
+import math
 import os
 import signal
 import subprocess
@@ -202,13 +203,34 @@ def test_a_diverging_client_is_named(digits, tmp_path):
         small(digits, tmp_path, methods=["fedavg"], lr=1e30)
 
 
+@dataclass(frozen=True)
+class Broken(methods.Method):
+    """A server that gives NaN"""
+
+    name = "broken"
+
+    def steps(self, round):
+        return methods.Train(("private",), lambda batch: batch.supervised("private")), methods.Exchange("private", nan)
+
+
+def nan(uploads):
+    return {name: math.nan * w for name, w in uploads.mean().items()}, {}
+
+
+@pytest.mark.parametrize("engine", ["serial", "stacked"])
+def test_a_server_that_gives_nan_is_named(digits, diabetes, tmp_path, engine):
+    for dataset in (digits, diabetes):
+        with pytest.raises(FedekdError, match=r"broken: client \w+ predicts NaN after round 1; look at"):
+            small(dataset, tmp_path, methods=[Broken()], engine=engine)
+
+
 def test_unknown_parameters_and_tasks_are_refused(digits, diabetes, tmp_path):
     for dataset, given, text in (
         (digits, {"methods": ["fedprox"], "parameters": {"fedprox": {"nu": 1}}}, "did you mean 'mu'"),
         (
             digits,
             {"methods": ["fedavg"], "parameters": {"fedprox": {"mu": 1}}},
-            "not among the methods of the run: fedavg, local",
+            "not among the methods of the run: fedavg,",
         ),
         (digits, {"methods": ["fedekd"], "beta": 0}, "beta must be > 0"),
         (digits, {"methods": ["fedekd"], "lambda_kd": -1}, "lambda_kd must be >= 0"),
@@ -307,6 +329,23 @@ def test_a_run_whose_details_cannot_be_written_is_kept(digits, tmp_path, what):
     assert [line.partition(":")[0] for line in notes.lines] == ["local", "fedavg"]
     assert all(f"cannot write {tmp_path / what}" in line for line in notes.lines)
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 2
+
+
+@dataclass(frozen=True)
+class Forgetful(methods.Method):
+    """Forgets to exchange"""
+
+    name = "forgetful"
+
+    def steps(self, round):
+        return (methods.Train(("private",), lambda batch: batch.supervised("private")),)
+
+
+def test_an_own_method_that_exchanges_nothing_is_said_to_train_alone(digits, tmp_path):
+    given = {**SMALL, "dataset": "digits", "methods": [Forgetful(), Own(), "local-smooth"], "out": str(tmp_path)}
+    notes = Notes()
+    run(make_settings(given), notes, digits)
+    assert notes.lines == ["forgetful: its steps have no Exchange, so this is training alone and gets no verdict"]
 
 
 @pytest.mark.parametrize(("flags", "lines"), [("avx2 avx512f", 1), ("avx2 avx512_bf16", 0), (None, 0)])

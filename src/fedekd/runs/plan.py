@@ -279,6 +279,14 @@ def left_out(settings: Settings, federation: Federation) -> str:
     return f"{', '.join(lacking)} {'need' if len(lacking) > 1 else 'needs'} {what}: left out"
 
 
+def sending_nothing(runs: Iterable[PlannedRun]) -> str:
+    """A line about the user's own methods that exchange nothing, which may be a mistake."""
+    own = [r for r in runs if not type(r.job.method).__module__.startswith("fedekd.") and not r.job.method.twin]
+    names = dict.fromkeys(r.label for r in own if not r.traffic)
+    what = "their steps have" if len(names) > 1 else "its steps have"
+    return f"{', '.join(names)}: {what} no Exchange, so this is training alone and gets no verdict" if names else ""
+
+
 def public_rows(federation: Federation) -> str:
     """What a federation has of public rows, in the words of ``Method.public``."""
     if not len(federation.public):

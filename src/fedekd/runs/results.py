@@ -44,8 +44,10 @@ class RunResults:
         return analyse(self.records, self.folder)
 
     def to_frame(self) -> pandas.DataFrame:
-        """``clients`` as a pandas DataFrame, with a column for each score (``scores.auroc``) and for each of the method's
-        parameters and settings (``params.mu``, ``params.lr``), without the packed test rows."""
+        """``clients`` as a pandas DataFrame, without the packed test rows.
+
+        Each score has a column (``scores.auroc``), and each parameter and setting (``params.mu``, ``params.lr``).
+        """
         import pandas
 
         params = [dict(record["params"]) for record in self.records for _ in record["clients"]]
