@@ -27,8 +27,8 @@ from fedekd.verdicts import HARMED, HELPED, UNDECIDED
 ONCE = "A federation runs once, so nobody knows how it would have ended with another seed."
 INTERVAL = "Clearly: the 95 % interval of Δ over the site's test rows leaves out zero."
 OWN = "Each site's own report, on its own disk, has its numbers."
-VERDICT = "Coloured, as ▲ or ▼: a clear verdict against the best that the site can do alone, where it shares one. "
-SIGN = "Coloured, as ▲ or ▼, where the interval leaves out zero. "
+VERDICT = "Colour and ▲ or ▼ mark a clear verdict against the best that the site can do alone, where it shares one. "
+SIGN = "Colour and ▲ or ▼ mark intervals that leave out zero. "
 
 
 def federation_page(report: FederationReport) -> Page:
