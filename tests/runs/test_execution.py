@@ -166,6 +166,8 @@ def test_a_method_may_be_an_object_and_a_model_a_function_of_the_client(digits, 
     assert [r["method"] for r in result.records] == ["local", "own"]
     mixed = small(digits, tmp_path, methods=["fedekd"], private=private)
     assert np.isfinite(mixed.records[1]["avg_delta"])
+    sizes = [65 * wide + 10 * (wide + 1) for wide in (4, 5, 6)]
+    assert [c["model"] for c in mixed.records[1]["clients"]] == [f"Sequential ({size:,} weights)" for size in sizes]
     with pytest.raises(FedekdError, match="averaged but client"):
         small(digits, tmp_path, methods=["fedavg"], private=private)
 

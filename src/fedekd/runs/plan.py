@@ -397,7 +397,9 @@ def model_titles(job: Job) -> list[str]:
 def _title(job: Job, client: int) -> str:
     make, dataset = models.own_factory(job.private, client), job.federation.dataset
     if models.takes_client(make):
-        return type(models.build("private", make, dataset.x.shape[1:], dataset.outputs, job.seed, client)).__name__
+        module = models.build("private", make, dataset.x.shape[1:], dataset.outputs, job.seed, client)
+        size = sum(w.numel() for w in module.parameters())  # two that are both a Sequential may differ
+        return f"{type(module).__name__} ({size:,} weights)"
     name = model_name(make)
     return architectures.name_of(name) or name
 
