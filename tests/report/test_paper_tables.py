@@ -182,6 +182,10 @@ def test_runs_with_other_settings_never_mix():
     assert cells(table, "fedekd")["CIFAR-10 α=0.1"].mean == pytest.approx(-0.01)
     (note,) = (note for note in table.notes if note.startswith("left out: 1 run of CIFAR-10 with other settings"))
     assert note.endswith("; those shown have 2 clients, 5 rounds and all training rows")
+    other = record(params={"lr": 0.2, "augment": "flip-crop"}, versions=2)
+    runs = [*(record(seed=s, params={"lr": 0.1}) for s in (0, 1)), other]
+    (note,) = (note for note in table_of(make_tables(runs), "neg_transfer_main").notes if note.startswith("left out"))
+    assert note.endswith("all training rows, lr 0.1, augment none")
 
 
 def test_own_datasets_get_tables_of_their_own():

@@ -10,13 +10,14 @@ from pathlib import Path
 from fedekd import metrics
 from fedekd.data.paper import PRESET
 from fedekd.report.table_formats import TableCell
-from fedekd.runs.aggregate import as_shown, usual_settings
+from fedekd.runs.aggregate import SHARED, as_shown, usual_settings
 from fedekd.runs.best_of import best_of
 from fedekd.runs.choosing import ChosenBy
 from fedekd.runs.findings import TITLES, Finding, findings
 from fedekd.runs.records import FailureRow, Figure, Record
 from fedekd.runs.subgroups import MethodSubgroups, by_subgroup
 from fedekd.runs.transfer import MethodTransfer, analyse
+from fedekd.settings import NEWER
 from fedekd.units import Unit, count, usual_metric
 
 StudyColumn = tuple[str, float | None]  # dataset and alpha
@@ -46,7 +47,9 @@ class StudyRecords:
             metrics_of.setdefault(record["task"], Counter())[record["metric"]] += 1
         self.metric = {task: counter.most_common(1)[0][0] for task, counter in metrics_of.items()}
         self.records = usual_settings([r for r in every.values() if r["metric"] == self.metric[r["task"]]])
-        self.left_out = Counter(r["dataset"] for r in every.values()) - Counter(r["dataset"] for r in self.records)
+        kept = {r["key"] for r in self.records}
+        self._others = [r for key, r in every.items() if key not in kept]
+        self.left_out = Counter(r["dataset"] for r in self._others)
         self.failures = [f for f in failures if f["key"] not in every]
         self.by: dict[tuple[str, StudyColumn], dict[int, Record]] = {}
         self.task = {(r["dataset"], r["alpha"]): r["task"] for r in self.records}
@@ -172,7 +175,12 @@ class StudyRecords:
         share = first["partition"].get("fraction")
         rows = f"{100 * share:g} % of the training rows" if share else "all training rows"
         size = f"{count(first['partition']['clients'], 'client')}, {count(first['params']['rounds'], 'round')}"
-        return f"those shown have {size} and {rows}"
+        params = [{**NEWER, **r["params"]} for r in (first, *(r for r in self._others if r["dataset"] == dataset))]
+        apart = [
+            name for name in SHARED if name != "rounds" and any(p.get(name) != params[0].get(name) for p in params)
+        ]
+        told = "".join(f", {name} {params[0].get(name)}" for name in apart)
+        return f"those shown have {size} and {rows}{told}"
 
     def _lacking(self, by_dataset: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
         """Datasets that lack the same methods."""
