@@ -192,6 +192,13 @@ def test_of_runs_that_fit_alike_the_last_is_taken(tmp_path: Path) -> None:
     assert metadata.method == "fedavg"  # the only one besides Local
 
 
+def test_of_several_methods_without_fedekd_one_must_be_named(tmp_path: Path) -> None:
+    data = patients(write_patients(tmp_path / "ward.csv"))
+    train(tmp_path / "out", data, rounds=1, methods=["fedavg", "fedprox"], proxy=tiny_proxy)
+    with pytest.raises(FedekdError, match=r"several methods were run; say whose model with --method: fed\w+, fed\w+$"):
+        export(tmp_path / "out", "north", tmp_path / "m.safetensors")
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [

@@ -189,7 +189,7 @@ def _identifier(name: str, kind: str, known: pd.Series, roles: Roles) -> Iterato
     if different < rows and roles.group is None:
         yield f"looks like an identifier: --group {name} if it names a patient of several rows, else --drop {name}"
     else:
-        yield f"looks like an identifier, of which a model learns nothing; --drop {name}"
+        yield f"looks like an identifier, from which a model learns nothing; --drop {name}"
 
 
 def _tells(table: pd.DataFrame, name: str, kind: str, roles: Roles) -> Iterator[str]:

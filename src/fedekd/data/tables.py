@@ -20,6 +20,7 @@ from fedekd.data.formats import MEMORY, Raw
 from fedekd.dataset import Reading
 from fedekd.errors import FedekdError, unknown
 from fedekd.files import failed_read, file_kind, file_stem
+from fedekd.units import count
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -259,8 +260,8 @@ def _check_values(where: Path, table: pd.DataFrame, roles: Roles, reading: Readi
     columns = [str(column) for column in table.columns[bad.any().to_numpy()]]
     if columns:
         shown = ", ".join(repr(column) for column in columns[:5]) + (", .." if len(columns) > 5 else "")
-        rows = int(bad.any(axis=1).sum())
+        rows, name = int(bad.any(axis=1).sum()), "column" if len(columns) == 1 else "columns"
         remedy = "fill or remove them"
         if reading.missing is None and not infinite.any(axis=None):
             remedy += ", or give --missing mean, flag or drop"
-        raise FedekdError(f"{where}: missing or infinite values in {rows} rows, in column {shown}; {remedy}")
+        raise FedekdError(f"{where}: missing or infinite values in {count(rows, 'row')}, in {name} {shown}; {remedy}")

@@ -140,5 +140,5 @@ def buffered(module: nn.Module) -> bool:
 
 
 def line(error: Exception) -> str:
-    text = " ".join(str(error).split("\n")[0].split())[:200]
+    text = " ".join(str(error).split("\n")[0].split()).partition(" Hint:")[0][:200]
     return text if isinstance(error, FedekdError) else f"{type(error).__name__}: {text}"

@@ -68,7 +68,9 @@ def fits(method: Method, role: str, found: Any, shapes: Mapping[str, torch.Size]
         )
     for name, tensor in found.items():
         if shapes.get(name) != tensor.shape:
-            raise FedekdError(f"method {method.name!r}: the {role} model has no {name} of shape {tuple(tensor.shape)}")
+            raise FedekdError(
+                f"method {method.name!r}: the {role} model has no weight {name!r} of shape {tuple(tensor.shape)}"
+            )
 
 
 def copied(method: Method, step: Copy, found: Any, wanted: Mapping[str, torch.Size]) -> dict[str, Tensor]:

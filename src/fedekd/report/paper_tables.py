@@ -168,7 +168,7 @@ def _rows(layout: Layout, study: StudyRecords, against_paper: bool) -> dict[str,
             return {}
         others = ["local", "fedekd-half", "fedekd-permuted"]
     else:
-        others = [*OURS, *(m for m in study.plain_labels() if m not in energies)]
+        others = [*OURS, *(m for m in study.shown_labels() if m not in energies)]
     return rows | {m: OURS.get(m, (NOTHING, m)) for m in others if m not in rows and study.has(m, columns)}
 
 
@@ -218,7 +218,7 @@ def _beside_paper(table: Table, layout: Layout, columns: Sequence[tuple[str, flo
 
 
 def _all_rows(layout: Layout, study: StudyRecords, without: str) -> list[str]:
-    known = dict.fromkeys((*METHODS.values(), *OURS, *study.plain_labels()))
+    known = dict.fromkeys((*METHODS.values(), *OURS, *study.shown_labels()))
     return [m for m in known if m != without and study.has(m, _columns(layout, study))]
 
 

@@ -70,6 +70,13 @@ def usual_settings(records: Sequence[Record]) -> list[Record]:
     return [record for record in unique if shared_settings(record) == usual[record["dataset"]]]
 
 
+def as_shown(records: Sequence[Record]) -> list[Record]:
+    """Methods as they are. One that a dataset and alpha have only with changed parameters is shown with those: it would
+    be missing otherwise."""
+    plain = {(r["method"], r["dataset"], r["alpha"]) for r in records if r["label"] == r["method"]}
+    return [r for r in records if r["label"] == r["method"] or (r["method"], r["dataset"], r["alpha"]) not in plain]
+
+
 def in_order(records: Sequence[Record]) -> list[Record]:
     """As they were begun, each method's controls right after it: runs side by side end in any order."""
     bases = list(dict.fromkeys(record["method"].split("@")[0] for record in records))

@@ -15,7 +15,7 @@ import torch
 
 from fedekd import __version__, metrics
 from fedekd.engines.client import Client
-from fedekd.engines.job import pick_device
+from fedekd.engines.job import Measured, pick_device
 from fedekd.engines.serial import Serial
 from fedekd.engines.stackable import NotStackable, signature
 from fedekd.engines.stacked import Stacked
@@ -211,7 +211,7 @@ def train_together(
             so_far = replace(history, seconds=history.seconds + saved_at - began)
             store.save(key, {"format": CHECKPOINT_FORMAT, "engine": worker.state(), "story": vars(so_far)})
     with worker.personalised():  # once, for the record, the details and the models
-        measured = worker.measure(artifacts.training_rows)
+        measured = _checked(runs, worker.measure(artifacts.training_rows), rounds)
         history.add(rounds, measured, training)
         _tell(observer, runs, worker, history)
         seconds = history.seconds + time.perf_counter() - began
@@ -256,7 +256,8 @@ def _measure(
     given_back = artifacts.details and len(runs[0].job.federation.clients) < MANY
     keeps = [given_back and (training.choose_rounds or artifacts.keeps(r)) for r in runs]
     with worker.personalised() if any(keeps) else nullcontext():  # what is kept is what was measured
-        better = history.add(worker.round_number, worker.measure(artifacts.training_rows), training)
+        measured = _checked(runs, worker.measure(artifacts.training_rows), worker.round_number)
+        better = history.add(worker.round_number, measured, training)
         if any(keeps):
             history.keep(worker, [own if kept else [] for own, kept in zip(better, keeps, strict=True)])
     if artifacts.details:
@@ -287,6 +288,20 @@ def _resumed(
     if saved is not None:
         observer.observe(Note(f"{runs[0].label}: starts anew, since its checkpoint is of another version or engine"))
     return worker, History.fresh(len(runs))
+
+
+def _checked(
+    runs: Sequence[PlannedRun], measured: Sequence[Sequence[Measured]], round: int
+) -> Sequence[Sequence[Measured]]:
+    """Training and uploads are checked where they happen; what a server combines, and ``predict``, only here."""
+    for r, own in zip(runs, measured, strict=True):
+        for name, one in zip(r.job.federation.names, own, strict=True):
+            if np.isnan(one.errors).any() or np.isnan(one.val_losses).any():
+                raise FedekdError(
+                    f"{r.label}: client {name} predicts NaN after round {round}; look at what the server combines and "
+                    "at `predict`, or lower --lr"
+                )
+    return measured
 
 
 def _leave(store: Store, observer: Observer, record: Record, found: details.Details, clients: Sequence[Client]) -> None:

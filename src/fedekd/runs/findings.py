@@ -13,7 +13,7 @@ from statistics import fmean
 
 from fedekd import metrics
 from fedekd.data.paper import PAPER
-from fedekd.runs.aggregate import usual_settings
+from fedekd.runs.aggregate import as_shown, usual_settings
 from fedekd.runs.records import Record
 from fedekd.runs.transfer import MethodTransfer, analyse, twin_label
 from fedekd.units import Unit, count
@@ -113,7 +113,8 @@ class Finding:
         return f"{text}."
 
     def _part(self, part: str) -> str:
-        chance = ", which may be chance" if self.parts[part].interval and not self.direction(part) else ""
+        interval = self.parts[part].interval
+        chance = ", which may be chance" if interval and any(interval) and not self.direction(part) else ""
         return f"{self.figure(part)}{chance}"
 
     def _alone(self) -> str:
@@ -136,11 +137,11 @@ class Finding:
 def findings(
     records: Sequence[Record], analysed: Sequence[MethodTransfer] | None = None, folder: Path | None = None
 ) -> list[Finding]:
-    """Of every unchanged method that needs a federation, from each dataset's runs with the most frequent settings.
+    """Of every method shown that needs a federation, from each dataset's runs with the most frequent settings.
 
     ``analysed`` is what ``analyse`` makes of them, where that is known already; ``folder`` is where the records lie.
     """
-    kept = [record for record in usual_settings(records) if record["label"] == record["method"]]
+    kept = as_shown(usual_settings(records))
     found: dict[tuple[str, str], dict[float | None, MethodTransfer]] = {}
     for one in analyse(kept, folder) if analysed is None else analysed:
         found.setdefault((one.label, one.dataset), {})[one.alpha] = one
@@ -204,12 +205,23 @@ def _over_splits(by_alpha: Mapping[float | None, BySeed]) -> Measured | None:
 
 def headline(found: Sequence[Finding]) -> str:
     """One method over all its datasets: does it beat plain Local, and the best that a site can do alone?"""
+    if len(found) == 1:
+        return _of_one_dataset(found[0])
     told: list[str] = []
     for part, what in AGAINST.items():
         if known := [one.direction(part) for one in found if part in one.parts]:
             of = count(len(known), "dataset") if not told else f"{len(known)}"
             told.append(f"than {what} on {known.count(1)} of {of}")
     return f"{found[0].label} is clearly better {', and '.join(told)}"
+
+
+def _of_one_dataset(one: Finding) -> str:
+    known = {what: one.direction(part) == 1 for part, what in AGAINST.items() if part in one.parts}
+    better, others = ([what for what, is_better in known.items() if is_better == wanted] for wanted in (True, False))
+    if not better:
+        return f"{one.label} is not clearly better than {' or '.join(others)} on {one.title}"
+    but = f", but not than {others[0]}" if others else ""
+    return f"{one.label} is clearly better than {' and '.join(better)} on {one.title}{but}"
 
 
 def losses(found: Sequence[Finding]) -> str:

@@ -21,7 +21,7 @@ from fedekd.data.partition import Fold
 from fedekd.dataset import Dataset, Reading
 from fedekd.engines.job import Job, Training
 from fedekd.engines.rehearsal import traffic
-from fedekd.errors import unknown
+from fedekd.errors import FedekdError, unknown
 from fedekd.exchange import exchanges
 from fedekd.federation import Federation
 from fedekd.methods.base import Method
@@ -234,18 +234,17 @@ def choose_methods(settings: Settings, task: str, public: str = "") -> list[Chos
             for name in groups[item]:
                 method = methods.get(name)
                 if task in method.tasks and method.public in SUFFICES[public]:
-                    chosen.setdefault(name, _choose(name, method, settings))
+                    _add(chosen, _choose(name, method, settings))
         elif isinstance(item, str):
-            chosen.setdefault(item, _choose(item, methods.get(item), settings))
-        elif isinstance(item, Method):
-            name = item.name or type(item).__name__.lower()
-            chosen.setdefault(name, _choose(name, item, settings))
+            _add(chosen, _choose(item, methods.get(item), settings))
         else:
-            raise unknown("method", str(item), methods.known())
-    plain = {name.partition("@")[0] for name in chosen}  # a twin has its method's parameters
+            _add(chosen, _given(item, settings))
+    names = {one.name for one in chosen.values()}
+    names |= {name.partition("@")[0] for name in names}  # a twin has its method's parameters
     for name in settings.parameters:
-        if name != "*" and name not in chosen and name not in plain:
-            raise unknown("method in parameters", name, chosen)
+        if name != "*" and name not in names:
+            run = ", ".join(sorted(names))
+            raise FedekdError(f"parameters are given for {name!r}, which is not among the methods of the run: {run}")
     if settings.alone == "menu":
         chosen = _with_menu(chosen, settings)
     for one in chosen.values():
@@ -256,12 +255,13 @@ def choose_methods(settings: Settings, task: str, public: str = "") -> list[Chos
 def _with_menu(chosen: Mapping[str, Chosen], settings: Settings) -> dict[str, Chosen]:
     """The methods with all that a client could do alone: Local with smoothed targets, and each method's twin."""
     found = {"local": chosen["local"]}
-    found |= {name: _choose(name, methods.get(name), settings) for name in SMOOTH if name not in chosen}
-    for name, one in chosen.items():
-        found[name] = one
+    for name in SMOOTH:
+        if not any(one.name == name for one in chosen.values()):
+            _add(found, _choose(name, methods.get(name), settings))
+    for one in chosen.values():
+        _add(found, one)
         if has_twin(one.method, settings.rounds or 1):
-            other = f"{name}{ALONE}"
-            found.setdefault(other, Chosen(other, methods.twin(one.method, "alone"), one.changed))
+            _add(found, Chosen(f"{one.name}{ALONE}", methods.twin(one.method, "alone"), one.changed))
     return found
 
 
@@ -282,11 +282,35 @@ def left_out(settings: Settings, federation: Federation) -> str:
     return f"{', '.join(lacking)} {'need' if len(lacking) > 1 else 'needs'} {what}: left out"
 
 
+def sending_nothing(runs: Iterable[PlannedRun]) -> str:
+    """A line about the user's own methods that exchange nothing, which may be a mistake."""
+    own = [r for r in runs if not type(r.job.method).__module__.startswith("fedekd.") and not r.job.method.twin]
+    names = dict.fromkeys(r.label for r in own if not r.traffic)
+    what = "their steps have" if len(names) > 1 else "its steps have"
+    return f"{', '.join(names)}: {what} no Exchange, so this is training alone and gets no verdict" if names else ""
+
+
 def public_rows(federation: Federation) -> str:
     """What a federation has of public rows, in the words of ``Method.public``."""
     if not len(federation.public):
         return ""
     return "labels" if federation.public_labelled else "rows"
+
+
+def _add(chosen: dict[str, Chosen], one: Chosen) -> None:
+    """By label: a method may be there with several values of a parameter."""
+    chosen.setdefault(one.label, one)
+
+
+def _given(item: Any, settings: Settings) -> Chosen:
+    """An instance, whose label names what is not its class's default, or a class."""
+    if isinstance(item, type) and issubclass(item, Method):
+        item = item()
+    if not isinstance(item, Method):
+        raise FedekdError(f"methods takes names and instances of Method, got {item!r}")
+    chosen = _choose(item.name or type(item).__name__.lower(), item, settings)
+    own = {f.name: getattr(chosen.method, f.name) for f in fields(item) if getattr(chosen.method, f.name) != f.default}
+    return replace(chosen, changed=own)
 
 
 def _choose(name: str, method: Method, settings: Settings) -> Chosen:
@@ -374,7 +398,9 @@ def model_titles(job: Job) -> list[str]:
 def _title(job: Job, client: int) -> str:
     make, dataset = models.own_factory(job.private, client), job.federation.dataset
     if models.takes_client(make):
-        return type(models.build("private", make, dataset.x.shape[1:], dataset.outputs, job.seed, client)).__name__
+        module = models.build("private", make, dataset.x.shape[1:], dataset.outputs, job.seed, client)
+        size = sum(w.numel() for w in module.parameters())  # two that are both a Sequential may differ
+        return f"{type(module).__name__} ({size:,} weights)"
     name = model_name(make)
     return architectures.name_of(name) or name
 

@@ -12,7 +12,7 @@ from fedekd.errors import FedekdError
 from fedekd.runs import processes
 from fedekd.runs.execution import Artifacts, Failure, Outcome, Started, announce, execute
 from fedekd.runs.observers import Note, Observer, RunFinished
-from fedekd.runs.plan import Cell, PlannedRun, left_out, make_cells
+from fedekd.runs.plan import Cell, PlannedRun, left_out, make_cells, sending_nothing
 from fedekd.runs.results import RunResults
 from fedekd.runs.store import Store
 from fedekd.runs.worker import WorkItem
@@ -38,7 +38,8 @@ def run(
     of_cells = [(cell, run) for cell in cells for run in cell.runs()]
     runs = [run for _, run in of_cells]
     store = Store(settings.out)
-    for line in (left_out(settings, runs[0].job.federation), bf16_warning(settings.precision, settings.device)):
+    lacking = left_out(settings, runs[0].job.federation)
+    for line in (lacking, sending_nothing(runs), bf16_warning(settings.precision, settings.device)):
         if line:
             observer.observe(Note(line))
     records = announce(runs, store, observer)

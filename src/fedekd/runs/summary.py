@@ -134,9 +134,12 @@ def title(records: Sequence[Record], unit: Unit) -> str:
     return ", ".join(parts)
 
 
+NEGATIVE = "negative is better (also for gain)"
+
+
 def legend(unit: Unit, rows: Sequence[SummaryRow], choose_rounds: bool) -> str:
     """``rows`` are those of the table."""
-    sign = f"{'in points, ' if unit.percent else ''}{'positive' if unit.higher_is_better else 'negative'} is better"
+    sign = f"{'in points, ' if unit.percent else ''}{'positive is better' if unit.higher_is_better else NEGATIVE}"
     spread = ""
     if any(len(row["seeds"]) > 1 for row in rows):
         spread = "; ± is the deviation over seeds, the interval is paired by seed"

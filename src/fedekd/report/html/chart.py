@@ -158,7 +158,7 @@ def lines_of(field: str | int, step: int) -> Spec:
 
 def names(field: str, **axis: Any) -> Spec:
     """A vertical axis of names in the order of the rows."""
-    plain = {"title": None, "ticks": False, "domain": False, "labelLimit": 150}
+    plain = {"title": None, "ticks": False, "domain": False, "labelLimit": 220}
     return {"field": field, "type": "nominal", "sort": None, "axis": {**plain, **axis}}
 
 

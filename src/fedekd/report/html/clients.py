@@ -93,11 +93,11 @@ def gains(data: RunData) -> Chart:
     better = "right" if scale.unit.higher_is_better else "left"
     about = (
         "What each client gains with the chosen method over the best it can do alone; further "
-        f"{better} is better. Coloured, with ▲ or ▼, is what is clear; ■ is equivalent, ● undecided."
+        f"{better} is better. Colour and ▲ or ▼ mark what is clear; ■ is equivalent, ● undecided."
     )
     small = ""
     if floors:
-        small += "Floor: with the commonest class, or the mean, of its training rows for every answer. "
+        small += "Floor: the same answer for every row, the commonest class or the mean of its training rows. "
     if banded:
         about += " Lines are 95 % intervals of the gain: the fewer test rows, the wider."
         small += " ".join(caveats(list(data.transfer.values()), data.unit)[:2])
@@ -221,5 +221,5 @@ def ranks(data: RunData) -> Chart | None:
             zero_line("y"),
         ],
     }
-    about = "Every client's gain over the best alone, from the worst to the best; coloured is what is clear."
+    about = "Every client's gain over the best alone, from the worst to the best; colour marks what is clear."
     return Chart("ranks", "All clients at a glance", about, spec, columns, rows, follows(data))

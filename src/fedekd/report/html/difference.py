@@ -56,9 +56,11 @@ def difference_page(two: TwoRuns) -> Page:
     lines = [f"{count(len(changed), 'setting')} {'differs' if len(changed) == 1 else 'differ'}."]
     if pairs:
         seeds = len({seed for _, seed, *_ in pairs})
-        lines.append(f"On {count(seeds, 'seed')} both have the same clients and test rows: there clients are compared.")
+        lines.append(
+            f"On {count(seeds, 'seed')} both have the same clients and test rows, so their clients are compared."
+        )
     else:
-        lines.append("No method and seed has the same clients and test rows in both: only means can be compared.")
+        lines.append("No method and seed has the same clients and test rows in both, so only means can be compared.")
     title = f"{two.names[0]} and {two.names[1]}"
     sections = [
         Section("settings", "What differs", [_settings(two, changed)] if changed else []),

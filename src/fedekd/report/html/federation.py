@@ -33,8 +33,8 @@ HOLM = (
 )
 INTERVAL = "Clearly: at the 5 % level over all sites that share their Δ (Holm's method), by intervals over test rows."
 OWN = "Each site's own report, on its own disk, has its numbers."
-VERDICT = "Coloured, as ▲ or ▼: a clear verdict against the best that the site can do alone, where it shares one. "
-SIGN = "Coloured, as ▲ or ▼, where the interval leaves out zero. "
+VERDICT = "Colour and ▲ or ▼ mark a clear verdict against the best that the site can do alone, where it shares one. "
+SIGN = "Colour and ▲ or ▼ mark intervals that leave out zero. "
 
 
 def federation_page(report: FederationReport) -> Page:

@@ -80,7 +80,7 @@ def _columns(scale: MetricScale, *first: ChartColumn) -> list[ChartColumn]:
 
 
 WORDS = (
-    "Blue cells gained, orange ones lost; bold figures are those whose 95 % interval over seeds leaves zero out. "
+    "Blue cells gained, orange ones lost; bold figures are those whose 95 % interval over seeds leaves out zero. "
     "Shades are stretched near zero."
 )
 

@@ -60,9 +60,9 @@ def holdings(data: RunData) -> Chart:
     columns = [ChartColumn("client", "client"), ChartColumn("total", "all rows", ",")]
     columns += [ChartColumn(name, title, ",") for name, title in SPLITS.items()]
     columns += [ChartColumn("counts", label, ",", index=i) for i, label in enumerate(labels)]
-    what = "ranges of the target" if regression else "classes"
-    about = f"How many samples of the {what} each client holds; the stronger the colour, the more; blank is none."
-    about += " The table has its rows of training, validation and test beside them."
+    what = "range of the target" if regression else "class"
+    about = f"How many samples of each {what} each client holds; the stronger the colour, the more; blank is none."
+    about += " The table also counts its training, validation and test rows."
     about += fewer(len(data.names), MOST, "largest")
     spec: Spec = {
         **lines_of("client", 28),
@@ -98,7 +98,7 @@ def holdings(data: RunData) -> Chart:
             *([_numbers()] if len(labels) <= 12 else []),
         ],
     }
-    empty = "This folder holds no details of the split, such as older versions of fedekd left none."
+    empty = "This folder holds no details of the split; older versions of fedekd left none."
     return Chart("holdings", "Who holds which labels", about, spec, columns, rows, ("seed",), empty=empty)
 
 

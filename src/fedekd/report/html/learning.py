@@ -191,7 +191,7 @@ def validation_losses(data: RunData) -> Chart:
     columns = [ChartColumn("method", "method"), ChartColumn("round", "round"), ChartColumn("loss", "loss", ".4f")]
     about = (
         "The loss on validation rows after each round, mean over the clients. Where it rises while training goes on, "
-        f"a method learns its training rows by heart. Blue: the chosen method; {_twin(data)}dashed: training alone."
+        f"a method overfits. Blue: the chosen method; {_twin(data)}dashed: training alone."
     )
     return Chart(
         "losses",
@@ -252,7 +252,7 @@ def two_losses(data: RunData) -> Chart:
     ends = [_label(f"datum.rows === '{name}'", "rows", color=SERIES[name]) for name in names]
     about = (
         "The chosen method's mean loss over the clients, on at most 200 of each client's training rows and on its "
-        "validation rows. Where the two part, the models fit their training rows and not the data."
+        "validation rows. Where the two diverge, the models overfit."
     )
     return Chart(
         "two-losses",

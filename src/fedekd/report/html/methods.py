@@ -82,11 +82,11 @@ def strip(data: RunData) -> Chart:
     else:
         about = (
             f"One mark for every client{' and seed' if several and not data.one_split else ''}: its gain over the best "
-            f"alone, {gain} of the line better, {loss} worse. Coloured, as ▲ or ▼, is what is clear."
+            f"alone, {gain} of the line better, {loss} worse. Colour and ▲ or ▼ mark what is clear."
         )
     about += " The tall bar is the mean"
     about += f", with its {over(data)}" if known else ""
-    about += "; the ring is round the client that loses most."
+    about += "; a ring marks the client that loses most."
     about += about_models(data) if known else ""
     if "type" in axis:
         about += " The axis is stretched near zero, so that small differences can be seen beside large ones."

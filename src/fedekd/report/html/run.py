@@ -108,7 +108,8 @@ def _summary(data: RunData) -> Block:
     about = (
         f"{'Means over seeds. ' if several else ''}Δ: with the method minus Local, both {data.after}"
         f"{', in points' if percent else ''}; "
-        f"worst and {unit.tail} look to the harmed side of {'each seed' if several else 'the run'}'s clients."
+        f"Worst: the client that lost most{' on each seed' if several else ''}; {unit.tail}: the {unit.tail[1:]}th "
+        "percentile of clients."
     )
     about += about_models(data) if known else ""
     return Block("summary.html", {"heads": heads, "rows": rows, "intervals": known}, "In figures", about)

@@ -85,7 +85,7 @@ class RunData:
         if self.compared:
             choices.append(Choice("method", "Method", tuple(self.compared), self.favourite))
         if self.seeds:
-            word = "Seed" if self.same_sites else "Split (seed)"
+            word = "Seed" if self.same_sites or self.first["partition"].get("fixed") else "Split (seed)"
             choices.append(Choice("seed", word, tuple(map(str, self.seeds)), self.worst_seed))
         return choices
 

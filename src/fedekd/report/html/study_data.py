@@ -24,7 +24,7 @@ class StudyData:
         self.tasks = [task for task in TASKS if self.study.columns(task)]
         self.scales = {task: MetricScale(self.study.unit(task)) for task in self.tasks}
         known = dict.fromkeys(("local", FAVOURITE, *METHODS.values(), *OURS))
-        plain = self.study.plain_labels()
+        plain = self.study.shown_labels()
         self.labels = [m for m in known if m in plain] + [m for m in plain if m not in known]
         joined = {label for label, _ in self.study.transfer}
         self.compared = [m for m in self.labels if m in joined]

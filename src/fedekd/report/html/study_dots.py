@@ -94,7 +94,7 @@ def dots(data: StudyData, task: str, dataset: str, number: int) -> Chart:
     }
     about = (
         "Mean Δ against Local over clients and seeds, the best method first; lines: 95 % intervals, paired by seed. "
-        "Coloured, as ▲ or ▼, where the interval leaves out zero."
+        "Colour and ▲ or ▼ mark intervals that leave out zero."
     )
     about += " ◇: the paper's Δ." if theirs else ""
     about += " The axis is stretched near zero." if "type" in axis else ""

@@ -191,7 +191,9 @@ def ends(data: RunData) -> Chart:
             },
         ],
     }
-    about = "The share of samples whose proxy the gate nearly shuts out (below 0.1) or nearly lets in (above 0.9)."
+    about = (
+        "The share of samples on which the gate nearly ignores the proxy (below 0.1) or trusts it fully (above 0.9)."
+    )
     return Chart(
         "trust-ends",
         "How decided the gate is",
