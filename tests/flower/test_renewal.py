@@ -106,7 +106,7 @@ def its_connection_outlives_the_faults(here: Loopback, proxy: Proxy) -> None:
     visits = len(here.visits("site0"))
     here.wait(lambda: len(here.visits("site0")) > visits, 60, "visit after the faults")
     said = "\n".join(here.child("site0").lines())
-    assert "does not take this site's sign of life (Server error '500 Fault'" in said, here.told()
+    assert "does not accept this site's heartbeat (Server error '500 Fault'" in said, here.told()
     assert said.count("connected again") == 1, here.told()
     assert here.processes("site0", "launch\0supernode"), "the same connection has lasted"
     assert said.count(": connected\n") == 1, here.told()

@@ -29,6 +29,7 @@ STARTING = 120.0  # seconds from the start of `fedekd server run` until sites ar
 SHARED = ("n", "metric", "delta", "verdict")
 MENU, PLAIN = "menu", "plain"
 VISITS_DONE = "visits_done"  # file in the server's state: how many visits are complete
+OFFERED = "offered.json"  # file in a site's state: the last offer that it refused, until another is accepted
 ENDED = "ended"  # file in state/FEDERATION: the server has said that the federation is complete
 GUARANTEES = (
     "the sent models, end to end",

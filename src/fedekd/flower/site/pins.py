@@ -19,10 +19,11 @@ from fedekd.errors import FedekdError
 from fedekd.flower.protocol.offers import Offer, differences
 from fedekd.flower.protocol.schema import Schema
 from fedekd.flower.saved_state import SavedState, write_text
+from fedekd.flower.settings import OFFERED
 from fedekd.flower.site.audit import record
 
 log = logging.getLogger("fedekd.site")
-AGREED, OFFERED, REFUSALS = "agreed.json", "offered.json", "refusals.json"  # in the site's state
+AGREED, REFUSALS = "agreed.json", "refusals.json"  # in the site's state
 MOST, DAY = 10, 86_400.0  # refused joins in so many seconds, after which no other is looked at
 
 

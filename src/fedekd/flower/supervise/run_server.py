@@ -23,7 +23,7 @@ from fedekd.flower.setup.keys import read_public_keys, renew_secret, shared_keys
 from fedekd.flower.supervise.diagnosis import disk_full, why_superlink_ended
 from fedekd.flower.supervise.launch import LARGEST, LAUNCH, NODES, TOLD
 from fedekd.flower.supervise.logs import Tail
-from fedekd.flower.supervise.processes import Child, alone, command, environment, say, stop, stopping
+from fedekd.flower.supervise.processes import AGAIN, Child, alone, command, environment, say, stop, stopping
 from fedekd.runs.federation_report import FederationReport, read_report
 
 RENEW = "make a new one with `fedekd server renew`"
@@ -119,7 +119,7 @@ class ServerSupervisor:
         self.warned_on = ""
 
     def run(self) -> FederationReport:
-        with stopping(self.children):
+        with stopping(self.children, AGAIN):
             while True:
                 try:
                     with self.superlink():
