@@ -37,6 +37,9 @@ def add(commands: Any) -> None:
     schema.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
     schema.add_argument("--out", default="schema.json", metavar="FILE", help="(default: schema.json)")
     schema.add_argument(
+        "--extend", metavar="FILE", help="add this site's categories and labels to another site's schema"
+    )
+    schema.add_argument(
         "--with-scaling", action="store_true",
         help="include this data's means and deviations, for all to scale by (default: each site scales by its own)",
     )  # fmt: skip
@@ -98,12 +101,26 @@ def check_site(given: argparse.Namespace) -> None:
 def write_schema(given: argparse.Namespace) -> None:
     from fedekd.data import load_dataset
     from fedekd.flower.protocol.scaling import Scaling
-    from fedekd.flower.protocol.schema import Schema, categories_of
+    from fedekd.flower.protocol.schema import Schema, as_in_settings, categories_of
     from fedekd.flower.settings import read_site
 
     site = read_site(given.file)
-    dataset = load_dataset(site.data, target=site.target, task=site.task, reading=site.reading, group=site.group)
-    schema = Schema.of(dataset, Scaling.of(dataset) if given.with_scaling else Scaling.public(dataset))
+    if given.extend:
+        if given.with_scaling:
+            raise FedekdError("a schema is extended by categories and labels alone: leave --with-scaling out")
+        before = Schema.read(given.extend)
+        dataset = before.read_rows(site.data, site.target, site.reading, site.group)
+        schema = before.extended(dataset)
+        new = [name for name in (*schema.columns, *schema.labels) if name not in (*before.columns, *before.labels)]
+        print(f"added to {given.extend}: {', '.join(new) or 'nothing'}")
+    else:
+        try:
+            dataset = load_dataset(
+                site.data, target=site.target, task=site.task, reading=site.reading, group=site.group
+            )
+        except FedekdError as error:
+            as_in_settings(error)
+        schema = Schema.of(dataset, Scaling.of(dataset) if given.with_scaling else Scaling.public(dataset))
     schema.write(given.out)
     if schema.labels:
         print(f"it shows the labels: {', '.join(schema.labels)}")

@@ -169,7 +169,13 @@ class SiteSettings:
     drop: tuple[str, ...] = entry("columns of a .csv that are no inputs", ())
     decimal: str = entry("decimal mark of a .csv", ".", choices=CHOICES["decimal"])
     dates: str = entry("what columns of dates become", "text", choices=CHOICES["dates"])
-    missing: str | None = entry('"drop" leaves rows with a missing value out', None, choices=("drop",), example="drop")
+    missing: str | None = entry(
+        'missing values: "drop" leaves their rows out; "mean" fills a number with the mean of this site\'s training '
+        "rows, and a missing text is none of the categories",
+        None,
+        choices=("drop", "mean"),
+        example="mean",
+    )
     na_values: tuple[str, ...] | None = entry(
         "texts that mean a missing value, in place of the usual NA, null, ..", None, example=["NA", "<5"]
     )
@@ -266,6 +272,11 @@ def read_site(path: str | Path) -> SiteSettings:
         raise FedekdError(f"{file}: port must be at most 65535, got {site.port}")
     if site.dp and not (site.dp.epsilon > 0 and 0 < site.dp.delta < 1 and site.dp.clip > 0):
         raise FedekdError(f"{file}: [dp] needs epsilon > 0, 0 < delta < 1 and clip > 0, got {site.dp}")
+    if site.dp and site.missing == "mean":
+        raise FedekdError(
+            f'{file}: with [dp], missing = "mean" would carry rows past the noise, since a mean tells of all of them; '
+            'set missing = "drop", or fill the values by a rule that looks at no row'
+        )
     local = site.local if site.local == "train" else str(file.parent / Path(site.local).expanduser())
     return replace(site, data=_located(site.data, file.parent), local=local)
 

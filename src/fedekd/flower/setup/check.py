@@ -159,6 +159,9 @@ def _joining(site: SiteSettings, path: Path) -> Iterator[CheckResult]:
 
 
 def _built(site: SiteSettings, path: Path, schema: Schema) -> Iterator[CheckResult]:
+    from fedekd import verdicts
+    from fedekd.runs import choosing
+
     try:
         work = _work(site, schema)
     except Failed as failure:
@@ -172,9 +175,15 @@ def _built(site: SiteSettings, path: Path, schema: Schema) -> Iterator[CheckResu
     sizes = [len(work.client.rows[split]) for split in ("train", "val", "test")]
     count = sum(p.numel() for p in work.client.models["private"].parameters())
     name = f"the private model {site.private}" if site.private else "the built-in private model"
-    yield CheckResult(
-        "data", "ok", f"all {sum(sizes)} rows fit {path}: " + "{} to train, {} to validate, {} to test".format(*sizes)
-    )
+    split = f"{sizes[0]} to train, {sizes[1]} to validate, {sizes[2]} to test"
+    notes = [note for note in work.client.job.federation.dataset.notes if "left out" in note]
+    if sizes[2] < verdicts.FEW:
+        notes.append(f"with fewer than {verdicts.FEW} test rows the verdict can only be undecided")
+    elif sizes[1] < choosing.FEW:
+        notes.append(
+            f"with fewer than {choosing.FEW} validation rows joining is compared with plain training alone only"
+        )
+    yield CheckResult("data", "ok", "; ".join([f"all {sum(sizes)} rows fit {path}: {split}", *notes]))
     yield CheckResult("model", "ok", f"{name} has {count:,} parameters")
 
 
@@ -216,10 +225,14 @@ def _data(site: SiteSettings) -> str:
     from fedekd.data import load_dataset
     from fedekd.data.own import Whole
     from fedekd.data.partition import SMALLEST_SITE
+    from fedekd.flower.protocol.schema import as_in_settings
 
-    data = load_dataset(
-        site.data, target=site.target, task=site.task, part_of=Whole(), reading=site.reading, group=site.group
-    )
+    try:
+        data = load_dataset(
+            site.data, target=site.target, task=site.task, part_of=Whole(), reading=site.reading, group=site.group
+        )
+    except FedekdError as error:
+        as_in_settings(error)
     if len(data.y) < SMALLEST_SITE:
         raise FedekdError(f"{site.data} has {len(data.y)} rows; give at least {SMALLEST_SITE}")
     return f"{len(data.y)} rows of shape {tuple(data.x.shape[1:])}, {_kind(data.task, data.outputs)}"

@@ -76,7 +76,9 @@ class SiteSupervisor:
                 self._look_at(node)
                 heard.look()
                 if self._accepted():  # the server asks a site that refused again when it connects anew
-                    self.say(f"site {self.site.name}: the offer was accepted; connecting again, so that the server asks")
+                    self.say(
+                        f"site {self.site.name}: the offer was accepted; connecting again, so that the server asks"
+                    )
                     stop([node, executor])
                     self.children.clear()
                     self.connected = False
