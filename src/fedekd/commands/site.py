@@ -148,15 +148,16 @@ def accept_offer(given: argparse.Namespace) -> None:
         pins.accept_schema(Schema.read(given.schema))
         print(f"accepted: the schema {given.schema}, with the first terms that the server offers for it")
     elif given.offer:
-        print(f"accepted: {pins.accept(given.offer).fingerprint}; restart `fedekd site run` to be asked again")
+        accepted = pins.accept(given.offer).fingerprint
+        print(f"accepted: {accepted}; a site that runs connects again by itself, so that the server asks again")
     else:
         if count := pins.look_again():
-            print(f"{count} joins were refused of late; from now on joins are looked at again")
+            print(f"joins refused recently: {count}; new ones are considered again from now on")
         if (offer := pins.offered()) is None:
-            print("no offer waits to be accepted")
+            print("there is no offer to accept")
             return
         print("the last offer that was refused:", *offer.lines(), sep="\n  ")
-        print("otherwise than agreed to:", *pins.changes(), sep="\n  ")
+        print("what differs from what this site agreed to:", *pins.changes(), sep="\n  ")
         print(f"accept it with: fedekd site accept {given.file} {offer.fingerprint}")
 
 

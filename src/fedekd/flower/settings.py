@@ -316,7 +316,8 @@ def _read(cls: type[T], path: str | Path) -> T:
     """The file's content, checked; paths in it are taken from the file's own folder."""
     path = Path(path).expanduser().absolute()
     if path.is_dir():
-        raise FedekdError(f"{path} is a folder; name the file in it")
+        inside = [file for file in ("site.toml", "server.toml") if (path / file).is_file()]
+        raise FedekdError(f"{path} is a folder; name the file in it{f': {path / inside[0]}' if inside else ''}")
     return _filled(cls, read_toml(path), path, "")
 
 

@@ -20,7 +20,7 @@ from fedekd.flower.secure_settings import LEAST_MASKED
 from fedekd.flower.settings import Privacy, ServerSettings, SiteSettings, read_site
 from fedekd.flower.setup.certificates import ends_soon, read_certificate
 from fedekd.flower.setup.connection import Connection, NotChecked
-from fedekd.flower.setup.keys import peer_keys, public_line, read_node_key
+from fedekd.flower.setup.keys import peer_keys, public_line, read_node_key, readable_by_others
 
 if TYPE_CHECKING:
     from fedekd.flower.protocol.schema import Schema
@@ -68,9 +68,8 @@ def _result(name: str, look: Callable[[], str]) -> CheckResult:
 
 def _key(site: SiteSettings) -> str:
     key = read_node_key(site.key)
-    mode = site.key.stat().st_mode & 0o777
-    if mode & 0o077:
-        raise FedekdError(f"{site.key} can be read by others (mode {mode:o}); run: chmod 600 {site.key}")
+    if problem := readable_by_others(site.key):
+        raise FedekdError(problem)
     public = site.key.with_name(f"{site.key.name}.pub")
     expected = public_line(key.public_key(), "").split()[:2]
     if public.exists() and public.read_bytes().split()[:2] != expected:

@@ -95,7 +95,7 @@ def _fill_server(
         *([] if server.combine != "mean" else [f"{FROM_FIVE} in: {file}"]),
         f"let user {user} read {key}, if the server is to run as a service"
         if certificates
-        else f"keep {folder / 'certificates' / 'ca.key'} offline: who has it can pose as server",
+        else f"keep {folder / 'certificates' / 'ca.key'} offline: whoever has it can pose as the server",
         f"start with: fedekd server run {shlex.quote(str(file))}",
         *_as_a_service(unit, user),
     ]

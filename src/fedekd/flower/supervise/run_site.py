@@ -18,7 +18,7 @@ from fedekd.flower.patches import BEATING, SKIPPED
 from fedekd.flower.settings import ENDED, OFFERED, SiteSettings, read_site
 from fedekd.flower.setup.certificates import ends_soon, read_certificate
 from fedekd.flower.setup.connection import Connection, NotChecked
-from fedekd.flower.setup.keys import read_node_key, renew_secret
+from fedekd.flower.setup.keys import read_node_key, readable_by_others, renew_secret
 from fedekd.flower.site.audit import record
 from fedekd.flower.supervise.diagnosis import NOT_LET_IN, SILENT, log_of, why_not_connected, why_supernode_ended
 from fedekd.flower.supervise.executor import OWN_APP
@@ -44,7 +44,7 @@ def run_site(path: str | Path, *, app: str = OWN_APP, say: Callable[[str], None]
     read_certificate(site.ca, "get it from the server's administrator, or set another `ca`")
     with alone(site.state):
         record(site.state, "start", fedekd=__version__, server=site.server)
-        if warning := ends_soon(site.ca, NEW_CA):
+        for warning in filter(None, (ends_soon(site.ca, NEW_CA), readable_by_others(site.key))):
             say(f"site {site.name}: {warning}")
         SiteSupervisor(site, file, app, say).run()
 
