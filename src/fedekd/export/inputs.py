@@ -132,8 +132,8 @@ def _numbers(path: Path, column: pd.Series, metadata: ModelMetadata) -> np.ndarr
         value = column.iloc[wrong[0]]
         what = "nothing" if pd.isna(value) else repr(value)
         raise FedekdError(
-            f"{path}: column {column.name!r} holds {what} in row {wrong[0] + 1}; training had numbers there: correct it, "
-            "or leave the row out"
+            f"{path}: column {column.name!r} holds {what} in row {wrong[0] + 1}; training had numbers there: "
+            "correct it, or leave the row out"
         )
     return numbers
 
