@@ -20,13 +20,15 @@ def add(commands: Any) -> None:
     init.add_argument("--server", required=True, metavar="HOST:PORT", help="the server's address")
     init.add_argument("--data", required=True, metavar="PATH", help="its rows: a .csv, .npz, folder or dataset name")
     init.add_argument("--target", metavar="COLUMN", help="column of a .csv to predict")
-    init.add_argument("--group", metavar="COLUMN", help="column or array that tells the patient of each row")
-    init.add_argument("--task", metavar="NAME", help="classification or regression, if the data does not tell")
+    init.add_argument("--group", metavar="COLUMN", help="column or array that names the patient of each row")
+    init.add_argument("--task", metavar="NAME", help="classification or regression, where the data does not tell")
     init.add_argument("--private", metavar="NAME", help="your own private model, package.module:function")
     init.add_argument("--ca", metavar="FILE", help="the server's ca.crt, if you have it already")
     init.add_argument("--port", type=int, metavar="N", help="a free port on this machine (default: 9094)")
     init.add_argument("--user", default="fedekd", metavar="NAME", help="user of the systemd unit (default: fedekd)")
-    key = command(actions, "key", new_key, "make a new key if the old one is lost or void (the old file is kept)")
+    key = command(
+        actions, "key", new_key, "make a new key, if the old one is lost or no longer valid (its files are kept)"
+    )
     key.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
     check = command(actions, "check", check_site, "check data, model, key, certificate, connection and clock")
     check.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
@@ -35,7 +37,7 @@ def add(commands: Any) -> None:
         actions, "schema", write_schema, "describe the layout of the data, without rows, for all sites to agree on"
     )
     schema.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
-    schema.add_argument("--out", default="schema.json", metavar="FILE", help="(default: schema.json)")
+    schema.add_argument("--out", default="schema.json", metavar="FILE", help="the file to write (default: schema.json)")
     schema.add_argument(
         "--extend", metavar="FILE", help="add this site's categories and labels to another site's schema"
     )
@@ -43,7 +45,7 @@ def add(commands: Any) -> None:
         "--with-scaling", action="store_true",
         help="include this data's means and deviations, for all to scale by (default: each site scales by its own)",
     )  # fmt: skip
-    accept = command(actions, "accept", accept_offer, "agree to other terms or another schema than before")
+    accept = command(actions, "accept", accept_offer, "agree to a schema, or to other terms than before")
     accept.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
     accept.add_argument(
         "offer", nargs="?", metavar="FINGERPRINT", help="accept this offer (without: show the last one)"
@@ -53,7 +55,7 @@ def add(commands: Any) -> None:
     audit = command(actions, "audit", show_audit, "show what the site was asked and what left it, and verify that log")
     audit.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
     audit.add_argument("--json", action="store_true", help="the entries as they are kept, one JSON object a line")
-    audit.add_argument("--expect", metavar="HASH", help="fail unless an entry has this hash, noted at an earlier time")
+    audit.add_argument("--expect", metavar="HASH", help="fail unless an entry has this hash, which you noted earlier")
     verify = command(actions, "verify", verify_result, "verify the server's signature of the final model and report")
     verify.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
     verify.add_argument(
@@ -203,7 +205,9 @@ def verify_result(given: argparse.Namespace) -> None:
     site, report = read_site(given.file), Path(given.report) if given.report else None
     found = sorted(site.state.glob(f"*/{SIGNED}"))
     if not found:
-        raise FedekdError(f"the server has signed no result that this site has in {site.state}")
+        raise FedekdError(
+            f"{site.state} holds no result signed by the server; there is one when a federation is complete"
+        )
     content, reports = read_bytes(report) if report else b"", dict[str, str]()
     for path in found:
         statement = verified(site, path.parent, SignedStatement.read(path))
