@@ -216,7 +216,8 @@ class ServerSupervisor:
                 if report.complete:
                     return report
             self.failures += 1
-            why = " ".join(state.details.split()) or f"it ended as {state.outcome}"
+            details = " ".join(state.details.split()).removeprefix("ServerApp failed with exception: ")
+            why = details or f"it ended as {state.outcome}"
             self._check_disk(why)
             if self.failures >= FAILURES:
                 raise FedekdError(
@@ -272,7 +273,10 @@ class ServerSupervisor:
         found = admit(superlink, self.server.nodes)
         self.keys = None if found.again else keys
         for name in found.came:
-            self.say(f"site {name} may join" + (" with its new key; the old one is void" if name in found.gone else ""))
+            self.say(
+                f"site {name} may join"
+                + (" with its new key; the old one is no longer valid" if name in found.gone else "")
+            )
         for name in found.gone:
             if name not in found.came:
                 self.say(f"site {name} may no longer join; to come back it needs a new key (`fedekd site key` there)")
