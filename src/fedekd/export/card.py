@@ -28,8 +28,8 @@ BEST_ALONE = "The best model it trained alone is `--method alone`."
 LIMITS = (
     "",
     "The figures above are from this client's own held-out rows. They say nothing about patients, devices or pictures",
-    "that differ from those. The model has not been validated for any clinical use. A model can reveal something of the",
-    "rows that it was trained on: give it only to those who may see them.",
+    "that differ from those. The model has not been validated for any clinical use. A model can reveal something of",
+    "the rows that it was trained on: give it only to those who may see them.",
 )
 
 
