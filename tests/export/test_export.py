@@ -109,6 +109,13 @@ def test_the_card_states_what_a_site_must_know(wards: Trained, tmp_path: Path) -
         assert words in card
 
 
+def test_the_card_says_what_becomes_of_missing_values(wards: Trained) -> None:
+    one = find_models(wards.folder)[0]
+    filled = ModelMetadata(one.path, {**one.about, "fill": [0.5] * len(one.columns)})
+    told = "a missing number is filled with its mean over training rows"
+    assert [told in make_card(metadata, [], "m.onnx") for metadata in (one, filled)] == [False, True]
+
+
 def test_the_card_of_pictures_names_their_range(scans: Trained, tmp_path: Path) -> None:
     export(scans.folder, "0", tmp_path / "m.safetensors")
     assert "pixels of 0..16 become -1..1" in (tmp_path / "m.card.md").read_text()
