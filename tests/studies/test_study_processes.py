@@ -8,7 +8,6 @@ import sys
 import time
 
 import pytest
-from small_study import RUNS, make_home, start
 
 from fedekd.errors import FedekdError
 from fedekd.report.paper_tables import make_tables
@@ -23,6 +22,7 @@ from fedekd.studies import load_study, run_study
 from fedekd.studies.over_ray import _on_node
 from fedekd.studies.study_plan import plan_study
 from repeats import numbers_in
+from small_study import RUNS, make_home, start
 
 GO = """
 from fedekd.studies import load_study, run_study

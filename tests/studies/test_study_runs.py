@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from small_study import RUNS, make_home
 
 from fedekd.data import clusters
 from fedekd.errors import FedekdError
@@ -20,6 +19,7 @@ from fedekd.runs.plan import Cell, plan
 from fedekd.studies import Tally, describe, load_study, run_study
 from fedekd.studies.study_plan import plan_study
 from repeats import numbers_in
+from small_study import RUNS, make_home
 
 
 @pytest.fixture
