@@ -11,7 +11,7 @@ COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # on all co
 .PHONY: demo test pytest axe fuzz lint ruff mypy mutants docs pictures bench clean
 
 demo: $(READY)
-	$(BIN)/fedekd run --dataset heart --methods second-opinion,fedekd,fedavg --alone menu --split-seed 0 --seeds 0-2 --out demo-results
+	$(BIN)/fedekd run --dataset heart --methods second-opinion,fedekd,fedavg --alone menu --folds 5 --out demo-results
 
 test: ruff  # types and tests side by side: mypy alone has one core busy for most of a minute
 	$(MAKE) --no-print-directory -j2 mypy pytest

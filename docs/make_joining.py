@@ -373,7 +373,7 @@ splits:
 
 ## On your own data
 ```sh
-fedekd run --dataset heart --methods second-opinion,fedavg --alone menu --split-seed 0 --seeds 0-2 --rounds 2
+fedekd run --dataset heart --methods second-opinion,fedavg --alone menu --folds 3 --rounds 2
 ```
 ends in a verdict for each site: join, stay alone or undecided, with the reason.
 """

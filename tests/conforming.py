@@ -157,9 +157,9 @@ def refusal(what, where, probe):
     if what in ("weights of another",):
         return "`reads_weights`"
     if what in ("received of a role at home", "received of another"):
-        return "nothing of that name"
+        return "no exchange of that name"
     if what == "received by name":
-        return "nothing of that name" if server else None
+        return "no exchange of that name" if server else None
     if what == "memory that is not there" or (what == "memory" and server):
         return "neither `begin` nor"
     if what.startswith("gradients"):
@@ -203,7 +203,7 @@ REFUSED = [
     (hostile.CopyAcross(), "the proxy model has no body.2.weight to copy into private"),
     (hostile.CopyWide(), "the private model has no"),
     (hostile.AnswerWide(), "the private model has no"),
-    (hostile.AnswerUnknown(), "the private model has no extra"),
+    (hostile.AnswerUnknown(), "the private model has no weight 'extra'"),
     (hostile.NoPair(), "an answer and the server's new memory"),
     (hostile.VectorLoss(), "take its mean with batch.mean"),
     (hostile.NothingToTrain(), "nothing to train"),

@@ -8,13 +8,11 @@ import numpy as np
 import torch
 
 from fedekd.data import Federation, Split
-from fedekd.engines.job import Job, Training
 from fedekd.engines.serial import Serial
 from fedekd.methods.batch import Batch
 from fedekd.tasks import Classification
-from tiny import tiny_private, tiny_proxy
-
-TRAINING = Training(rounds=3, epochs=1, batch_size=16, lr=3e-3)
+from serially import same, states
+from tiny import job
 
 
 def with_public(federation: Federation, share: float = 0.25, clients: int | None = None) -> Federation:
@@ -28,8 +26,8 @@ def with_public(federation: Federation, share: float = 0.25, clients: int | None
     return replace(federation, clients=tuple(kept), names=names, public=np.sort(np.concatenate(public)))
 
 
-def engine_of(federation, method, seed=0, private=tiny_private, **training) -> Serial:
-    return Serial(Job(federation, method, seed, replace(TRAINING, **training), private, tiny_proxy))
+def engine_of(federation, method, **options) -> Serial:
+    return Serial(job(federation, method, **{"rounds": 3, "epochs": 1, **options}))
 
 
 def trained(federation, method, rounds=3, **given) -> Serial:
@@ -40,10 +38,7 @@ def trained(federation, method, rounds=3, **given) -> Serial:
 
 
 def equal(a: Serial, b: Serial, role: str = "private") -> bool:
-    pairs = [
-        (x.models[role].state_dict(), y.models[role].state_dict()) for x, y in zip(a.clients, b.clients, strict=True)
-    ]
-    return all(torch.equal(x[name], y[name]) for x, y in pairs for name in x)
+    return same(states(a, role), states(b, role))
 
 
 def resumed(federation, method, rounds=4, stop=2, **given) -> tuple[Serial, Serial]:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from fedekd.engines.job import Job, Training
+import tiny
 from fedekd.engines.serial import Serial
-from tiny import tiny_private, tiny_proxy
-
-TRAINING = Training(rounds=2, epochs=1, batch_size=16, lr=3e-3)
+from tiny import tiny_private
 
 
 def job(federation, method, private=tiny_private, **training):
-    return Job(federation, method, 0, replace(TRAINING, **training), private, tiny_proxy)
+    return tiny.job(federation, method, private=private, **{"epochs": 1, **training})
 
 
 def nothing_is_trained(monkeypatch):

@@ -6,17 +6,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from byhand import same as same
 from fedekd.data import Dataset, Federation, Split
-from fedekd.engines.job import Job, Training
 from fedekd.engines.serial import Serial
-from tiny import tiny_private, tiny_proxy
-
-TRAINING = Training(rounds=2, epochs=2, batch_size=16, lr=3e-3)
+from tiny import job
 
 
-def engine_of(federation, method, seed=0, private=tiny_private, **training) -> Serial:
-    settings = Training(**{**vars(TRAINING), **training})
-    return Serial(Job(federation, method, seed, settings, private, tiny_proxy))
+def engine_of(federation, method, **options) -> Serial:
+    return Serial(job(federation, method, **options))
 
 
 def trained(federation, method, **options) -> Serial:
@@ -29,11 +26,6 @@ def trained(federation, method, **options) -> Serial:
 def states(engine: Serial, role: str = "private") -> list[dict[str, Tensor]]:
     """A copy of each client's weights and buffers."""
     return [{n: t.clone() for n, t in client.models[role].state_dict().items()} for client in engine.clients]
-
-
-def same(a: list[dict[str, Tensor]], b: list[dict[str, Tensor]]) -> bool:
-    """To the bit."""
-    return all(x.keys() == y.keys() and all(torch.equal(x[n], y[n]) for n in x) for x, y in zip(a, b, strict=True))
 
 
 def answers(engine: Serial, split: str = "test") -> list[Tensor]:

@@ -8,17 +8,9 @@ import pytest
 import torch
 
 from fedekd import methods
-from fedekd.engines.job import Job, Training
 from fedekd.engines.serial import Serial
 from fedekd.engines.stacked import Stacked
-from tiny import tiny_private, tiny_proxy
-
-TRAINING = Training(rounds=2, epochs=2, batch_size=16, lr=3e-3)
-
-
-def job(federation, method, seed=0, private=tiny_private, **training):
-    settings = Training(**{**vars(TRAINING), **training})
-    return Job(federation, method, seed, settings, private, tiny_proxy)
+from tiny import TRAINING
 
 
 def outputs_of(clients) -> torch.Tensor:

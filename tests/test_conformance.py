@@ -187,19 +187,7 @@ def test_memory_that_changes_its_shape_while_some_are_absent():
 
 # --- several jobs in a stack ---------------------------------------------------------------------------------
 
-BENT = (
-    "train",
-    "remember",
-    "remember a split",
-    "copy",
-    "send",
-    "send a split",
-    "combine",
-    "refine",
-    "personal train",
-    "personal remember",
-    "predict",
-)
+BENT = (*PLACES, "combine")
 
 
 def bent(where, **training):

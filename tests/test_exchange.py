@@ -28,6 +28,7 @@ from fedekd.exchange import (
     size,
 )
 from fedekd.methods.base import Exchange, Method
+from lines import one_line
 from tiny import quick
 
 TRAINING = Training(rounds=2, epochs=1, batch_size=32, lr=1e-2)
@@ -117,12 +118,6 @@ def watched(engine):
 def state(federation, seed=0, width=4):
     torch.manual_seed(seed)
     return dense(federation.dataset.x.shape[1:], 2, width).state_dict()
-
-
-def one_line(error) -> str:
-    text = str(error.value)
-    assert "\n" not in text
-    return text
 
 
 # What leaves a client

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedekd.metrics import harmed, over_seeds, paired_interval, sample_interval, summarise
+from fedekd.metrics import harmed, over_seeds, paired_interval, summarise
 
 FLOATS = st.floats(-100, 100)
 
@@ -97,86 +97,3 @@ def test_intervals_of_one_or_equal_seeds():
     assert paired_interval([]) is None
     assert paired_interval([0.3]) is None
     assert paired_interval([0.25, 0.25, 0.25]) == (0.25, 0.25)
-
-
-def test_the_interval_of_a_client_covers_its_true_difference_of_accuracy():
-    draw, held = np.random.default_rng(0), 0
-    for _ in range(2000):  # alone wrong on 30 %, with the method on 20 %, and the two agree more often than not
-        both = draw.random((60, 2))
-        alone = both[:, 0] < 0.3
-        joined = np.where(both[:, 1] < 0.7, both[:, 0] < 0.2, draw.random(60) < 0.2)
-        low, high = sample_interval(joined, alone, higher_is_better=True)
-        held += low <= 0.1 <= high
-    assert 0.93 < held / 2000 < 0.98
-
-
-def test_the_interval_of_a_client_covers_its_true_difference_of_error():
-    draw, held = np.random.default_rng(0), 0
-    for _ in range(2000):
-        shared = draw.normal(0, 3, 80)
-        low, high = sample_interval(shared + draw.normal(0, 4, 80), shared + draw.normal(0, 1, 80), False)
-        held += low <= 5 - math.sqrt(10) <= high
-    assert 0.93 < held / 2000 < 0.97
-
-
-def test_few_samples_make_a_wide_interval_even_if_none_changes():
-    few, many = (sample_interval([0] * n, [0] * n, True) for n in (10, 1000))
-    assert few[0] < -0.1 < 0.1 < few[1]
-    assert -0.01 < many[0] < 0 < many[1] < 0.01
-    assert sample_interval([1, 1, 1, 1], [0, 0, 0, 0], True) is None
-    assert sample_interval([0.0] * 5, [0.0] * 5, False) == (0, 0)
-
-
-def interval_of_accuracy(n, won, lost, z=1.959963984540054):
-    """Agresti and Min (2005): half a sample more on each side, two more in all."""
-    won, lost, n = won + 0.5, lost + 0.5, n + 2
-    centre = (won - lost) / n
-    half = z * math.sqrt((won + lost) - (won - lost) ** 2 / n) / n
-    return centre - half, centre + half
-
-
-def test_the_interval_of_accuracy_by_hand():
-    """Of nine samples the method mends three, spoils one and leaves five as they were: Δ is 2 / 11 or so."""
-    alone = [1, 1, 1, 0, 0, 0, 0, 1, 1]
-    joined = [0, 0, 0, 1, 0, 0, 0, 1, 1]
-    assert sample_interval(joined, alone, True) == pytest.approx(interval_of_accuracy(9, 3, 1))
-    assert sample_interval(alone, joined, True) == pytest.approx(interval_of_accuracy(9, 1, 3))
-    narrow = sample_interval(joined, alone, True, level=0.5)
-    assert narrow == pytest.approx(interval_of_accuracy(9, 3, 1, z=0.6744897501960817))
-    low, high = sample_interval(joined, alone, True)
-    assert low + high == pytest.approx(2 * 2 / 11)
-
-
-def test_the_interval_of_accuracy_does_not_leave_its_range():
-    five = [1] * 5, [0] * 5
-    low, high = sample_interval(five[1], five[0], True)
-    assert high == 1
-    assert 0 < low == pytest.approx(interval_of_accuracy(5, 5, 0)[0])
-    assert sample_interval(*five, True) == (-1, pytest.approx(-low))
-
-
-def test_the_interval_of_error_by_hand():
-    """RMSEs 5 and 1: each sample's share is its square over twice its RMSE; t of five degrees of freedom."""
-    joined, alone = [3.0, -4.0, 5.0, 5.0, -5.0, math.sqrt(50)], [1.0, 1.0, -1.0, 1.0, -1.0, 1.0]
-    shares = np.array([0.9, 1.6, 2.5, 2.5, 2.5, 5.0]) - 0.5
-    half = 2.5705818366147395 * math.sqrt(((shares - shares.mean()) ** 2).sum() / 5) / math.sqrt(6)
-    assert sample_interval(joined, alone, False) == pytest.approx((4 - half, 4 + half))
-    assert sample_interval(alone, joined, False) == pytest.approx((-4 - half, -4 + half))
-    low, high = sample_interval(joined, alone, False, level=0.5)
-    assert high - low == pytest.approx(2 * half * 0.7266868438004226 / 2.5705818366147395)
-
-
-def test_an_error_of_exactly_nothing_has_an_interval():
-    """A model without an error has no share to divide: the other's share alone makes the width."""
-    joined = [2.0, 2.0, -2.0, 2.0, 4.0]
-    root = math.sqrt(32 / 5)
-    shares = np.array(joined) ** 2 / (2 * root)
-    half = 2.7764451051977987 * float(np.std(shares, ddof=1)) / math.sqrt(5)
-    assert sample_interval(joined, [0.0] * 5, False) == pytest.approx((root - half, root + half))
-    assert sample_interval([0.0] * 5, joined, False) == pytest.approx((-root - half, -root + half))
-
-
-@pytest.mark.parametrize("higher_is_better", [True, False])
-def test_five_samples_are_enough_for_an_interval_and_four_are_not(higher_is_better):
-    assert sample_interval([0, 1, 1, 0], [1, 0, 1, 0], higher_is_better) is None
-    assert sample_interval([0, 1, 1, 0, 1], [1, 0, 1, 0, 0], higher_is_better) is not None

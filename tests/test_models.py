@@ -14,6 +14,7 @@ from torch import nn
 from fedekd import architectures, models
 from fedekd.errors import FedekdError
 from fedekd.settings import model_name
+from lines import one_line
 
 
 def count(module: nn.Module) -> int:
@@ -22,12 +23,6 @@ def count(module: nn.Module) -> int:
 
 def weights(module: nn.Module) -> torch.Tensor:
     return torch.cat([w.detach().flatten() for w in module.parameters()])
-
-
-def one_line(error) -> str:
-    text = str(error.value)
-    assert "\n" not in text
-    return text
 
 
 # Architectures

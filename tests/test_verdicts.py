@@ -12,8 +12,9 @@ import pytest
 from scipy import stats
 
 from fedekd import verdicts
+from fedekd.runs.row_results import compared
 from fedekd.scores import SCORES
-from fedekd.verdicts import Comparison, agresti_min, holm, judge, mcnemar, mean_interval, root_mean_square
+from fedekd.verdicts import Comparison, holm, judge, mcnemar, mean_interval, root_mean_square, score_interval
 
 FEDERATIONS, CLIENTS = 400, 6
 
@@ -58,6 +59,18 @@ def test_false_alarms_over_seeds(seeds, monkeypatch):
     assert at_most(0.05, alarms(lambda: [client() for _ in range(CLIENTS)], 200), 200)
 
 
+def test_steady_clients_do_not_vouch_for_one_whose_training_varies():
+    """How much it varies is known from its own two seeds, badly: theirs would make its interval a third as wide."""
+    alone = (np.random.default_rng(1).random((2, 2000)) < 0.7).astype(float)
+    alone[1] = alone[0]
+    joined, wrong = alone.copy(), np.flatnonzero(alone[0] == 0)
+    joined[0, wrong[:120]], joined[1, wrong[:60]] = 1.0, 1.0
+    one, steady = Comparison(joined, alone), Comparison(alone, alone)
+    by_itself, among = judge([one])[0], judge([one] + 17 * [steady])[0]
+    assert (among.low, among.high) == (by_itself.low, by_itself.high)
+    assert among.state == "undecided"
+
+
 @pytest.mark.parametrize("rows", [30, 100])
 def test_false_alarms_of_errors(rows, monkeypatch):
     """Heavy tails, and a swap test of few draws."""
@@ -70,6 +83,24 @@ def test_false_alarms_of_errors(rows, monkeypatch):
         return Comparison(a[None], b[None], root_mean_square, higher_is_better=False)
 
     assert at_most(0.05, alarms(lambda: [client() for _ in range(CLIENTS)], 200), 200)
+
+
+def test_false_alarms_where_one_model_is_surer(monkeypatch):
+    """As good in log-likelihood, which for the surer model is made of few large losses; some rows do not show them."""
+    monkeypatch.setattr(verdicts, "DRAWS", 300)
+    rng = np.random.default_rng(7)
+
+    def client():
+        target = rng.random(50) < 0.5
+        logits = [1.5 * (target - 0.5) + rng.normal(0, 1, 50) for _ in "ab"]
+        chances = [1 / (1 + np.exp(-scale * z)) for scale, z in zip((0.4, 3.28), logits, strict=True)]
+        rows = [np.column_stack([target, 1 - p, p])[None] for p in chances]
+        return Comparison(*rows, SCORES["nll"].measure, higher_is_better=False)
+
+    means = [SCORES["nll"].of(np.concatenate([client().joined[0] for _ in range(400)]))]
+    means.append(SCORES["nll"].of(np.concatenate([client().alone[0] for _ in range(400)])))
+    assert means[0] == pytest.approx(means[1], rel=0.03)
+    assert at_most(0.05, alarms(lambda: [client() for _ in range(CLIENTS)], 60), 60)
 
 
 def test_false_alarms_of_grouped_rows(monkeypatch):
@@ -96,6 +127,37 @@ def test_what_is_clear_is_seen(rows, gain, least):
     flat = [v for some in found for v in some]
     assert np.mean([v.state == "helped" for v in flat]) > least
     assert np.median([v.detectable for v in flat]) < gain
+
+
+@pytest.mark.parametrize(("rows", "chance"), [(100, 0.05), (300, 0.01), (1000, 0.2)])
+@pytest.mark.parametrize("size", [1, 12])
+def test_what_is_said_to_be_detectable_is_seen_four_times_in_five(rows, chance, size):
+    """And the margin on as many rows as are said to be needed."""
+    rng = np.random.default_rng(rows)
+
+    def seen(rows: int, gain: float) -> float:
+        counts = rng.multinomial(rows, [chance / 2 + gain, chance / 2, 1 - chance - gain], 100)
+        return np.mean([won > lost and mcnemar(won, lost) * size < 0.05 for won, lost, _ in counts])
+
+    def models() -> list[Comparison]:
+        return [discordant(rng, rows, chance) for _ in range(size)]
+
+    judged = [judge(models())[0] for _ in range(40)]
+    assert 0.7 <= np.mean([seen(rows, one.detectable) for one in judged]) <= 0.95
+    assert 0.65 <= np.mean([seen(one.rows_needed, one.margin) for one in judged if one.rows_needed > rows]) <= 0.97
+
+
+def test_more_rows_do_not_make_up_for_few_seeds():
+    rng = np.random.default_rng(3)
+    alone = (rng.random((2, 400)) < 0.8).astype(float)
+    steady, joined = np.repeat(alone[:1], 2, axis=0), alone.copy()
+    joined[0, :90], joined[1, :90] = 1.0, 0.0  # one training is far better, the other far worse
+    lucky, same = judge([Comparison(joined, alone)])[0], judge([Comparison(steady, steady)])[0]
+    assert (lucky.state, lucky.rows_needed) == ("undecided", None)
+    assert lucky.low == -1.0
+    assert math.isinf(lucky.detectable)
+    assert same.detectable < 0.05
+    assert same.rows_needed == 400
 
 
 def test_the_power_that_is_documented_is_what_the_command_finds():
@@ -136,6 +198,66 @@ def test_equal_models_are_equivalent_where_rows_suffice():
     assert few.difference == 0.0
     assert few.detectable > few.margin > 0
     assert few.rows_needed > 30
+
+
+@pytest.mark.parametrize("rows", [60, 97, 120, 150, 200, 400, 1000])
+def test_equivalent_is_rarely_wrong(rows):
+    """The truth is the margin itself, and all rows that change are won: of a hundred, often not one does."""
+    won = np.arange(min(rows, 60) + 1)
+    inside = [low >= -0.02 and high <= 0.02 for low, high in (score_interval(int(k), 0, rows) for k in won)]
+    assert stats.binom.pmf(won, rows, 0.02)[inside].sum() <= 0.05
+
+
+@pytest.mark.parametrize(
+    ("rows", "won", "lost"), [(20, 0.1, 0.0), (100, 0.02, 0.0), (100, 0.1, 0.1), (200, 0.15, 0.05)]
+)
+def test_the_interval_of_a_client_holds_the_true_difference_as_often_as_is_said(rows, won, lost):
+    """Exactly, over all that could be counted."""
+    most = min(rows, 70)
+    counts = [(w, k) for w in range(most + 1) for k in range(min(rows - w, most) + 1 if lost else 1)]
+    chances = stats.multinomial.pmf([(w, k, rows - w - k) for w, k in counts], rows, [won, lost, 1 - won - lost])
+    held = [low <= won - lost <= high for low, high in (score_interval(w, k, rows) for w, k in counts)]
+    assert 0.93 <= chances[held].sum() <= 0.999
+
+
+def test_the_interval_of_published_data():
+    """Airway hyper-responsiveness of 21 children, in Fagerland, Lydersen and Laake (2014): −0.517 to −0.026."""
+    assert score_interval(1, 7, 21) == pytest.approx((-0.517, -0.026), abs=5e-4)
+    assert score_interval(5, 0, 5) == pytest.approx((0.131, 1.0), abs=1e-3)
+    assert score_interval(0, 5, 5) == pytest.approx((-1.0, -0.131), abs=1e-3)
+
+
+def test_few_groups_are_not_equivalent_because_no_row_changed():
+    """Ten patients with fifty scans each are ten patients."""
+    rows = np.ones((1, 500))
+    for groups, state in ((10, "undecided"), (500, "equivalent")):
+        assert judge([Comparison(rows, rows, groups=np.arange(500) % groups)])[0].state == state
+    few = judge([Comparison(rows, rows, groups=np.arange(500) % 4)])[0]
+    assert (few.state, few.reason) == ("undecided", "only 4 groups of test rows")
+    unequal = np.minimum(np.arange(500), 300)  # one patient has 200 of the rows
+    assert judge([Comparison(rows, rows, groups=unequal)])[0].state == "undecided"
+
+
+@pytest.mark.parametrize("groups", [8, 15])
+def test_the_interval_of_few_groups_holds_the_true_difference(groups, monkeypatch):
+    """A tenth of the patients gain, so that in some draws none does."""
+    monkeypatch.setattr(verdicts, "DRAWS", 100)
+    rng, held = np.random.default_rng(groups), []
+    for _ in range(200):
+        gains = np.repeat(rng.random(groups) < 0.1, 3).astype(float)
+        (found,) = judge([Comparison(gains[None], np.zeros((1, 3 * groups)), groups=np.repeat(np.arange(groups), 3))])
+        held.append(found.low <= 0.1 <= found.high)
+    assert np.mean(held) >= 0.93
+
+
+def test_answers_that_agree_on_few_rows_are_not_equivalent_in_any_share():
+    rng = np.random.default_rng(5)
+    target = rng.integers(0, 2, 40)
+    sure = np.column_stack([target, 1 - target, target])[None].astype(float)
+    for name in ("macro_f1", "balanced_accuracy", "auroc"):
+        (few,) = judge([compared([sure[0]], [sure[0]], name)])
+        (many,) = judge([compared([np.tile(sure[0], (10, 1))], [np.tile(sure[0], (10, 1))], name)])
+        assert (few.state, many.state) == ("undecided", "equivalent"), name
 
 
 def test_the_sign_of_an_error_is_the_other_way():
@@ -180,9 +302,9 @@ def test_more_comparisons_make_each_harder():
 
 
 def test_the_interval_keeps_a_width_where_no_row_changes():
-    low, high = agresti_min(0, 0, 50)
+    low, high = score_interval(0, 0, 50)
     assert low == -high < 0
-    assert math.isclose(high, 1.96 / 52, rel_tol=1e-3)
+    assert math.isclose(high, 1.96**2 / (50 + 1.96**2), rel_tol=1e-3)
 
 
 def test_the_mean_over_clients_lies_in_its_interval_as_often_as_is_said():

@@ -31,7 +31,7 @@ def run(
 def watched_run(
     settings: Settings, progress: bool, log_to: str, dataset: Dataset | None = None, workers: int | None = None
 ) -> RunResults:
-    """A run with its display, its ``progress.json`` and its trackers, which are there while torch takes its seconds."""
+    """A run with its display, ``progress.json`` and trackers, all of which start before torch is loaded."""
     from fedekd import trackers
     from fedekd.report.progress import watch
     from fedekd.runs.progress_file import ProgressFile

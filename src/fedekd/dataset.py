@@ -46,14 +46,14 @@ class Reading:
 
     @classmethod
     def of(cls, given: Any) -> Reading:
-        """From what has these names: settings, or the metadata of a model."""
+        """From anything with attributes or keys of these names: settings, or the metadata of a model."""
         get = given.get if isinstance(given, dict) else lambda name: getattr(given, name, None)
         chosen: dict[str, Any] = {f.name: get(f.name) for f in fields(cls)}
         chosen = {k: tuple(v) if isinstance(v, list) else v for k, v in chosen.items() if v is not None}
         return cls(**chosen)
 
     def changes(self) -> dict[str, Any]:
-        """What is not as usual."""
+        """What differs from the defaults."""
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
 
 

@@ -10,6 +10,12 @@ class FedekdError(Exception):
     """Something the user can fix. The command line prints its text alone and exits with status 2."""
 
 
+def in_words(error: BaseException | str) -> str:
+    """An error in one line; one that is not the user's keeps its kind."""
+    own = isinstance(error, (FedekdError, str))
+    return " ".join((str(error) if own else f"{type(error).__name__}: {error}").split())
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> FedekdError:
     """The error for a name that is not in ``known``, with the nearest known name as a suggestion."""
     names = sorted(known)

@@ -157,7 +157,7 @@ class Aggregator:
 
 
 class _Asked:
-    """A way to average that remembers whether it was asked for."""
+    """A way to average that remembers whether it was used."""
 
     def __init__(self, how: Mean) -> None:
         self.how, self.asked = how, False

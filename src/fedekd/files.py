@@ -18,19 +18,19 @@ DATA_FILES = (*TABLES, ".npz")
 
 
 def file_kind(path: str | Path) -> str:
-    """How the name of a file ends, in small letters: .csv, or .csv.gz as one."""
+    """A file's extension in lower case: .csv, or .csv.gz as a whole."""
     name = Path(path).name.lower()
     return next((kind for kind in TABLES if kind.endswith(".gz") and name.endswith(kind)), Path(name).suffix)
 
 
 def file_stem(path: Path) -> str:
-    """The name without its kind, where that is one of a data file."""
+    """The name without its extension, .csv.gz counting as one."""
     kind = file_kind(path)
     return path.name[: -len(kind)] if kind in DATA_FILES else path.stem
 
 
 def check_name(path: Path) -> None:
-    """Refuse a name that cannot be written down: it would stand in every record, and spoil it after the training."""
+    """Refuse a name that is not UTF-8: it would be written into every record, which would fail after the training."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -38,15 +38,16 @@ def check_name(path: Path) -> None:
         raise FedekdError(f"the name of {shown} is not UTF-8; rename the file or folder") from None
 
 
-def is_damage(error: BaseException) -> bool:
-    """Whether a failed read says that the content is wrong, and not that the system refused to hand it out."""
-    return not isinstance(error, OSError) or error.errno in (None, errno.EINVAL)
-
-
 def unreadable(path: Path, error: BaseException) -> FedekdError:
     """What to say where the system refused to hand a file out: nothing is known about its content."""
     why = getattr(error, "strerror", None) or str(error)
     return FedekdError(f"cannot read {path}: {why}; check that it is a file that you may read")
+
+
+def failed_read(path: Path, error: BaseException, damage: FedekdError) -> FedekdError:
+    """What to say of a failed read: ``damage`` where the content is wrong; it may also be that the system refused."""
+    refused = isinstance(error, OSError) and error.errno not in (None, errno.EINVAL)
+    return unreadable(path, error) if refused else damage
 
 
 def write_whole(path: Path, content: bytes, option: str = "--out", mode: int = 0o666) -> None:

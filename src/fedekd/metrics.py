@@ -7,10 +7,6 @@ from typing import TypedDict
 
 import numpy as np
 
-from fedekd.verdicts import agresti_min
-
-FEW = 5  # test samples, below which an interval says nothing
-
 
 class RunSummary(TypedDict):
     """Of one run, over its clients."""
@@ -66,27 +62,3 @@ def paired_interval(differences: Sequence[float], level: float = 0.95) -> tuple[
         return None
     half = float(stdtrit(len(d) - 1, 0.5 + level / 2)) * float(d.std(ddof=1)) / len(d) ** 0.5
     return float(d.mean()) - half, float(d.mean()) + half
-
-
-def sample_interval(
-    joined: Sequence[float], alone: Sequence[float], higher_is_better: bool, level: float = 0.95
-) -> tuple[float, float] | None:
-    """How sure one client's Δ is, given the samples it was tested on: an interval from the errors with the method and
-    alone on the same samples, in their order; None with fewer than FEW.
-
-    For accuracy it is Agresti and Min's (2005): it keeps a width when no sample changes. For RMSE it is Student's, with
-    the square root made linear.
-    """
-    from scipy.special import stdtrit
-
-    a, b = np.asarray(joined, float), np.asarray(alone, float)
-    n = len(a)
-    if n < FEW:
-        return None
-    if higher_is_better:
-        return agresti_min(float((a < b).sum()), float((a > b).sum()), n, 1 - level)
-    roots = [float(np.sqrt(np.mean(e**2))) for e in (a, b)]
-    share = [e**2 / (2 * root) if root else e for e, root in zip((a, b), roots, strict=True)]
-    centre, spread = roots[0] - roots[1], float(np.std(share[0] - share[1], ddof=1))
-    half = float(stdtrit(n - 1, 0.5 + level / 2)) * spread / n**0.5
-    return centre - half, centre + half

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.parameter import is_lazy
 
 from fedekd import architectures, rng
 from fedekd.architectures.cnn import CNN
@@ -79,6 +80,11 @@ def _one(role: str, given: str | Factory) -> Factory:
     return found
 
 
+def every_factory(make: Factory) -> tuple[Factory, ...]:
+    """Those that clients' models come from."""
+    return make.factories if isinstance(make, Dealt) else (make,)
+
+
 def own_factory(make: Factory, client: int) -> Factory:
     """The factory that one client's model comes from."""
     return make.own(client) if isinstance(make, Dealt) else make
@@ -118,6 +124,11 @@ def build(role: str, make: Factory, shape: Shape, outputs: int, seed: int, clien
             raise FedekdError(f"{what}: {type(error).__name__}: {error}") from error
     if not isinstance(module, nn.Module):
         raise FedekdError(f"the {role} model factory returned {type(module).__name__}, not an nn.Module")
+    if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
+        raise FedekdError(
+            f"the {role} model has lazy layers, such as nn.LazyLinear; give their sizes, or call the model once on "
+            "torch.zeros(2, *shape) before you return it"
+        )
     return module
 
 

@@ -66,7 +66,7 @@ class Named:
 
 @dataclass(frozen=True)
 class AllBut:
-    """The rest of the module."""
+    """Everything in the module but a part."""
 
     part: Callable[[nn.Module], Collection[str]]
 

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from fedekd.methods.uploads import Uploads
 
 
-def class_means(batch: Batch, role: str = "private") -> dict[str, Tensor]:
+def class_means(batch: Batch) -> dict[str, Tensor]:
     """The mean feature of each class, [C, D], and which classes exist, [C]; the mean of one that does not is 0."""
-    features, classes = batch.features[role], torch.arange(batch.counts.shape[-1], device=batch.y.device)
+    features, classes = batch.features["private"], torch.arange(batch.counts.shape[-1], device=batch.y.device)
     members = batch.y[:, None] == classes
     if batch.mask is not None:
         real = batch.mask.bool()[:, None]

@@ -37,7 +37,7 @@ def trimmed(stack: Mapping[str, Tensor], weights: Tensor) -> dict[str, Tensor]:
 
 
 def krum(stack: Mapping[str, Tensor], weights: Tensor) -> dict[str, Tensor]:
-    """The one upload that lies nearest to its neighbours (Blanchard et al., NeurIPS 2017).
+    """The one upload that is nearest to its neighbours (Blanchard et al., NeurIPS 2017).
 
     It takes as many to be bad as Krum can bear, fewer than half less one.
     """
@@ -59,7 +59,7 @@ COMBINATIONS: dict[str, Mean] = {"mean": average, "median": median, "trimmed": t
 
 
 def check_enough(name: str, clients: int, share: float) -> None:
-    """Raise where the ``share`` of the clients that a round has is too small."""
+    """Raise if too few clients take part in a round, which is this ``share`` of all."""
     taking_part = int(share * clients + 0.5)
     if name != "mean" and taking_part < LEAST:
         raise FedekdError(

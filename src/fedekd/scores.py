@@ -22,19 +22,11 @@ class Score:
     measure: Callable[[np.ndarray], np.ndarray]
 
     @property
-    def title(self) -> str:
-        return METRICS[self.name].title
-
-    @property
     def task(self) -> str:
         return METRICS[self.name].task
 
-    @property
-    def higher_is_better(self) -> bool:
-        return METRICS[self.name].higher_is_better
-
     def of(self, rows: np.ndarray) -> float:
-        """On one model's rows, [rows, columns]."""
+        """The metric of one model's rows, [rows, columns]."""
         return float(self.measure(rows[None])[0])
 
 
@@ -65,7 +57,11 @@ def accuracy(rows: np.ndarray) -> np.ndarray:
 def balanced_accuracy(rows: np.ndarray) -> np.ndarray:
     """The mean over the classes among the targets of the share that is found."""
     target, given = _target_and_class(rows)
-    return _mean_over_classes(target, rows.shape[-1] - 1, lambda own: _ratio((own & (target == given)), own))
+    found = []
+    for k in range(rows.shape[-1] - 1):
+        own = target == k
+        found.append(_divided((own & (given == k)).sum(1).astype(float), own.sum(1).astype(float)))
+    return _nanmean(found)
 
 
 @_score
@@ -89,7 +85,8 @@ def auroc(rows: np.ndarray) -> np.ndarray:
 
 @_score
 def nll(rows: np.ndarray) -> np.ndarray:
-    return -np.log(np.maximum(_of_the_target(rows), 1e-12)).mean(1)
+    of_the_target = np.take_along_axis(rows[..., 1:], rows[..., :1].astype(np.int64), -1)[..., 0]
+    return -np.log(np.maximum(of_the_target, 1e-12)).mean(1)
 
 
 @_score
@@ -124,18 +121,6 @@ def floor(target: np.ndarray, train: np.ndarray, classes: int) -> np.ndarray:
         shares = np.bincount(train.astype(np.int64), minlength=classes) / max(len(train), 1)
         return np.column_stack([target, np.broadcast_to(shares, (len(target), classes))])
     return np.column_stack([target, np.full(len(target), train.mean() if len(train) else np.nan)])
-
-
-def _of_the_target(rows: np.ndarray) -> np.ndarray:
-    return np.take_along_axis(rows[..., 1:], rows[..., :1].astype(np.int64), -1)[..., 0]
-
-
-def _mean_over_classes(target: np.ndarray, classes: int, of: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    return _nanmean([of(target == k) for k in range(classes)])
-
-
-def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    return _divided(part.sum(1).astype(float), whole.sum(1).astype(float))
 
 
 def _divided(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from fedekd.units import METRICS
 
 DEFAULT_PRESET = {"rounds": 10, "epochs": 2, "batch_size": 32, "lr": 1e-3}
 MOST_SEEDS = 10_000
+MOST_FOLDS = 100
 MOST = 100_000  # rounds or epochs: more is a mistake, or in a federation of real sites an attack
 MOST_TOML = 2**20  # bytes
 MANY = 1_000  # clients from which on all of them are measured only in the end
@@ -70,6 +72,9 @@ class Settings:
     clients: int = _help("number of simulated clients", 6)
     seeds: tuple[int, ...] = _help("one run for each seed, such as 0, 0-9 or 0,3,5", (0,))
     split_seed: int | None = _help("split the rows by this seed in every run (default: by each run's own)")
+    folds: int | None = _help(
+        "test every row once: each seed tests another of so many parts of each client's rows (sets --split-seed 0)"
+    )
     rounds: int | None = _help("communication rounds")
     epochs: int | None = _help("local epochs per round")
     batch_size: int | None = _help("samples per batch")
@@ -137,6 +142,9 @@ def make_settings(given: Mapping[str, Any]) -> Settings:
             raise unknown("setting", key, names | set(SHORTCUTS))
     if "seeds" in given:
         given["seeds"] = parse_seeds(given["seeds"])
+    if "folds" in given:
+        _check_folds(given["folds"])
+        given = {"seeds": tuple(range(given["folds"])), "split_seed": 0, **given}
     if "methods" in given:
         given["methods"] = parse_names(given["methods"])
     for name in ("drop", "na_values"):
@@ -251,6 +259,14 @@ def _check(settings: Settings) -> None:
     split = settings.split_seed
     if split is not None and (not isinstance(split, int) or isinstance(split, bool) or split < 0):
         raise FedekdError(f"split_seed must be a whole number >= 0, got {split!r}")
+    if settings.folds is not None:
+        _check_folds(settings.folds)
+        tested = Counter(seed % settings.folds for seed in settings.seeds)
+        if len(tested) < settings.folds or len(set(tested.values())) > 1:
+            raise FedekdError(
+                f"with {settings.folds} folds each seed tests one of them, and these seeds do not test all equally "
+                f"often; take 0-{settings.folds - 1}, or 0-{2 * settings.folds - 1} to test each twice"
+            )
     for name in ("participation", "fraction"):
         share = getattr(settings, name)
         if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 < share <= 1:
@@ -275,6 +291,11 @@ def _check(settings: Settings) -> None:
     for method, parameters in settings.parameters.items():
         if not isinstance(parameters, Mapping):
             raise FedekdError(f"[parameters.{method}] must be a table of values, got {parameters!r}")
+
+
+def _check_folds(folds: Any) -> None:
+    if not isinstance(folds, int) or isinstance(folds, bool) or not 2 <= folds <= MOST_FOLDS:
+        raise FedekdError(f"folds must be a whole number from 2 to {MOST_FOLDS}, got {folds!r}")
 
 
 def check_combine(combine: str, weighting: str, where: str = "") -> None:

@@ -33,7 +33,7 @@ def stack_trees(trees: Sequence[Any], device: torch.device) -> Any:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """What was saved, on a device; lists and tuples count as trees too."""
+    """A tree's tensors on a device; lists and tuples count as trees too."""
     import torch
     from torch.utils import _pytree as pytree
 
@@ -41,7 +41,7 @@ def moved(value: Any, device: torch.device) -> Any:
 
 
 def copied(value: Any) -> Any:
-    """A copy of it in main memory, which no later training changes; lists and tuples count as trees too."""
+    """A copy in main memory, which no later training changes; lists and tuples count as trees too."""
     import torch
     from torch.utils import _pytree as pytree
 

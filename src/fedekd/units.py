@@ -46,7 +46,7 @@ def describe(metric: str) -> Metric:
 
 @dataclass(frozen=True)
 class Unit:
-    """One metric's way of being written, the same in every cell of a report."""
+    """How one metric is written, the same in every cell of a report."""
 
     metric: str
     decimals: int
@@ -96,7 +96,7 @@ class Unit:
         return _true_minus(self._text(x))
 
     def delta(self, x: float) -> str:
-        """Signed; what is not zero never reads as zero."""
+        """A difference with its sign; one that is not zero never reads as zero."""
         if abs(x) < 1e-12:
             return self._text(0.0)
         text = self._text(x, "+")
@@ -107,8 +107,13 @@ class Unit:
         return self.delta(abs(x)).lstrip("+") + (" points" if self.percent else "")
 
     def harm(self, delta: float) -> float:
-        """Δ turned so that positive is harm, whatever the metric."""
+        """Δ with its sign changed where needed, so that positive is harm whatever the metric."""
         return -delta if self.higher_is_better else delta
+
+    def direction(self, interval: tuple[float, float] | None) -> int:
+        """1 where the whole interval of a Δ is on the better side of zero, -1 on the worse, 0 otherwise."""
+        low, high = sorted(self.harm(x) for x in interval or (0.0, 0.0))
+        return int(high < 0) - int(low > 0)
 
     def style(self, delta: float) -> str:
         harm = self.harm(delta)

@@ -52,7 +52,7 @@ def gapped(tmp_path: Path) -> Path:
 
 
 def test_missing_values_are_refused_until_told(tmp_path: Path) -> None:
-    fails(gapped(tmp_path), "in 4 rows, in column 'age', 'crp', 'sex'; .* --missing mean, flag or drop", target="ill")
+    fails(gapped(tmp_path), "in 4 rows, in columns 'age', 'crp', 'sex'; .* --missing mean, flag or drop", target="ill")
 
 
 def test_missing_mean_is_that_of_training_rows(tmp_path: Path) -> None:

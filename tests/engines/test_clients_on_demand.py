@@ -15,8 +15,7 @@ from fedekd.engines.client_models import ClientModels
 from fedekd.engines.schedule import participants
 from fedekd.engines.serial import Serial
 from fedekd.models import Dealt
-from stacking import job
-from tiny import tiny_private, tiny_proxy
+from tiny import job, tiny_private, tiny_proxy
 
 CLIENTS, FEW = 8, 0.25
 NAMES = ["fedavg", "ditto", "scaffold", "fedekd", "second-opinion", "fedrep", "knnper", "fedavg@alone"]

@@ -10,7 +10,8 @@ from fedekd.data import federate
 from fedekd.engines import stack
 from fedekd.engines.member_rows import MemberRows
 from fedekd.engines.stacked import Stacked
-from stacking import compare, job
+from stacking import compare
+from tiny import job
 
 CPU = torch.device("cpu")
 

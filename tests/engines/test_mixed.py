@@ -18,8 +18,8 @@ from fedekd.engines.stacked import Stacked
 from fedekd.errors import FedekdError
 from fedekd.exchange import exchanges
 from fedekd.models import Dealt
-from stacking import TRAINED, compare, job, rows_for
-from tiny import quick, tiny_private
+from stacking import TRAINED, compare, rows_for
+from tiny import job, quick, tiny_private
 
 
 class Normed(nn.Module):

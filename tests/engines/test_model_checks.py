@@ -37,6 +37,7 @@ MODELS = {
     "raises": (lambda s, o: Raises(64, o), "KeyError"),
     "cannot be made": (raising, "RuntimeError: no"),
     "takes other arguments": (lambda shape: nn.Flatten(), "(shape, outputs)"),
+    "is lazy": (lambda s, o: nn.Sequential(nn.Flatten(), nn.LazyLinear(o)), "nn.LazyLinear", "torch.zeros(2, *shape)"),
     "is no module": (lambda s, o: 3, "int, not an nn.Module"),
     "only the third client's is narrow": (
         lambda s, o, client: nn.Sequential(nn.Flatten(), nn.Linear(64 - client // 2, o)), "does not take rows",

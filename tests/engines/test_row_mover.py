@@ -18,7 +18,8 @@ from fedekd.data import federate
 from fedekd.engines import chunk, client_stack, forward, groups, row_mover, stack
 from fedekd.engines.member_rows import AtWork, MemberRows
 from fedekd.engines.stacked import Stacked
-from stacking import compare, job
+from stacking import compare
+from tiny import job
 
 HERE, ELSEWHERE = torch.device("cpu"), torch.device("cpu", 0)
 ROUNDS = 3

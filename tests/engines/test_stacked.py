@@ -14,11 +14,11 @@ from fedekd.engines.job import Job, Training
 from fedekd.engines.stackable import NotStackable, signature
 from fedekd.engines.stacked import CHUNK, SHRINK_STAGES, Stacked
 from fedekd.errors import FedekdError
-from fedekd.runs.observers import Observer
 from fedekd.runs.runner import run
 from fedekd.settings import make_settings
-from stacking import TRAINED, compare, job, rows_for
-from tiny import quick
+from lines import Notes
+from stacking import TRAINED, compare, rows_for
+from tiny import job, quick
 
 
 @pytest.mark.parametrize("combine", ["median", "trimmed", "krum"])
@@ -113,17 +113,12 @@ def test_a_module_that_cannot_be_mapped_is_refused_and_runs_serially(images, tmp
 
     with pytest.raises(NotStackable, match="cannot map Branching"):
         Stacked([job(images, methods.get("local"), private=private)])
-    lines = []
-
-    class Notes(Observer):
-        def on_note(self, event):
-            lines.append(event.line)
-
     given = {"dataset": "digits", "clients": 3, "alpha": 0.5, "rounds": 1, "epochs": 1, "engine": "stacked"}
     settings = make_settings({**given, "methods": ["fedavg"], "private": private, "out": str(tmp_path)})
-    assert len(run(settings, Notes(), images.dataset).records) == 2
-    assert len(lines) == 2
-    assert "serial engine, since torch.func cannot map Branching" in lines[0]
+    notes = Notes()
+    assert len(run(settings, notes, images.dataset).records) == 2
+    assert len(notes.lines) == 2
+    assert "serial engine, since torch.func cannot map Branching" in notes.lines[0]
 
 
 def test_ragged_clients_cost_little():

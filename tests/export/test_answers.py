@@ -21,6 +21,7 @@ from fedekd.export.export import export
 from fedekd.export.predict import predict
 from fedekd.methods import Batch, ClientInit, Exchange, Method, Remember, Train
 from fedekd.runs.saved_models import find_models, read_metadata
+from lines import Notes
 from tiny import tiny_private, tiny_proxy
 from trained import Trained, train
 
@@ -380,22 +381,17 @@ class Astray(Blend):
 def test_what_a_file_cannot_hold_is_told_and_costs_no_run(
     digits: Any, tmp_path: Path, method: Method, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from fedekd.runs.observers import Note, Observer
     from fedekd.runs.runner import run
     from fedekd.settings import make_settings
 
-    class Heard(Observer):
-        def on_note(self, event: Note) -> None:
-            notes.append(event.line)
-
-    notes: list[str] = []
+    notes = Notes()
     given = {"clients": 3, "alpha": 1.0, "rounds": 1, "epochs": 1, "methods": [method], "private": tiny_private}
     settings = make_settings({**given, "proxy": tiny_proxy, "dataset": "digits", "out": str(tmp_path)})
-    result = run(settings, Heard(), digits)
+    result = run(settings, notes, digits)
     assert [record["method"] for record in result.records] == ["local", method.name]
-    assert len(notes) == 1
-    assert "the run is kept, but not all it leaves" in notes[0]
-    assert words in notes[0]
+    (line,) = notes.lines
+    assert "the run is kept, but not all it leaves" in line
+    assert words in line
 
 
 def test_a_site_keeps_its_answers_too(images: Any, tmp_path: Path) -> None:

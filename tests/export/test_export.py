@@ -109,6 +109,13 @@ def test_the_card_states_what_a_site_must_know(wards: Trained, tmp_path: Path) -
         assert words in card
 
 
+def test_the_card_says_what_becomes_of_missing_values(wards: Trained) -> None:
+    one = find_models(wards.folder)[0]
+    filled = ModelMetadata(one.path, {**one.about, "fill": [0.5] * len(one.columns)})
+    told = "a missing number is filled with its mean over training rows"
+    assert [told in make_card(metadata, [], "m.onnx") for metadata in (one, filled)] == [False, True]
+
+
 def test_the_card_of_pictures_names_their_range(scans: Trained, tmp_path: Path) -> None:
     export(scans.folder, "0", tmp_path / "m.safetensors")
     assert "pixels of 0..16 become -1..1" in (tmp_path / "m.card.md").read_text()
@@ -190,6 +197,13 @@ def test_of_runs_that_fit_alike_the_last_is_taken(tmp_path: Path) -> None:
     metadata = export(tmp_path / "out", "north", tmp_path / "m.safetensors")
     assert metadata.about["key"] == trained.result.records[-1]["key"]
     assert metadata.method == "fedavg"  # the only one besides Local
+
+
+def test_of_several_methods_without_fedekd_one_must_be_named(tmp_path: Path) -> None:
+    data = patients(write_patients(tmp_path / "ward.csv"))
+    train(tmp_path / "out", data, rounds=1, methods=["fedavg", "fedprox"], proxy=tiny_proxy)
+    with pytest.raises(FedekdError, match=r"several methods were run; say whose model with --method: fed\w+, fed\w+$"):
+        export(tmp_path / "out", "north", tmp_path / "m.safetensors")
 
 
 @pytest.mark.parametrize(

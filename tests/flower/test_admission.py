@@ -93,7 +93,7 @@ def test_a_key_that_comes_back_or_cannot_be_read_concerns_its_site_alone(desk: D
     shutil.copy(make_node_key(tmp_path / "west"), nodes)
     assert desk.look() == [
         "site west may join",
-        f"site north needs a new key: the one in {nodes}/north.pub was taken out before, which makes it void; "
+        f"site north needs a new key: the one in {nodes}/north.pub was taken out before, so it is no longer valid; "
         "`fedekd site key` at the site makes one",
     ]
     assert desk.names() == ["south", "west"]
@@ -114,7 +114,7 @@ def test_a_key_that_comes_back_or_cannot_be_read_concerns_its_site_alone(desk: D
     shutil.copy(make_node_key(tmp_path / "other"), nodes / "north.pub")
     assert desk.look() == ["site north may join"]
     shutil.copy(make_node_key(tmp_path / "third"), nodes / "north.pub")
-    assert desk.look() == ["site north may join with its new key; the old one is void"]
+    assert desk.look() == ["site north may join with its new key; the old one is no longer valid"]
 
     nodes.rename(tmp_path / "away")
     (said,) = desk.look()

@@ -13,10 +13,10 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd
 
 from fedekd.cli import main
 from fedekd.errors import FedekdError
-from fedekd.flower.settings import read_server
+from fedekd.flower.settings import read_server, read_site
 from fedekd.flower.setup.certificates import check_certificate
 from fedekd.flower.setup.check import check_site
-from fedekd.flower.supervise.demo import wait_for_server
+from fedekd.flower.supervise.demo import prepare, wait_for_server
 from fedekd.flower.supervise.processes import Child, stopping
 from fedekd.runs.verdict_text import STATES
 
@@ -89,6 +89,24 @@ def test_a_site_may_end_before_the_server_does(tmp_path: Path) -> None:
     server = child("server", "import time; time.sleep(60)")
     with stopping([server]), pytest.raises(FedekdError, match="site south ended: no room"):
         wait_for_server([server, ended("south", "import sys; sys.exit('no room')")], print)
+
+
+def test_a_site_that_cannot_join_ends_the_demo_with_its_own_reason(tmp_path: Path) -> None:
+    """The server would wait for it, and nobody would read its log."""
+    said = (
+        "print('10:00:00 south cannot join: it refuses; its own log says why', flush=True); import time; time.sleep(60)"
+    )
+    server = Child("server", [sys.executable, "-c", said], tmp_path / "server")
+    own = "print('10:00:00 site south: refused: no rows', flush=True); import time; time.sleep(60)"
+    south = Child("south", [sys.executable, "-c", own], tmp_path / "south")
+    with stopping([server, south]), pytest.raises(FedekdError, match=r"^site south: refused: no rows$"):
+        wait_for_server([server, south], print)
+
+
+def test_the_demos_sites_let_out_what_its_method_sends(tmp_path: Path) -> None:
+    for method, leave in (("fedekd", ("proxy",)), ("fedavg", ("private",)), ("fedproto", ("prototypes",))):
+        _, sites = prepare(tmp_path / method, {"method": method, "rounds": 2})
+        assert {read_site(site).leave for site in sites} == {leave}
 
 
 def test_an_interrupted_demo_leaves_nothing_behind(folder: Path) -> None:

@@ -45,7 +45,7 @@ def test_a_server_and_a_site_are_made_ready(
     told = capsys.readouterr().out
     server = read_server(tmp_path / "hub" / "server.toml")
     assert (server.address, server.rounds) == ("fed.example.org:8443", 4)
-    assert 'with five sites or more, so that one bad site does little, set combine = "median"' in told
+    assert 'with five sites or more, so that one bad site can do little harm, set combine = "median"' in told
     assert str(server.ca) in told
     assert all(path.is_file() for path in (server.ca, server.certificate, server.key))
     assert local_address(server) == "127.0.0.1:8443"

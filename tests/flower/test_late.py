@@ -14,6 +14,7 @@ pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
 from loopback import Loopback
 
 from fedekd.errors import FedekdError
+from fedekd.flower.saved_state import SavedState
 from fedekd.flower.server.rounds import Rounds
 from fedekd.flower.settings import ENDED
 from fedekd.flower.supervise.run_server import run_server
@@ -63,6 +64,31 @@ def test_a_late_site_is_finished(tmp_path, digits, compression, participation):
     assert participation < 1 or all(torch.equal(held[k], w) for k, w in rounds.held["proxy"].items())
     assert list(sites[2].state.glob(f"*/{ENDED}"))
     assert read_report(server.state).missing == []
+
+
+def test_a_site_whose_disk_is_full_in_the_last_visit_is_told_how_to_get_its_result(
+    tmp_path, digits, caplog, monkeypatch
+):
+    """Its report is written already; but its state is not, so the server does not count it."""
+    schema, sites = schema_of(digits), write_sites(tmp_path, digits, alone="plain")
+    server = make_server(tmp_path, rounds=1, epochs=1, deadline=0.5)
+    save = SavedState.save
+
+    def full(self, visit, state):
+        if visit == 1 and "cedar" in str(self.folder):
+            raise FedekdError("disk full")
+        save(self, visit, state)
+
+    monkeypatch.setattr(SavedState, "save", full)
+    _, report = federate(server, schema, sites)
+    assert [site["answered"] for site in report["sites"]] == [True, True, False]
+    told = "is complete, but not here: this site's last visit failed or was missed"
+    assert caplog.text.count(told) == 1
+    assert "ask the server's administrator to run `fedekd server finish`" in caplog.text
+    monkeypatch.undo()
+    after = Rounds(server, schema, Hand(sites), 3).finish(60.0)
+    assert all(site["answered"] for site in after["sites"])
+    assert caplog.text.count(told) == 1
 
 
 def test_one_that_comes_back_before_the_end_is_not_late(tmp_path, digits):

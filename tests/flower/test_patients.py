@@ -136,6 +136,8 @@ def test_a_federation_whose_sites_know_their_patients(tmp_path, digits):
         told = json.loads(path.read_text())
         assert told["n_train"] + told["n_val"] + told["n_test"] == 60
         assert all(told[f"n_{split}"] % 3 == 0 for split in ("train", "val", "test")), "patients stay whole"
+        assert told["n_test"] == 12
+        assert "low" not in told, "12 rows, but of 4 patients: too few for an interval of Δ"
 
 
 def test_the_schema_does_not_hold_the_patients_column(tmp_path, capsys):

@@ -57,8 +57,8 @@ def test_a_schema_is_no_oracle(tmp_path, ward, caplog):
             for left in range(20, 80)]  # fmt: skip
     assert told == [{**NOTHING, "name": "ward"}] * 60
     assert "the schema reads column 'age' as categories, and here it holds numbers" in caplog.text
-    assert caplog.text.count("the server offers something else than this site has agreed to") == pins.MOST - 1
-    assert caplog.text.count("no other is looked at before it is over") == 1
+    assert caplog.text.count("the server's offer differs from what this site agreed to") == pins.MOST - 1
+    assert caplog.text.count("so no more are considered until it is over") == 1
     pins.Pins(ward.state).accept_schema(as_categories(ward, every))
     assert code(answer(ward, "join", payload(server, as_categories(ward, every)))) == StatusCode.DONE, (
         "if that is meant"
@@ -121,7 +121,7 @@ def spoilt_rows(site):
 def test_a_refusal_says_no_more(tmp_path, digits, site, change, caplog):
     reply = answer(change(site), "join", payload(make_server(tmp_path), schema_of(digits)))
     assert reply.words == {**NOTHING, "name": "alder"}
-    assert "join 1 of 10 that are refused in a day" in caplog.text
+    assert "(refusal 1 of at most 10 in a day)" in caplog.text
 
 
 def test_refusals_are_limited_for_a_day(tmp_path, digits, site, monkeypatch, caplog):

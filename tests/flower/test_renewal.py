@@ -106,7 +106,7 @@ def its_connection_outlives_the_faults(here: Loopback, proxy: Proxy) -> None:
     visits = len(here.visits("site0"))
     here.wait(lambda: len(here.visits("site0")) > visits, 60, "visit after the faults")
     said = "\n".join(here.child("site0").lines())
-    assert "does not take this site's sign of life (Server error '500 Fault'" in said, here.told()
+    assert "does not accept this site's heartbeat (Server error '500 Fault'" in said, here.told()
     assert said.count("connected again") == 1, here.told()
     assert here.processes("site0", "launch\0supernode"), "the same connection has lasted"
     assert said.count(": connected\n") == 1, here.told()
@@ -143,7 +143,9 @@ def test_a_running_federation_outlives_a_proxys_fault_and_takes_a_new_certificat
     visits = len(here.visits("site0"))
     here.wait(lambda: len(here.visits("site0")) > visits, 60, "a visit with the old key, which the server still has")
     shutil.copy(public, here.folder / "server" / "nodes")
-    here.wait(lambda: "site site0 may join with its new key; the old one is void" in here.told(), 30, "its new key")
+    here.wait(
+        lambda: "site site0 may join with its new key; the old one is no longer valid" in here.told(), 30, "its new key"
+    )
     visits = len(here.visits("site0"))
     here.wait(lambda: len(here.visits("site0")) > visits + 1, 120, "visits with the new key")
     assert read_public_key(public) != read_public_key(public.with_name("site0.pub.old"))

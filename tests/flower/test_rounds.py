@@ -18,6 +18,7 @@ pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
 from rich.console import Console
 
 from fedekd.errors import FedekdError
+from fedekd.flower.protocol.codes import StatusCode
 from fedekd.flower.protocol.wire import Packed, Payload
 from fedekd.flower.server.conversation import TooFew
 from fedekd.flower.server.rounds import Rounds
@@ -222,6 +223,30 @@ def test_no_site_at_all_is_an_error_in_time(place):
     post.asleep = {site.name for site in sites}
     with pytest.raises(TooFew, match=r"0 of at least 2 sites joined within 0\.1 s"):
         federate(server(deadline=0.1), schema, sites, post)
+
+
+def test_too_few_at_the_start_are_waited_for_until_one_is_mended_and_restarted(place, caplog):
+    """An administrator needs minutes to accept terms: the server must not give up before the deadline."""
+    schema, sites, server = place
+
+    class Mended(Hand):
+        """Birch and cedar refuse once, then go away and come back."""
+
+        waits = 0
+
+        def wait(self, seconds):
+            self.waits += 1
+            self.asleep = {"birch", "cedar"} if self.waits == 3 else set()
+
+    def refuse(name, kind, reply):
+        refused = kind == "join" and name != "alder" and post.waits < 3
+        return Payload({"code": int(StatusCode.REFUSED), "name": name}) if refused else reply
+
+    post = Mended(sites, refuse)
+    with caplog.at_level("INFO"):
+        _, report = federate(server(rounds=1), schema, sites, post)
+    assert report["counted"] == [["alder", "birch", "cedar"]] * 2
+    assert caplog.text.count("waiting for 1 more; a site that could not join is asked again when it is restarted") == 1
 
 
 def test_other_settings_do_not_go_on_with_an_old_federation(place):

@@ -15,7 +15,8 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd[flower]'")
 
 from fedekd.errors import FedekdError
-from fedekd.flower.settings import ENDED, SiteSettings
+from fedekd.flower.patches import SKIPPED
+from fedekd.flower.settings import ENDED, OFFERED, SiteSettings
 from fedekd.flower.supervise import diagnosis, run_site
 from fedekd.flower.supervise.logs import Tail
 from fedekd.flower.supervise.processes import Child, command, environment, free_port
@@ -80,6 +81,33 @@ def test_a_site_ends_with_its_server(site: SiteSettings, nodes: list[list[str]])
 def test_else_it_stays_until_it_gives_up(site: SiteSettings, nodes: list[list[str]], reason: str) -> None:
     with pytest.raises(FedekdError, match=f"given up: {reason}"):
         Scripted(replace(site, give_up=1.2), *nodes).run()
+
+
+def test_an_accepted_offer_makes_a_running_site_connect_again(site: SiteSettings) -> None:
+    """The server asks a site that refused only when it comes anew."""
+    supervisor = Scripted(site, [UP, STAY], [UP, END, LOST])
+    (site.state / OFFERED).write_text("{}")
+    supervisor.offer = True
+    accepting = threading.Timer(0.5, (site.state / OFFERED).unlink)
+    accepting.start()
+    supervisor.run()
+    told = "site north: the offer was accepted; connecting again, so that the server asks"
+    before, after = supervisor.said[: supervisor.said.index(told)], supervisor.said[supervisor.said.index(told) + 1 :]
+    assert before[-1] == "site north: connected"
+    assert "site north: connected" in after
+
+
+def test_heartbeats_that_the_ended_server_does_not_answer_are_no_problem(site: SiteSettings) -> None:
+    skipped = f"WARNING: {SKIPPED}: no answer"
+    early = Scripted(site)
+    early._hear(skipped)
+    assert early.said == ["site north: the server does not accept this site's heartbeat (no answer); trying again"]
+    late = Scripted(site)
+    late.over = True
+    late._hear(skipped)
+    late._say_why("the server does not answer (timed out)")
+    assert late.said == []
+    assert late.known is None, "nothing for `fedekd site status` to name"
 
 
 def causes(*errors: str) -> list[str]:

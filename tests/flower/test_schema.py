@@ -94,9 +94,12 @@ def test_truth_spelt_otherwise(tmp_path):
     ("text", "named"),
     [
         ("age,sex,outcome\n5,f,ill\n6,m,well\n", "column 'ward' is missing"),
-        ("age,sex,ward,zip,outcome\n5,f,a,1,ill\n6,m,b,2,well\n", "column 'zip' is not in the schema"),
+        ("age,sex,ward,zip,outcome\n5,f,a,1,ill\n6,m,b,2,well\n", "'zip' is not in the schema; leave out with `drop`"),
         ("age,sex,ward,outcome\n5,f,z,ill\n6,m,a,well\n", "column 'ward' holds 'z', which the schema does not know"),
-        ("age,sex,ward,outcome\nold,f,a,ill\nyoung,m,b,well\n", "column 'age' holds text, in the schema numbers"),
+        (
+            "age,sex,ward,outcome\nold,f,a,ill\nyoung,m,b,well\n",
+            "'age' holds text ('old'), in the schema numbers; correct",
+        ),
         ("age,sex,ward,outcome\n5,1,a,ill\n6,2,b,well\n", "column 'sex' holds '1', which the schema does not know"),
         ("age,sex,ward,outcome\n5,f,a,ill\n6,m,b,missing\n", "label 'missing' is not in the schema"),
     ],
@@ -106,6 +109,22 @@ def test_what_differs_is_named(schema, tmp_path, text, named):
         schema.load(csv(tmp_path, text), "outcome")
     assert named in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_another_sites_categories_and_labels_are_added(schema, tmp_path):
+    """In their columns, behind those that are known; whoever fitted before fits afterwards."""
+    file = csv(tmp_path, "outcome,ward,age,sex\nlost,d,20,f\nwell,a,30,x\n")
+    wider = schema.extended(schema.read_rows(file, "outcome"))
+    assert wider.columns == ("age", "sex=f", "sex=m", "sex=x", "ward=a", "ward=b", "ward=c", "ward=d")
+    assert wider.labels == ("dead", "ill", "well", "lost")
+    assert Schema.parse(wider.text()) == wider
+    assert wider.load(file, "outcome").x.tolist() == [[20, 1, 0, 0, 0, 0, 0, 1], [30, 0, 0, 1, 1, 0, 0, 0]]
+    assert wider.load(tmp_path / "centre.csv", "outcome").y.tolist() == [1, 2, 1, 0, 2]
+    with pytest.raises(FedekdError, match="'zip' is not in the schema"):
+        schema.extended(schema.read_rows(csv(tmp_path, "age,sex,ward,zip,outcome\n5,f,a,1,ill\n"), "outcome"))
+    centre = load_dataset(tmp_path / "centre.csv", target="outcome")
+    with pytest.raises(FedekdError, match="gives no scaling"):
+        Schema.of(centre, Scaling.of(centre)).extended(centre)
 
 
 def test_several_differences_in_one_line(schema, tmp_path):

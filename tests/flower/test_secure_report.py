@@ -53,7 +53,7 @@ def test_the_servers_report_its_page_and_its_status(federation):
     status = read_status(server.state)
     assert status["aggregation"] == "secure"
     seen = "The server sees only sums of what sites send (secure aggregation)."
-    assert seen in progress_page(status).hero.by[""]["lines"]
+    assert seen in progress_page(status).hero.by[""].lines
     (server.state / "report.json").write_text(json.dumps({**report, "aggregation": "plain"}))
     assert main(["report", str(server.state)]) == 0
     page = (server.state / "report.html").read_text()

@@ -134,5 +134,5 @@ def test_what_is_no_toml_is_said_to_be_none(tmp_path: Path) -> None:
         read_site(path)
     with pytest.raises(FedekdError, match="cannot read"):
         read_site(tmp_path / "none.toml")
-    with pytest.raises(FedekdError, match="is a folder"):
+    with pytest.raises(FedekdError, match=r"is a folder; name the file in it: .*site\.toml$"):
         read_site(tmp_path)

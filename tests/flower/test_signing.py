@@ -151,5 +151,5 @@ def test_what_another_signed_is_not_kept(server, tmp_path, digits, caplog):
     models = {"proxy": {"tensors": sorted(state_of(sites[0])["held"]["proxy"]), "sha256": "ab"}}
     good = sign(server, {**about, "models": models})
     answer(sites[0], "end", Payload({"federation": folder.name, **good.words()}))
-    assert "the final proxy, sha256 ab, is another than this site holds" in caplog.text
+    assert "the final proxy, sha256 ab, is not the one that this site holds" in caplog.text
     assert SignedStatement.read(folder / SIGNED) == good

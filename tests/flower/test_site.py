@@ -234,7 +234,7 @@ def test_only_what_a_site_shares_leaves_it(tmp_path, digits, schema, share):
     own = next(sites[0].state.glob("*/report.json"))
     known = json.loads(own.read_text())
     assert known["low"] <= known["delta"] <= known["high"], "the site itself knows all"
-    (kept,) = (one for one in saved_models.saved(own.parent) if one.about["method"] != "local")
+    (kept,) = (one for one in saved_models.find_models(own.parent) if one.about["method"] != "local")
     assert kept.about["client"] == sites[0].name
     assert kept.about["delta"] == kept.about["value"] - kept.about["local"]
 

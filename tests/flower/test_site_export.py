@@ -109,7 +109,7 @@ def test_what_is_exported_is_the_model_that_answers(tmp_path, digits):
     server, sites = place(tmp_path, digits, "toys:Personal", rounds=1, epochs=1)
     federate(server, schema_of(digits), sites)
     folder = folder_of(sites[0])
-    (kept,) = (one for one in saved_models.saved(folder) if one.about["method"] != "local")
+    (kept,) = (one for one in saved_models.find_models(folder) if one.about["method"] != "local")
     given, travelling = load_file(kept.path), state_of(sites[0])["client"]["models"]["private"]
     changed = {name for name, w in given.items() if not torch.equal(w, travelling[name])}
     assert changed == {"head.weight", "head.bias"}, "what travels is left alone"

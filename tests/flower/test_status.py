@@ -82,7 +82,7 @@ def test_who_answered_what_failed_and_how_far_it_is(folder, tmp_path, digits, ca
     shown = main(["server", "status", str(file)]), capsys.readouterr().out
     assert shown[0] == 0
     assert "1 of 3 visits done; visit 1, for" in shown[1]
-    assert re.search(r"  birch: connected, answered 0 of 1 visits, .*last error: visit 1: \S+ has NaN", shown[1])
+    assert re.search(r"  birch: away, answered 0 of 1 visits, .*last error: visit 1: \S+ has NaN", shown[1])
     page = federation_text(rounds.server.state)
     assert "1 of 3 visits are done" in page
     assert "visit 1, birch" in page

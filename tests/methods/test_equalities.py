@@ -5,29 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+import serially
+from distilling import equal
 from fedekd import methods
-from fedekd.engines.job import Job, Training
-from fedekd.engines.serial import Serial
-from tiny import tiny_private, tiny_proxy
-
-TRAINING = Training(rounds=3, epochs=2, batch_size=16, lr=3e-3)
 
 
-def trained(federation, method, seed=0, **training):
-    settings = Training(**{**vars(TRAINING), **training})
-    engine = Serial(Job(federation, method, seed, settings, tiny_private, tiny_proxy))
-    for _ in range(settings.rounds):
-        engine.round()
-    return engine
-
-
-def private_weights(engine):
-    return [{n: w.detach() for n, w in client.models["private"].named_parameters()} for client in engine.clients]
-
-
-def equal(a, b):
-    pairs = zip(private_weights(a), private_weights(b), strict=True)
-    return all(torch.equal(x[n], y[n]) for x, y in pairs for n in x)
+def trained(federation, method, **training):
+    return serially.trained(federation, method, **{"rounds": 3, **training})
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -9,6 +9,7 @@ from torch.func import vmap
 from distilling import batch_of, engine_of, equal, resumed, trained, with_public
 from fedekd import gate, methods
 from fedekd.methods.fccl import standardised
+from serially import same, states
 
 METHOD = methods.get("fccl")
 DRAW = torch.Generator().manual_seed(0)
@@ -107,28 +108,20 @@ def test_private_training_is_supervised_plus_both_teachers():
     torch.testing.assert_close(METHOD.loss(batch_of(y, z, memory=memory)), only)
 
 
-def weights(engine, role):
-    return [{n: t.clone() for n, t in client.models[role].state_dict().items()} for client in engine.clients]
-
-
-def same(a, b):
-    return all(torch.equal(x[n], y[n]) for x, y in zip(a, b, strict=True) for n in x)
-
-
 def test_the_first_round_is_kept_and_the_last_one_teaches(images):
     federation = with_public(images)
     engine = engine_of(federation, METHOD)
     engine.round()
     assert equal(engine, trained(federation, methods.get("local"), 1))
     assert not engine.door.log
-    first = weights(engine, "private")
-    assert same(weights(engine, "pretrained"), first)
+    first = states(engine, "private")
+    assert same(states(engine, "pretrained"), first)
     engine.round()
-    second = weights(engine, "private")
-    assert same(weights(engine, "previous"), first)
+    second = states(engine, "private")
+    assert same(states(engine, "previous"), first)
     engine.round()
-    assert same(weights(engine, "pretrained"), first)
-    assert same(weights(engine, "previous"), second)
+    assert same(states(engine, "pretrained"), first)
+    assert same(states(engine, "previous"), second)
     assert engine.door.bytes_up == engine.door.bytes_down == 2 * 3 * len(federation.public) * 10 * 4
 
 

@@ -7,18 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from fedekd import methods
-from fedekd.engines.job import Job, Training
-from fedekd.engines.serial import Serial
 from fedekd.tasks import Classification, Regression
 from hand_batch import hand_batch
-from tiny import tiny_private, tiny_proxy
-
-
-def trained(federation, method):
-    engine = Serial(Job(federation, method, 0, Training(2, 2, 16, 3e-3), tiny_private, tiny_proxy))
-    engine.round()
-    engine.round()
-    return engine
+from serially import trained
 
 
 @pytest.mark.parametrize("task", ["images", "tables"])

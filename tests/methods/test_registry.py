@@ -19,6 +19,7 @@ from fedekd.engines.serial import Serial
 from fedekd.engines.stacked import Stacked
 from fedekd.errors import FedekdError
 from fedekd.methods.base import Copy, Exchange, Method, Remember, Train
+from lines import one_line
 
 KNOWN = methods.known()
 
@@ -27,12 +28,6 @@ KNOWN = methods.known()
 def registry(monkeypatch):
     """What a test registers is gone after it."""
     monkeypatch.setattr(methods, "_REGISTRY", dict(KNOWN))
-
-
-def one_line(error) -> str:
-    text = str(error.value)
-    assert "\n" not in text
-    return text
 
 
 # What there is

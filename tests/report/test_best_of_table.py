@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from fedekd.cli import main
-from fedekd.report.paper_tables import make_tables, render
+from fedekd.report.paper_tables import make_tables
+from fedekd.report.table_formats import render
 from made_records import make_record
 
 LABELS = ("local", "local-smooth", "ditto", "ditto (lam=3.0)", "fedavg", "ditto@alone")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -98,6 +99,24 @@ def test_every_chart_of_a_study_is_drawn(visit, study_page):
     page.select_option("[data-choice=method]", label="fedavg")
     assert page.locator("h1:visible").inner_text().startswith("fedavg")
     assert not wide(page)
+
+
+def test_the_names_of_own_methods_break_no_page(visit, tmp_path):
+    runs = []
+    for alpha, seed in itertools.product((0.1, 1.0), range(2)):
+        for value in (None, 0.25, 1.0):
+            method = "local" if value is None else "own.methods:Own"
+            label = method if value is None else f"{method} (strength={value})"
+            one = make_record(method, rows=60, seed=seed, label=label)
+            params = {**one["params"], "strength": value}
+            runs.append({**one, "alpha": alpha, "params": params, "key": f"{label}{alpha}{seed}"})
+    page = visit(write_page(save(tmp_path, runs)))
+    names = [figure.get_attribute("id") for figure in page.locator("figure").all()]
+    assert any(":" in name for name in names)
+    for name in names:
+        assert page.locator(f"[id='{name}'] svg").count() == 1, name
+    assert page.locator("#dots-0 svg").get_by_text("own.methods:Own (strength=0.25)").count() == 1
+    assert not wide(visit(tmp_path / "report.html", 390))
 
 
 def test_a_federations_chart_is_drawn(visit, tmp_path):

@@ -66,6 +66,16 @@ def test_harm_beyond_chance(metric: str, delta: float, low: float, high: float, 
     assert (report.surely_harmed, report.surely_helped) == (0, surely)
 
 
+def test_harm_beyond_chance_is_over_all_sites() -> None:
+    """Of twenty sites that nothing happened to, one has an interval that leaves out zero."""
+    usual = {"metric": "accuracy", "delta": -0.1, "low": -0.2, "high": -0.01}
+    sites = [{"name": "north", **usual}, *({**usual, "name": f"{k}", "high": 0.01} for k in range(19))]
+    report = FederationReport("fedekd", True, sites=sites)
+    assert (report.surely_harmed, report.surely_helped) == (0, 0)
+    sites[0] |= {"low": -0.3, "high": -0.09}  # 3.6 standard errors
+    assert FederationReport("fedekd", True, sites=sites).surely_harmed == 1
+
+
 def test_verdicts_are_over_all_sites_that_share_one(tmp_path: Path) -> None:
     """Each site judges itself; together, a p-value of .03 among three is not clear any more."""
     told = [("helped", 0.001), ("harmed", 0.03), ("equivalent", 0.7), ("undecided", 0.3), ("wonderful", 0.0)]

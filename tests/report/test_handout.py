@@ -30,21 +30,21 @@ def test_a_site_is_told_what_to_do_and_why(folder, capsys):
     assert capsys.readouterr().out.strip() == str(path)
     text = path.read_text(encoding="utf-8")
     words = " ".join(Outline(text).words)
-    assert "0 should join" in words
+    assert "Client 0 should join" in words
     assert "With fedekd its accuracy is 5.0 points better than alone (local), 95 % interval" in words
     assert "100 training, 20 validation and 2,000 test rows" in words
     assert "fedavg" in words
     assert "trained together with 2 other sites" in words
     assert "<svg" in text
     assert "<script" not in text
-    assert "1 should stay alone" in said(folder, "1")
+    assert "Client 1 should stay alone" in said(folder, "1")
     assert "clearly harmed" in said(folder, "1")
 
 
 def test_few_rows_decide_nothing(tmp_path, record):
     folder = save(tmp_path, [record(m, (0.05, -0.04), rows=30) for m in ("local", "fedekd")])
     words = said(folder, "0")
-    assert "Whether 0 should join is not yet known" in words
+    assert "Whether client 0 should join is not yet known" in words
     assert "points above alone (local), which may be chance: its 30 test rows can only show a difference" in words
 
 

@@ -11,13 +11,12 @@ import pytest
 
 from fedekd import metrics
 from fedekd.errors import FedekdError
-from fedekd.report.paper_tables import make_tables, paper_figures, render, select
+from fedekd.report.paper_tables import make_tables, paper_figures
 from fedekd.report.study_records import StudyRecords
+from fedekd.report.table_formats import render, select
 from fedekd.runs.results import load
 from fedekd.runs.store import read_failures
 from made_records import make_record as made
-
-CLASSIFICATION = ("fashionmnist", "cifar10", "octmnist", "organamnist")
 
 
 def record(
@@ -182,6 +181,10 @@ def test_runs_with_other_settings_never_mix():
     assert cells(table, "fedekd")["CIFAR-10 α=0.1"].mean == pytest.approx(-0.01)
     (note,) = (note for note in table.notes if note.startswith("left out: 1 run of CIFAR-10 with other settings"))
     assert note.endswith("; those shown have 2 clients, 5 rounds and all training rows")
+    other = record(params={"lr": 0.2, "augment": "flip-crop"}, versions=2)
+    runs = [*(record(seed=s, params={"lr": 0.1}) for s in (0, 1)), other]
+    (note,) = (note for note in table_of(make_tables(runs), "neg_transfer_main").notes if note.startswith("left out"))
+    assert note.endswith("all training rows, lr 0.1, augment none")
 
 
 def test_own_datasets_get_tables_of_their_own():
@@ -343,7 +346,32 @@ def test_a_sweep_has_a_row_for_each_value_and_the_default_among_them():
     assert "fedekd (beta=8.0)" not in [row.label for t in tables if t is not table for row in t.rows]
 
 
+def test_a_method_that_was_only_run_with_changed_parameters_is_in_every_table():
+    label = "own:Own (mu=0.5)"
+    runs = [record("local", [0, 0], seed=s, alpha=0.5) for s in (0, 1)]
+    runs += [record("own:Own", [0.1, 0.2 + s], label=label, params={"mu": 0.5}, seed=s, alpha=0.5) for s in (0, 1)]
+    tables = make_tables(runs)
+    assert label in [row.label for row in table_of(tables, "paired_local_cls").rows]
+    assert not any(table.name.startswith("sweep") for table in tables)
+    assert [one.label for one in StudyRecords(runs).findings] == [label]
+    runs += [record("own:Own", [0.1, 0.1], label="own:Own (mu=2.0)", params={"mu": 2.0}, alpha=0.5)]
+    sweep = table_of(make_tables(runs), "sweep_cifar10_0.5_own:Own")
+    assert [row.heads for row in sweep.rows] == [("mu", "0.5"), ("mu", "2")]
+    assert [name for _, name in sweep.columns] == ["Avg Δ", "minus Local"]  # nothing to be minus, no trust
+
+
 # --- formats ---------------------------------------------------------------------------------------------
+
+
+def test_a_latex_caption_has_the_names_as_they_are_and_one_full_stop_after_each_note():
+    runs = [made("local", rows=60, seed=s) for s in (0, 1)]
+    for mu in (0.5, 2.0):
+        label = f"own:Own (mu={mu})"
+        runs += [{**made("own:Own", rows=60, label=label, seed=s), "key": f"{label}{s}"} for s in (0, 1)]
+    captions = re.findall(r"\\caption\{(.*)\}", render(make_tables(runs), "latex"))
+    assert any(caption.startswith("own:Own with other parameters, ") for caption in captions)
+    assert not any(".." in caption for caption in captions)
+    assert any("Clearly: at the 5" in caption for caption in captions)
 
 
 def test_latex_is_well_formed():

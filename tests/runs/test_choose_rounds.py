@@ -20,6 +20,7 @@ from fedekd.runs.store import read_records
 from fedekd.runs.summary import as_html
 from fedekd.settings import make_settings
 from interruption import Stop
+from repeats import numbers
 from tiny import tiny_private, tiny_proxy
 
 ROUNDS = 8
@@ -30,10 +31,6 @@ NAMES = {"private": "tiny:tiny_private", "proxy": "tiny:tiny_proxy"}
 
 def trained(dataset, out, **given):
     return fedekd.run(dataset, out=str(out), progress=False, **{**SETTINGS, **given}).records
-
-
-def numbers(record):
-    return {k: v for k, v in record.items() if k not in ("seconds", "finished")}
 
 
 def rounds_of(records):

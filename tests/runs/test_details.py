@@ -226,7 +226,7 @@ def test_an_interrupted_run_leaves_the_same_details(tmp_path):
 def test_models_are_kept_with_what_it_takes_to_use_them(tmp_path):
     digits = load_dataset("digits")
     result = run(settings(tmp_path, methods="fedekd", seeds="0-1"))
-    kept = list(saved_models.saved(tmp_path))
+    kept = saved_models.find_models(tmp_path)
     assert {one.about["seed"] for one in kept} == {0}
     assert len(kept) == 2 * 3
     record = next(r for r in result.records if r["method"] == "fedekd" and r["seed"] == 0)
@@ -243,7 +243,8 @@ def test_models_are_kept_with_what_it_takes_to_use_them(tmp_path):
 @pytest.mark.parametrize(("which", "seeds"), [("all", {0, 1}), ("none", set())])
 def test_which_models_are_kept(tmp_path, which, seeds):
     run(settings(tmp_path, methods="fedekd", seeds="0-1", rounds=1, models=which))
-    assert {one.about["seed"] for one in saved_models.saved(tmp_path)} == seeds
+    files = (tmp_path / "models").glob("*/*.safetensors")
+    assert {saved_models.read_metadata(path).seed for path in files} == seeds
 
 
 def test_a_corrupt_file_is_one_line(tmp_path):
@@ -253,7 +254,7 @@ def test_a_corrupt_file_is_one_line(tmp_path):
     with pytest.raises(FedekdError, match=r"k\.json"):
         details.read(tmp_path)
     with pytest.raises(FedekdError, match=r"0\.safetensors"):
-        list(saved_models.saved(tmp_path))
+        saved_models.find_models(tmp_path)
     assert json.dumps(details.read(tmp_path / "nothing")) == "{}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import linecache
+import math
 import os
 import signal
 import subprocess
@@ -27,12 +28,13 @@ from fedekd.engines.serial import Serial
 from fedekd.errors import FedekdError
 from fedekd.export.predict import predict
 from fedekd.runs import execution
-from fedekd.runs.observers import Observer
 from fedekd.runs.plan import choose_methods, left_out, plan
 from fedekd.runs.runner import run
 from fedekd.runs.saved_models import read_metadata
 from fedekd.settings import NEWER, make_settings
 from interruption import Stop
+from lines import Notes
+from repeats import numbers
 from tiny import tiny_private, tiny_proxy
 
 KEYS = """dataset alpha seed method params task metric clients avg_delta worst_delta tail_delta mean worst
@@ -45,11 +47,6 @@ SMALL |= {"proxy": tiny_proxy, "lr": 1e-3}
 
 def small(dataset, out, **more):
     return fedekd.run(dataset, out=str(out), progress=False, **{**SMALL, **more})
-
-
-def numbers(record):
-    """What must repeat to the bit: everything but the clock."""
-    return {k: v for k, v in record.items() if k not in ("seconds", "finished")}
 
 
 def test_a_record_has_every_promised_key(digits, tmp_path):
@@ -165,14 +162,31 @@ def test_a_method_may_be_an_object_and_a_model_a_function_of_the_client(digits, 
     assert [r["method"] for r in result.records] == ["local", "own"]
     mixed = small(digits, tmp_path, methods=["fedekd"], private=private)
     assert np.isfinite(mixed.records[1]["avg_delta"])
+    sizes = [65 * wide + 10 * (wide + 1) for wide in (4, 5, 6)]
+    assert [c["model"] for c in mixed.records[1]["clients"]] == [f"Sequential ({size:,} weights)" for size in sizes]
     with pytest.raises(FedekdError, match="averaged but client"):
         small(digits, tmp_path, methods=["fedavg"], private=private)
 
 
+def test_each_configuration_of_a_method_given_as_an_object_runs_under_its_own_label(digits, tmp_path):
+    given = [Own(0.1), Own(), Own(0.1), Own(1.0)]
+    result = small(digits, tmp_path, methods=given, alone="menu", epochs=1)
+    labels = [r["label"] for r in result.records if r["method"].startswith("own")]
+    own = ["own (strength=0.1)", "own", "own (strength=1.0)"]
+    assert sorted(labels) == sorted([*own, *(label.replace("own", "own@alone") for label in own)])
+    assert len({r["key"] for r in result.records}) == len(result.records)
+    assert [r["label"] for r in small(digits, tmp_path, methods=[Own], epochs=1).records] == ["local", "own"]
+    with pytest.raises(FedekdError, match="takes names and instances of Method, got 3"):
+        small(digits, tmp_path, methods=[3])
+
+
 def test_result_tables(digits, tmp_path):
     result = small(digits, tmp_path, methods=["fedavg"], seeds=[0, 1])
+    assert repr(result) == f"<4 runs in {tmp_path}: digits; local, fedavg>"
     frame = result.to_frame()
     assert len(frame) == 2 * 2 * 3
+    assert frame["scores.auroc"].between(0, 1).all()
+    assert (frame["params.lr"] == result.records[0]["params"]["lr"]).all()
     assert {"dataset", "alpha", "seed", "method", "id", "local", "value", "delta"} <= set(frame.columns)
     row = result.summary[1]
     assert row["method"] == "fedavg"
@@ -187,10 +201,35 @@ def test_a_diverging_client_is_named(digits, tmp_path):
         small(digits, tmp_path, methods=["fedavg"], lr=1e30)
 
 
+@dataclass(frozen=True)
+class Broken(methods.Method):
+    """A server that gives NaN"""
+
+    name = "broken"
+
+    def steps(self, round):
+        return methods.Train(("private",), lambda batch: batch.supervised("private")), methods.Exchange("private", nan)
+
+
+def nan(uploads):
+    return {name: math.nan * w for name, w in uploads.mean().items()}, {}
+
+
+@pytest.mark.parametrize("engine", ["serial", "stacked"])
+def test_a_server_that_gives_nan_is_named(digits, diabetes, tmp_path, engine):
+    for dataset in (digits, diabetes):
+        with pytest.raises(FedekdError, match=r"broken: client \w+ predicts NaN after round 1; look at"):
+            small(dataset, tmp_path, methods=[Broken()], engine=engine)
+
+
 def test_unknown_parameters_and_tasks_are_refused(digits, diabetes, tmp_path):
     for dataset, given, text in (
         (digits, {"methods": ["fedprox"], "parameters": {"fedprox": {"nu": 1}}}, "did you mean 'mu'"),
-        (digits, {"methods": ["fedavg"], "parameters": {"fedprox": {"mu": 1}}}, "unknown method in parameters"),
+        (
+            digits,
+            {"methods": ["fedavg"], "parameters": {"fedprox": {"mu": 1}}},
+            "not among the methods of the run: fedavg,",
+        ),
         (digits, {"methods": ["fedekd"], "beta": 0}, "beta must be > 0"),
         (digits, {"methods": ["fedekd"], "lambda_kd": -1}, "lambda_kd must be >= 0"),
         (digits, {"methods": ["fedekd"], "energy": "entropi"}, "did you mean 'entropy'"),
@@ -222,21 +261,13 @@ def public_methods(monkeypatch):
         methods.register(name, family="distillation")(dataclass(frozen=True)(kind))
 
 
-class Listening(Observer):
-    def __init__(self):
-        self.notes = []
-
-    def on_note(self, event):
-        self.notes.append(event.line)
-
-
 @pytest.mark.usefixtures("public_methods")
 def test_a_group_leaves_out_what_lacks_public_rows_and_says_so(digits, tmp_path):
     def asked(**given):
-        watching = Listening()
+        watching = Notes()
         settings = make_settings({**SMALL, "dataset": "digits", "out": str(tmp_path), "rounds": 1, **given})
         names = {record["method"] for record in run(settings, watching, digits).records}
-        return names & {"needy", "needier"}, [line for line in watching.notes if "public" in line]
+        return names & {"needy", "needier"}, [line for line in watching.lines if "public" in line]
 
     assert asked(methods="all") == (set(), ["needier, needy need public rows (--public 0.1): left out"])
     assert asked(methods="fedavg") == (set(), [])
@@ -269,14 +300,6 @@ def test_batch_norm_buffers_travel(digits, tmp_path):
     assert means[0].abs().sum() > 0
 
 
-class Notes(Observer):
-    def __init__(self) -> None:
-        self.lines = []
-
-    def on_note(self, event):
-        self.lines.append(event.line)
-
-
 @pytest.mark.parametrize("what", ["details", "models"])
 def test_a_run_whose_details_cannot_be_written_is_kept(digits, tmp_path, what):
     (tmp_path / what).write_text("in the way")
@@ -288,6 +311,23 @@ def test_a_run_whose_details_cannot_be_written_is_kept(digits, tmp_path, what):
     assert [line.partition(":")[0] for line in notes.lines] == ["local", "fedavg"]
     assert all(f"cannot write {tmp_path / what}" in line for line in notes.lines)
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 2
+
+
+@dataclass(frozen=True)
+class Forgetful(methods.Method):
+    """Forgets to exchange"""
+
+    name = "forgetful"
+
+    def steps(self, round):
+        return (methods.Train(("private",), lambda batch: batch.supervised("private")),)
+
+
+def test_an_own_method_that_exchanges_nothing_is_said_to_train_alone(digits, tmp_path):
+    given = {**SMALL, "dataset": "digits", "methods": [Forgetful(), Own(), "local-smooth"], "out": str(tmp_path)}
+    notes = Notes()
+    run(make_settings(given), notes, digits)
+    assert notes.lines == ["forgetful: its steps have no Exchange, so this is training alone and gets no verdict"]
 
 
 @pytest.mark.parametrize(("flags", "lines"), [("avx2 avx512f", 1), ("avx2 avx512_bf16", 0), (None, 0)])

@@ -14,18 +14,11 @@ from fedekd.runs.plan import make_job, plan, run_key
 from fedekd.runs.runner import run
 from fedekd.settings import make_settings
 from fedekd.units import Unit
+from lines import Notes
 from tiny import tiny_private, tiny_proxy
 
 GIVEN = {"dataset": "digits", "clients": 3, "alpha": 0.5, "rounds": 5, "epochs": 1, "lr": 1e-2, "batch_size": 32}
 GIVEN |= {"methods": ["fedavg"], "private": tiny_private, "proxy": tiny_proxy}
-
-
-class Watcher(Observer):
-    def __init__(self):
-        self.lines = []
-
-    def on_note(self, event):
-        self.lines.append(event.line)
 
 
 def settings(folder, **more):
@@ -34,7 +27,7 @@ def settings(folder, **more):
 
 @pytest.mark.parametrize("choose", [False, True])
 def test_only_some_rounds_are_measured(digits, tmp_path, choose):
-    watcher = Watcher()
+    watcher = Notes()
     often = run(settings(tmp_path / "often", choose_rounds=choose), watcher, digits).records
     seldom = run(settings(tmp_path / "seldom", measure_every=2, choose_rounds=choose), watcher, digits).records
     for one, other in zip(often, seldom, strict=True):
@@ -62,7 +55,7 @@ def test_the_default_is_every_round_but_for_very_many_clients(digits, tmp_path, 
 def test_of_very_many_clients_a_run_leaves_its_record_alone(digits, tmp_path, monkeypatch):
     monkeypatch.setattr(execution, "MANY", 3)
     monkeypatch.setattr(history, "MANY", 3)
-    watcher = Watcher()
+    watcher = Notes()
     records = run(settings(tmp_path), watcher, digits).records
     assert all("curve" not in client and "rows" in client for record in records for client in record["clients"])
     assert not (tmp_path / "models").exists()
@@ -109,6 +102,6 @@ def test_on_a_cpu_models_are_made_for_those_of_very_many_clients_that_take_part(
     monkeypatch.setattr(Serial, "__init__", kept)
     for place in ("fedekd.runs.plan.MANY", "fedekd.runs.execution.MANY"):
         monkeypatch.setattr(place, 8)
-    run(settings(tmp_path, clients=8, rounds=2, participation=0.25), Watcher(), digits)
+    run(settings(tmp_path, clients=8, rounds=2, participation=0.25), Notes(), digits)
     method = next(engine for engine in engines if engine.method.name == "fedavg")
     assert 2 <= len(method.clients.made) <= 4

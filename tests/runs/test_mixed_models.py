@@ -10,23 +10,15 @@ from rich.console import Console
 from fedekd.report.clients import print_clients
 from fedekd.report.page import write_page
 from fedekd.runs.inference import load_model
-from fedekd.runs.observers import Observer
 from fedekd.runs.plan import plan
 from fedekd.runs.runner import run
 from fedekd.runs.saved_models import find_models
 from fedekd.settings import make_settings
 from fedekd.units import Unit
+from lines import Notes
 
 GIVEN = {"dataset": "digits", "clients": 3, "alpha": 0.5, "rounds": 2, "epochs": 1, "lr": 3e-3, "batch_size": 20}
 MODELS = ["linear", "resnet", "mlp-large"]
-
-
-class Notes(Observer):
-    def __init__(self):
-        self.lines = []
-
-    def on_note(self, event):
-        self.lines.append(event.line)
 
 
 @pytest.fixture(scope="module")

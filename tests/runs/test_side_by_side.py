@@ -15,40 +15,23 @@ from pathlib import Path
 import pytest
 
 import fedekd
+import small_study
 from fedekd import cli
 from fedekd.data import load_dataset
 from fedekd.errors import FedekdError
 from fedekd.runs import details
 from fedekd.runs.progress_file import condition, read
-from fedekd.runs.runner import MANY, _passes, _worth_processes
-from fedekd.runs.store import read_records
+from fedekd.runs.runner import ENOUGH_PASSES, _passes, _worth_processes
 from fedekd.settings import make_settings
+from repeats import numbers_in
 
-PARTS = '''
-import os
-from dataclasses import dataclass
-from fedekd.methods.fedavg import FedAvg
-from fedekd.models import MLP
-
-def private(shape, outputs):
-    return MLP(shape[0], outputs, (8,))
-
-def proxy(shape, outputs):
-    return MLP(shape[0], outputs, (4,))
-
+PARTS = f'''{small_study.PARTS}
 @dataclass(frozen=True)
 class Cursed(FedAvg):
     """Fails, unless in the dry pass, whose clients have five rows at most"""
     def begin(self, client):
         if len(client.targets) > 5:
             raise RuntimeError("it is cursed")
-        return super().begin(client)
-
-@dataclass(frozen=True)
-class Deadly(FedAvg):
-    def begin(self, client):
-        if len(client.targets) > 5:
-            os._exit(7)
         return super().begin(client)
 '''
 MODELS = {"private": "sideparts:private", "proxy": "sideparts:proxy"}
@@ -68,11 +51,6 @@ def run(out: str, **given):
     return fedekd.run("heart", progress=False, out=out, **{**SMALL, **given})
 
 
-def known(folder: Path) -> dict[str, dict]:
-    records = read_records(folder / "results.jsonl")
-    return {r["key"]: {k: v for k, v in r.items() if k not in ("seconds", "finished")} for r in records}
-
-
 def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.glob("models/*/*")}
 
@@ -87,9 +65,9 @@ def test_they_leave_what_one_process_leaves(home, capsys):
     assert [int(number) for number, *_ in ended] == [1, 2, 3, 4, 5, 6]
     assert {(name, seed) for _, name, seed in ended} == {(n, s) for n in ("local", "fedekd", "fedavg") for s in "01"}
     assert cli.main([*line, "--workers", "1", "--out", "one"]) == 0
-    assert known(home / "two") == known(home / "one")
+    assert numbers_in(home / "two") == numbers_in(home / "one")
     assert files(home / "two") == files(home / "one")
-    keys = set(known(home / "one"))
+    keys = set(numbers_in(home / "one"))
     assert details.read(home / "two", keys) == details.read(home / "one", keys)
     assert re.sub("[0-9.]+ s|two/", "", out) == re.sub("[0-9.]+ s|one/", "", capsys.readouterr().out)
     seen = read(home / "two")
@@ -100,11 +78,11 @@ def test_they_leave_what_one_process_leaves(home, capsys):
 
 def test_what_is_finished_is_kept_and_what_is_missing_is_measured_against_it(home):
     run("two", methods="fedekd", seeds="0")
-    first = known(home / "two")
+    first = numbers_in(home / "two")
     assert [r["label"] for r in run("two", seeds="0-1", workers=2).records] == ["local", "fedekd", "fedavg"] * 2
     run("one", seeds="0-1")
-    assert known(home / "two") == known(home / "one")
-    assert first.items() <= known(home / "two").items()
+    assert numbers_in(home / "two") == numbers_in(home / "one")
+    assert first.items() <= numbers_in(home / "two").items()
 
 
 @pytest.mark.parametrize(
@@ -167,8 +145,8 @@ def _commands() -> list[tuple[int, str]]:
 
 def test_processes_are_started_where_there_is_much_to_do(home):
     hospitals = {"dataset": "heart", "methods": "fedekd,fml", "seeds": "0-2", "rounds": 20}
-    assert _passes(make_settings(hospitals)) >= MANY
-    assert _passes(make_settings({"dataset": "digits"})) < MANY
+    assert _passes(make_settings(hospitals)) >= ENOUGH_PASSES
+    assert _passes(make_settings({"dataset": "digits"})) < ENOUGH_PASSES
     from fedekd.runs.plan import plan
 
     small, large = plan(make_settings(hospitals)), plan(make_settings({"batch_size": 1024}))

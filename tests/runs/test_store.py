@@ -22,16 +22,11 @@ from hypothesis import strategies as st
 
 from fedekd.errors import FedekdError
 from fedekd.runs.store import Store, read_lines
+from lines import one_line
 
 NO_SPACE = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 VALUES = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=8)
 RECORDS = st.dictionaries(st.text(max_size=5), VALUES | st.lists(VALUES, max_size=3), max_size=4)
-
-
-def one_line(error) -> str:
-    text = str(error.value)
-    assert "\n" not in text
-    return text
 
 
 def in_order(store):

@@ -14,7 +14,9 @@ POINTS, ERROR = Unit("accuracy", 1), Unit("rmse", 2)
 
 
 def verdict(state: str, difference: float = 0.0, low: float = -0.1, high: float = 0.1, **more) -> Verdict:
-    return Verdict(state, difference, low, high, **{"margin": 0.02, "detectable": 0.1, "rows": 100, **more})
+    return Verdict(
+        state, difference, low, high, **{"margin": 0.02, "detectable": 0.1, "rows": 100, "rows_needed": 2500, **more}
+    )
 
 
 HELP, HARM = verdict(HELPED, 0.06, 0.03, 0.09), verdict(HARMED, -0.06, -0.09, -0.03)
@@ -43,6 +45,13 @@ SAME, OPEN = verdict(EQUIVALENT, 0.001, -0.01, 0.01), verdict(UNDECIDED, 0.03, -
             "undecided",
             "with a its accuracy is the same as alone (local), but its 100 test rows can only show",
         ),
+        (
+            [verdict(UNDECIDED, seeds=2, rows_needed=None)],
+            "undecided",
+            "its 100 test rows and 2 seeds can only show a difference of about 10.0 points or more; one of 2.0 points "
+            "would take more rows and more seeds",
+        ),
+        ([verdict(UNDECIDED, rows_needed=100)], "undecided", "a difference of about 10.0 points or more"),
         ([verdict(UNDECIDED, rows=3, reason="only 3 test rows")], "undecided", "nothing is said of fewer than 5"),
         ([verdict(HELPED, 0.005, 0.001, 0.009)], "join", "less than the margin of 2.0 points"),
     ],

@@ -122,6 +122,7 @@ def test_only_keeps_a_part():
         ("[[block]]\nname = 'b'\n[[block]]\nname = 'c'\nlr = -1", "block c of mine.toml: lr must be"),
         ("[[block]]\nvary = {beta = [1]}", "vary must name a method and its parameters"),
         ("[[block]]\nalpha = []", "alpha is an empty list"),
+        ("lr = [0.1, 0.2]", r"lr takes one value, got \[0.1, 0.2\]; only dataset, alpha, fraction multiply"),
         ("[block]\nalpha = 1", r"under a line \[\[block\]\]"),
         ("alpha = [0.1, 'x']", "alpha must be a number"),
         ("public = 2", "public must be a share > 0 and < 1"),

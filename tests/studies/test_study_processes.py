@@ -8,10 +8,10 @@ import sys
 import time
 
 import pytest
-from small_study import RUNS, make_home, same, start
 
 from fedekd.errors import FedekdError
-from fedekd.report.paper_tables import make_tables, render
+from fedekd.report.paper_tables import make_tables
+from fedekd.report.table_formats import render
 from fedekd.runs import answers
 from fedekd.runs.observers import Observer
 from fedekd.runs.processes import over_processes
@@ -21,6 +21,8 @@ from fedekd.scores import SCORES
 from fedekd.studies import load_study, run_study
 from fedekd.studies.over_ray import _on_node
 from fedekd.studies.study_plan import plan_study
+from repeats import numbers_in
+from small_study import RUNS, make_home, start
 
 GO = """
 from fedekd.studies import load_study, run_study
@@ -56,7 +58,7 @@ def test_processes_give_the_same_records_and_outlive_one_that_dies(home):
     assert len(seen["finished"]) == RUNS // 2
     (home / "study.toml").write_text(text)
     run_study(load_study("study.toml", only="seed=0"), "alone", Observer(), workers=1)
-    assert same(home / "out") == same(home / "alone")
+    assert numbers_in(home / "out") == numbers_in(home / "alone")
 
 
 def test_when_it_is_stopped_its_processes_stop(home):
@@ -103,7 +105,7 @@ def test_it_runs_with_torch_and_numpy_alone(home):
     process = start(home, BARE + GO)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    assert same(home / "out") == same(home / "here")
+    assert numbers_in(home / "out") == numbers_in(home / "here")
     assert "left)" in err
 
 
@@ -112,7 +114,7 @@ def test_ray_gives_the_same_records(home):
     outcome = run_study(load_study("study.toml"), "out", Observer(), workers=2, ray="local")
     assert (outcome.complete, outcome.fresh) == (True, RUNS)
     run_study(load_study("study.toml"), "here", Observer(), workers=1)
-    assert same(home / "out") == same(home / "here")
+    assert numbers_in(home / "out") == numbers_in(home / "here")
     assert run_study(load_study("study.toml"), "out", Observer(), ray="local").fresh == 0
 
 

@@ -1,4 +1,4 @@
-"""Perceptrons, for tables; of an image they see its pixels in a row."""
+"""Perceptrons, for tables; images are flattened."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ PATCHES = 8  # along a side, about
 
 
 class Attention(nn.Module):
-    """Written out: torch's own has a form for training and others for inference, not all of which can be stacked."""
+    """Written out: torch's own takes other paths in inference than in training, and not all of them can be stacked."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

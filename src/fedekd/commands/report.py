@@ -52,7 +52,7 @@ def write_report(given: argparse.Namespace) -> None:
 
 
 def _tell_site(state: Path) -> None:
-    """A site's own numbers are a line: there is nobody to compare it with."""
+    """Print a site's own numbers, a line for each federation: there is nobody to compare it with."""
     from fedekd.flower.setup.folders import site_reports
     from fedekd.report.federation import own_numbers
     from fedekd.runs.federation_report import read_site_report

@@ -18,7 +18,7 @@ GATED = {  # for every method with a gate at once; what settings.SHORTCUTS names
 GROUPS = {  # every field of Settings that has an option, in one of them
     "data": (
         "dataset", "data", "target", "task", "clients_from", "group", "subgroups", "public", "clients", "alpha",
-        "partition", "split_seed", "fraction",
+        "partition", "split_seed", "folds", "fraction",
     ),
     "reading tables": ("drop", "decimal", "missing", "dates", "na_values"),
     "methods": ("methods", "alone", "private", "proxy"),

@@ -20,13 +20,15 @@ def add(commands: Any) -> None:
     init.add_argument("--server", required=True, metavar="HOST:PORT", help="the server's address")
     init.add_argument("--data", required=True, metavar="PATH", help="its rows: a .csv, .npz, folder or dataset name")
     init.add_argument("--target", metavar="COLUMN", help="column of a .csv to predict")
-    init.add_argument("--group", metavar="COLUMN", help="column or array that tells the patient of each row")
-    init.add_argument("--task", metavar="NAME", help="classification or regression, if the data does not tell")
+    init.add_argument("--group", metavar="COLUMN", help="column or array that names the patient of each row")
+    init.add_argument("--task", metavar="NAME", help="classification or regression, where the data does not tell")
     init.add_argument("--private", metavar="NAME", help="your own private model, package.module:function")
     init.add_argument("--ca", metavar="FILE", help="the server's ca.crt, if you have it already")
     init.add_argument("--port", type=int, metavar="N", help="a free port on this machine (default: 9094)")
     init.add_argument("--user", default="fedekd", metavar="NAME", help="user of the systemd unit (default: fedekd)")
-    key = command(actions, "key", new_key, "make a new key if the old one is lost or void (the old file is kept)")
+    key = command(
+        actions, "key", new_key, "make a new key, if the old one is lost or no longer valid (its files are kept)"
+    )
     key.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
     check = command(actions, "check", check_site, "check data, model, key, certificate, connection and clock")
     check.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
@@ -35,12 +37,15 @@ def add(commands: Any) -> None:
         actions, "schema", write_schema, "describe the layout of the data, without rows, for all sites to agree on"
     )
     schema.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
-    schema.add_argument("--out", default="schema.json", metavar="FILE", help="(default: schema.json)")
+    schema.add_argument("--out", default="schema.json", metavar="FILE", help="the file to write (default: schema.json)")
+    schema.add_argument(
+        "--extend", metavar="FILE", help="add this site's categories and labels to another site's schema"
+    )
     schema.add_argument(
         "--with-scaling", action="store_true",
         help="include this data's means and deviations, for all to scale by (default: each site scales by its own)",
     )  # fmt: skip
-    accept = command(actions, "accept", accept_offer, "agree to other terms or another schema than before")
+    accept = command(actions, "accept", accept_offer, "agree to a schema, or to other terms than before")
     accept.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
     accept.add_argument(
         "offer", nargs="?", metavar="FINGERPRINT", help="accept this offer (without: show the last one)"
@@ -50,7 +55,7 @@ def add(commands: Any) -> None:
     audit = command(actions, "audit", show_audit, "show what the site was asked and what left it, and verify that log")
     audit.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
     audit.add_argument("--json", action="store_true", help="the entries as they are kept, one JSON object a line")
-    audit.add_argument("--expect", metavar="HASH", help="fail unless an entry has this hash, noted at an earlier time")
+    audit.add_argument("--expect", metavar="HASH", help="fail unless an entry has this hash, which you noted earlier")
     verify = command(actions, "verify", verify_result, "verify the server's signature of the final model and report")
     verify.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
     verify.add_argument(
@@ -98,12 +103,26 @@ def check_site(given: argparse.Namespace) -> None:
 def write_schema(given: argparse.Namespace) -> None:
     from fedekd.data import load_dataset
     from fedekd.flower.protocol.scaling import Scaling
-    from fedekd.flower.protocol.schema import Schema, categories_of
+    from fedekd.flower.protocol.schema import Schema, as_in_settings, categories_of
     from fedekd.flower.settings import read_site
 
     site = read_site(given.file)
-    dataset = load_dataset(site.data, target=site.target, task=site.task, reading=site.reading, group=site.group)
-    schema = Schema.of(dataset, Scaling.of(dataset) if given.with_scaling else Scaling.public(dataset))
+    if given.extend:
+        if given.with_scaling:
+            raise FedekdError("a schema is extended by categories and labels alone: leave --with-scaling out")
+        before = Schema.read(given.extend)
+        dataset = before.read_rows(site.data, site.target, site.reading, site.group)
+        schema = before.extended(dataset)
+        new = [name for name in (*schema.columns, *schema.labels) if name not in (*before.columns, *before.labels)]
+        print(f"added to {given.extend}: {', '.join(new) or 'nothing'}")
+    else:
+        try:
+            dataset = load_dataset(
+                site.data, target=site.target, task=site.task, reading=site.reading, group=site.group
+            )
+        except FedekdError as error:
+            as_in_settings(error)
+        schema = Schema.of(dataset, Scaling.of(dataset) if given.with_scaling else Scaling.public(dataset))
     schema.write(given.out)
     if schema.labels:
         print(f"it shows the labels: {', '.join(schema.labels)}")
@@ -131,15 +150,16 @@ def accept_offer(given: argparse.Namespace) -> None:
         pins.accept_schema(Schema.read(given.schema))
         print(f"accepted: the schema {given.schema}, with the first terms that the server offers for it")
     elif given.offer:
-        print(f"accepted: {pins.accept(given.offer).fingerprint}; restart `fedekd site run` to be asked again")
+        accepted = pins.accept(given.offer).fingerprint
+        print(f"accepted: {accepted}; a site that runs connects again by itself, so that the server asks again")
     else:
         if count := pins.look_again():
-            print(f"{count} joins were refused of late; from now on joins are looked at again")
+            print(f"joins refused recently: {count}; new ones are considered again from now on")
         if (offer := pins.offered()) is None:
-            print("no offer waits to be accepted")
+            print("there is no offer to accept")
             return
         print("the last offer that was refused:", *offer.lines(), sep="\n  ")
-        print("otherwise than agreed to:", *pins.changes(), sep="\n  ")
+        print("what differs from what this site agreed to:", *pins.changes(), sep="\n  ")
         print(f"accept it with: fedekd site accept {given.file} {offer.fingerprint}")
 
 
@@ -185,7 +205,9 @@ def verify_result(given: argparse.Namespace) -> None:
     site, report = read_site(given.file), Path(given.report) if given.report else None
     found = sorted(site.state.glob(f"*/{SIGNED}"))
     if not found:
-        raise FedekdError(f"the server has signed no result that this site has in {site.state}")
+        raise FedekdError(
+            f"{site.state} holds no result signed by the server; there is one when a federation is complete"
+        )
     content, reports = read_bytes(report) if report else b"", dict[str, str]()
     for path in found:
         statement = verified(site, path.parent, SignedStatement.read(path))

@@ -35,5 +35,7 @@ def run_study(given: argparse.Namespace) -> None:
     except KeyboardInterrupt:
         raise KeyboardInterrupt("the same command continues where it stopped") from None
     print(outcome.text())
+    if outcome.records:
+        print(f"tables: fedekd table {outcome.folder}; a page: fedekd report {outcome.folder}")
     if outcome.failed:
         raise FedekdError(f"{len(outcome.failed)} runs failed, see failures.jsonl; the same command tries them again")

@@ -1,4 +1,4 @@
-"""fedekd table: the paper's tables from a folder of results."""
+"""fedekd table: tables of the results as Markdown, LaTeX or CSV."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from fedekd.commands.parser import command
 
 
 def add(commands: Any) -> None:
-    table = command(commands, "table", print_tables, "the paper's tables from a folder of results")
+    table = command(commands, "table", print_tables, "tables of the results as Markdown, LaTeX or CSV")
     table.add_argument("folder", metavar="DIR", help="the results folder of a run or a study")
     table.add_argument("--format", default="markdown", choices=["markdown", "latex", "csv"], help="(default: markdown)")
-    table.add_argument("--against", choices=["paper"], help="the paper's number beside each cell")
+    table.add_argument("--against", choices=["paper"], help="the FedeKD paper's number beside each cell")
     table.add_argument("--only", default="", metavar="TABLE", help="only the table whose title contains this")
     best = "one more line for a method with several configurations: each client with the one its validation rows choose"
     table.add_argument("--best-of", action="store_true", help=best)

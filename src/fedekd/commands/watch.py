@@ -49,7 +49,7 @@ def watch_folder(given: argparse.Namespace) -> None:
 
 
 def _check(folder: Path) -> None:
-    """Nothing ever starts here in the folder of a real federation."""
+    """Refuse the folder of a real federation, in which no run ever starts."""
     from fedekd.flower.setup.folders import server_state, site_state
 
     state = server_state(folder) or site_state(folder)
@@ -62,7 +62,7 @@ def _check(folder: Path) -> None:
 
 
 def _wait(folder: Path, timeout: float, screen: Console) -> None:
-    """Until there is something to see."""
+    """Return once there is something to see."""
     from fedekd.runs.progress_file import read
 
     deadline, said = time.monotonic() + timeout, False
@@ -77,7 +77,7 @@ def _wait(folder: Path, timeout: float, screen: Console) -> None:
 
 
 def _beside(folder: Path) -> str:
-    """The folder beside it that was probably meant, where it is not there itself."""
+    """A hint at the sibling folder that was probably meant, if this one does not exist."""
     if folder.exists():
         return ""
     found = [path.parent.name for path in folder.absolute().parent.glob("*/progress.json")]
@@ -86,7 +86,7 @@ def _beside(folder: Path) -> str:
 
 
 def _follow(folder: Path, screen: Console) -> dict[str, Any]:
-    """Show what happens until nothing does any more: in place on a terminal, elsewhere a line for each run's end."""
+    """Show the run until it ends: in place on a terminal, elsewhere with a line whenever a run has ended."""
     from rich.live import Live
 
     from fedekd.report.status import status_line, status_view

@@ -49,7 +49,7 @@ def report(
 
 
 def in_short(name: str, table: pd.DataFrame, roles: Roles, reading: Reading, site: np.ndarray | None) -> list[str]:
-    """The same as a few lines for a run."""
+    """The same report in a few lines, for the notes of a run."""
     columns, whole = report(table, roles, reading, site)
     by_kind = {"number": 0, "truth": 0, "date": 0, "text": 0}
     inputs = [one for one in columns if one.inputs]
@@ -113,7 +113,7 @@ def _target_warnings(column: pd.Series, classes: bool) -> Iterator[str]:
 def _suspicious(
     name: str, kind: str, column: pd.Series, known: pd.Series, reading: Reading, roles: Roles
 ) -> Iterator[str]:
-    """What the values of one input look like, besides what they are taken for."""
+    """Warnings about one input whose values look like something other than what they are taken for."""
     rows, gaps, different = len(column), len(column) - len(known), int(known.nunique())
     if gaps > 0.9 * rows:
         yield f"almost all values are missing ({gaps} of {rows}); --drop {name}?"
@@ -189,7 +189,7 @@ def _identifier(name: str, kind: str, known: pd.Series, roles: Roles) -> Iterato
     if different < rows and roles.group is None:
         yield f"looks like an identifier: --group {name} if it names a patient of several rows, else --drop {name}"
     else:
-        yield f"looks like an identifier, of which a model learns nothing; --drop {name}"
+        yield f"looks like an identifier, from which a model learns nothing; --drop {name}"
 
 
 def _tells(table: pd.DataFrame, name: str, kind: str, roles: Roles) -> Iterator[str]:

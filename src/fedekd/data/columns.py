@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ DATES = {
 
 @dataclass(frozen=True)
 class Roles:
-    """What the user says that columns are, by option."""
+    """Which columns the user has named, by option."""
 
     target: str | None = None
     clients_from: str | None = None
@@ -152,21 +153,21 @@ def encoded(
         gaps = [column for column in columns if table[column].isna().any() or flag_name(column) in flags]
         names += [flag_name(column) for column in gaps]
         x = np.concatenate([x, table[gaps].isna().to_numpy(np.float64)], axis=1)
-    twice = next((name for place, name in enumerate(names) if name in names[:place]), None) if _repeats(names) else None
-    if twice is not None:
+    if (twice := repeated(names)) is not None:
         raise FedekdError(f"{where}: two inputs would be called {twice!r}; rename a column")
     return x, tuple(names)
 
 
 def as_text(values: pd.Series) -> pd.Series:
-    """As it is written, missing where it is missing."""
+    """Values as text, as they are written; missing ones stay missing."""
     if values.dtype.kind == "M":
         values = values.dt.strftime("%Y-%m-%d %H:%M:%S").str.removesuffix(" 00:00:00")
     return values.astype(object).where(values.isna(), values.astype(str))
 
 
-def _repeats(names: Sequence[str]) -> bool:
-    return len(set(names)) < len(names)
+def repeated(names: Sequence[str]) -> str | None:
+    """The first name that stands there more than once."""
+    return next((name for name, times in Counter(names).items() if times > 1), None)
 
 
 def _check_categories(where: Path, column: str, values: pd.Series) -> None:
@@ -179,5 +180,5 @@ def _check_categories(where: Path, column: str, values: pd.Series) -> None:
 
 
 def means_classes(column: pd.Series) -> bool:
-    """Whether a target is one of classes: text, or whole numbers of few different values."""
+    """Whether a target stands for classes: it is text, or whole numbers with few different values."""
     return kind_of(column) != "number" or (column.dtype.kind in "iu" and column.nunique() <= FEW_CLASSES)

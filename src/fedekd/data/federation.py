@@ -35,6 +35,7 @@ def federate(
     public: float | PublicRows | None = None,
     fraction: float = 1.0,
     fixed: bool = False,
+    fold: parting.Fold | None = None,
 ) -> Federation:
     """Deal a dataset's rows out to clients and cut each client's into train, validation and test.
 
@@ -44,7 +45,8 @@ def federate(
     which is set aside before the rest is dealt out, or the rows of a file: see ``find_public``. ``fraction`` is the
     share of each client's training and validation rows that is kept, at least one to train on; the test rows all stay,
     and a smaller fraction's rows lie within a larger one's. ``fixed`` says that runs of several training seeds share
-    these rows, so that their records are kept apart from those of runs that have rows of their own. Missing values
+    these rows, so that their records are kept apart from those of runs that have rows of their own. ``fold`` says which
+    part of each client's rows is the test rows, so that all folds together test every row once. Missing values
     become the median of their column over all clients' training rows, so ``Federation.dataset`` is then a copy.
     """
     if partition not in KINDS:
@@ -71,7 +73,7 @@ def federate(
         raise FedekdError(f"with {len(shared)} of {len(dataset.y)} rows public: {error}") from None
     groups = dataset.groups.codes if dataset.groups else None
     own = (held[part] for part in parts)
-    splits = tuple(Split(*parting.cut(rows, rng, None if groups is None else groups[rows])) for rows in own)
+    splits = tuple(Split(*parting.cut(rows, rng, None if groups is None else groups[rows], fold)) for rows in own)
     if fraction < 1:
         splits = tuple(_thinned(split, fraction, seed, client) for client, split in enumerate(splits))
     names = dataset.site_names if partition == "sites" else tuple(str(client) for client in range(clients))
@@ -93,6 +95,8 @@ def federate(
         how["public"] = {"share": float(public), "rows": len(shared)}
     if fixed:
         how["fixed"] = True
+    if fold is not None:
+        how |= {"fold": fold.number, "folds": fold.of}
     if dataset.groups:
         how["group"] = dataset.groups.column
     if dataset.subgroups:

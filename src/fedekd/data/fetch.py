@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def fetch(name: str, data_dir: str | Path | None = None, progress: bool = True) -> Path:
-    """Download a published dataset unless it is there and whole; the folder or file it lies in."""
+    """Download a published dataset unless it is already there and whole. Returns its folder or file."""
     one = recipe(name)
     published = one.published
     if published is None:

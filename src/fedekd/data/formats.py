@@ -17,7 +17,7 @@ from typing import IO
 import numpy as np
 
 from fedekd.errors import FedekdError
-from fedekd.files import is_damage, unreadable
+from fedekd.files import failed_read, unreadable
 
 MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 READ_ERRORS = (
@@ -69,9 +69,7 @@ def read_idx(path: Path) -> np.ndarray:
         with gzip.open(path, "rb") as file:
             raw = file.read()
     except (OSError, EOFError, zlib.error) as error:
-        if not is_damage(error):
-            raise unreadable(path, error) from None
-        raise BadFile(path, f"not a whole gzip file ({error})") from None
+        raise failed_read(path, error, BadFile(path, f"not a whole gzip file ({error})")) from None
     if len(raw) < 4 or raw[:3] != b"\0\0\x08" or not 1 <= raw[3] <= 4:
         raise BadFile(path, "not an idx file of unsigned bytes")
     start = 4 + 4 * raw[3]
@@ -141,9 +139,7 @@ def _open_npz(path: Path) -> zipfile.ZipFile:
                 raise BadFile(path, "a single array, not an .npz file")
         return zipfile.ZipFile(path)
     except READ_ERRORS as error:
-        if not is_damage(error):
-            raise unreadable(path, error) from None
-        raise BadFile(path, "not a whole .npz file") from None
+        raise failed_read(path, error, BadFile(path, "not a whole .npz file")) from None
 
 
 def _members(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
@@ -167,9 +163,7 @@ def _opened(path: Path, archive: zipfile.ZipFile, key: str, member: zipfile.ZipI
         with archive.open(member) as stream:
             yield stream
     except READ_ERRORS as error:
-        if not is_damage(error):
-            raise unreadable(path, error) from None
-        raise BadFile(path, f"array {key!r} is damaged ({error})") from None
+        raise failed_read(path, error, BadFile(path, f"array {key!r} is damaged ({error})")) from None
 
 
 def _header(path: Path, key: str, member: zipfile.ZipInfo, stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
@@ -229,9 +223,7 @@ def read_medimeta(folder: Path, label: str) -> Arrays:
     try:
         labels = np.load(labels_path, allow_pickle=False)
     except (OSError, EOFError, ValueError) as error:
-        if not is_damage(error):
-            raise unreadable(labels_path, error) from None
-        raise BadFile(labels_path, f"not a whole .npy file ({error})") from None
+        raise failed_read(labels_path, error, BadFile(labels_path, f"not a whole .npy file ({error})")) from None
     try:
         with h5py.File(images_path, "r") as file:
             images = file["images"]
@@ -253,6 +245,4 @@ def _split_rows(path: Path) -> np.ndarray:
     try:
         return np.array([int(Path(line).stem) for line in path.read_text().split()], dtype=np.int64)
     except (OSError, ValueError) as error:
-        if not is_damage(error):
-            raise unreadable(path, error) from None
-        raise BadFile(path, f"not a list of image files ({error})") from None
+        raise failed_read(path, error, BadFile(path, f"not a list of image files ({error})")) from None

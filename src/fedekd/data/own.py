@@ -184,11 +184,9 @@ def read_arrays(
 
 def _npz_rows(path: Path, clients_from: str | None, group: str | None, subgroups: str | None) -> Raw:
     keys = formats.npz_keys(path)
-    for name in (group, subgroups):
+    for name in (group, subgroups, clients_from):
         if name is not None and name not in keys:
             raise unknown(f"array in {path}", name, keys)
-    if clients_from is not None and clients_from not in keys:
-        raise unknown(f"array in {path}", clients_from, keys)
     for option, name in (("--clients-from", clients_from), ("--group", group), ("--subgroups", subgroups)):
         if name in ("x", "y") and option != "--subgroups":
             what = "labels" if name == "y" else "inputs"
@@ -270,7 +268,7 @@ def _layout(raw: Raw) -> str:
     return f"{raw.x.dtype} rows of shape {raw.x.shape[1:]} and {kind} y"
 
 
-def _dataset(path: Path, raw: Raw, task: str | None, part: bool = False, reading: Reading = tables.PLAIN) -> Dataset:
+def _dataset(path: Path, raw: Raw, task: str | None, part: bool, reading: Reading) -> Dataset:
     if not len(raw.y):
         raise FedekdError(f"{path} holds no rows; give it at least a few")
     task = task or raw.task or ("regression" if raw.y.dtype.kind == "f" else "classification")

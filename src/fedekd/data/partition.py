@@ -64,27 +64,45 @@ def by_site(sites: np.ndarray, names: tuple[str, ...]) -> list[np.ndarray]:
     return parts
 
 
+class Fold(NamedTuple):
+    """Which of several equal parts of a client's rows is the test rows."""
+
+    number: int
+    of: int
+
+
 def cut(
-    rows: np.ndarray, rng: np.random.Generator, groups: np.ndarray | None = None
+    rows: np.ndarray, rng: np.random.Generator, groups: np.ndarray | None = None, fold: Fold | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """One client's rows, permuted, as 60 % train, 20 % validation, 20 % test; ``groups`` of rows stay whole, so that
-    nobody is tested on a patient that it was trained on."""
+    nobody is tested on a patient that it was trained on. With a ``fold`` that one is the test, and a quarter of the
+    others is the validation; generators of one seed give folds that share no row."""
     if groups is not None:
-        return _cut_groups(rows, rng, groups)
+        return _cut_groups(rows, rng, groups, fold)
     order = rng.permutation(rows).astype(np.int64)
     first, second = int(0.6 * len(rows)), int(0.8 * len(rows))
+    if fold is not None:
+        start, end = (number * len(rows) // fold.of for number in (fold.number, fold.number + 1))
+        order, second = np.roll(order, -end), len(rows) - (end - start)  # the fold comes last
+        first = int(0.75 * second)
     return order[:first], order[first:second], order[second:]
 
 
 def _cut_groups(
-    rows: np.ndarray, rng: np.random.Generator, groups: np.ndarray
+    rows: np.ndarray, rng: np.random.Generator, groups: np.ndarray, fold: Fold | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     parts: tuple[list[np.ndarray], ...] = ([], [], [])
+    first, second = 0.6, 0.8
+    if fold is not None:
+        first, second = 0.75 * (1 - 1 / fold.of), 1 - 1 / fold.of
     before = 0
     for group in rng.permutation(np.unique(groups)):
         own = rows[groups == group]
-        middle = (before + len(own) / 2) / len(rows)
-        parts[0 if middle < 0.6 else 1 if middle < 0.8 else 2].append(own)
+        place = (before + len(own) / 2) / len(rows)
+        if fold is not None:  # the folds before the test follow those behind it
+            behind = int(place * fold.of) - fold.number - 1
+            place = (behind % fold.of + place * fold.of % 1) / fold.of
+        parts[0 if place < first else 1 if place < second else 2].append(own)
         before += len(own)
     if not (parts[0] and parts[2]):
         raise FedekdError(

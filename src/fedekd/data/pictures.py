@@ -9,7 +9,7 @@ import numpy as np
 
 from fedekd.data.formats import Raw
 from fedekd.errors import FedekdError
-from fedekd.files import check_name, is_damage, unreadable
+from fedekd.files import check_name, failed_read
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 GREY = ("1", "L", "LA", "I;16", "I;16B", "I;16L")
@@ -62,6 +62,6 @@ def read_picture(path: Path) -> np.ndarray:
                 return (np.asarray(picture).astype(np.uint16) >> 8).astype(np.uint8)
             return np.asarray(picture.convert("L" if picture.mode in GREY else "RGB"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        if not is_damage(error):
-            raise unreadable(path, error) from None
-        raise FedekdError(f"{path} cannot be read as a picture ({error}); replace or remove it") from None
+        raise failed_read(
+            path, error, FedekdError(f"{path} cannot be read as a picture ({error}); replace or remove it")
+        ) from None

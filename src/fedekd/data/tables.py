@@ -19,7 +19,8 @@ from fedekd.data.columns import Roles
 from fedekd.data.formats import MEMORY, Raw
 from fedekd.dataset import Reading
 from fedekd.errors import FedekdError, unknown
-from fedekd.files import file_kind, file_stem, is_damage, unreadable
+from fedekd.files import failed_read, file_kind, file_stem
+from fedekd.units import count
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,10 +34,10 @@ DAMAGED = "save it as UTF-8 .csv with a header line"
 def read_tables(
     files: Sequence[Path],
     roles: Roles,
-    reading: Reading = PLAIN,
+    reading: Reading,
     *,
     as_clients: bool,
-    texts: Collection[str] = (),
+    texts: Collection[str],
 ) -> Raw:
     """One table out of ``files``; with ``as_clients`` each file is one client's, named by the file.
 
@@ -90,10 +91,10 @@ def read_loose_table(
     target: str | None,
     no_inputs: Collection[str | None],
     texts: Collection[str],
-    reading: Reading = PLAIN,
-    flags: Collection[str] = (),
+    reading: Reading,
+    flags: Collection[str],
 ) -> tuple[np.ndarray, np.ndarray | None, tuple[str, ...]]:
-    """The inputs, targets and names of the inputs of a table that may lack those that are no inputs."""
+    """The inputs, targets and input names of a table that may lack the columns that are no inputs."""
     table = read_table(file, texts=texts, reading=reading)
     table = table.drop(columns=[column for column in reading.drop if column in table.columns])
     others = [
@@ -109,7 +110,7 @@ def read_loose_table(
 # --- from a file to a frame ------------------------------------------------------------------------------
 
 
-def read_table(file: Path, *, texts: Collection[str] | None = (), reading: Reading = PLAIN) -> pd.DataFrame:
+def read_table(file: Path, *, texts: Collection[str] | None, reading: Reading = PLAIN) -> pd.DataFrame:
     """A table with its column names stripped; values of ``texts`` (None: all) are kept as they are written."""
     frame = _read_parquet(file, texts) if file_kind(file) == ".parquet" else _read_text(file, texts, reading)
     if frame.empty:
@@ -133,7 +134,8 @@ def _read_text(file: Path, texts: Collection[str] | None, reading: Reading) -> p
         with warnings.catch_warnings():
             # Rows longer than the header: without these two, pandas would shift or drop columns in silence.
             warnings.simplefilter("error", pd.errors.ParserWarning)
-            _check_header(file, pd.read_csv(io.BytesIO(content), header=None, nrows=1, dtype=str, **form))
+            heads = pd.read_csv(io.BytesIO(content), header=None, nrows=1, dtype=str, **form)
+            _check_names(file, [str(name).strip() for row in heads.values for name in row if not pd.isna(name)])
             names = pd.read_csv(io.BytesIO(content), nrows=0, **form).columns if texts else ()
             kinds = str if texts is None else {name: str for name in names if str(name).strip() in texts}
             frame = pd.read_csv(io.BytesIO(content), dtype=kinds, **form)
@@ -144,7 +146,7 @@ def _read_text(file: Path, texts: Collection[str] | None, reading: Reading) -> p
 
 
 def _content(file: Path) -> bytes:
-    """What is in a file, unpacked where it is packed."""
+    """A file's content, unpacked if it is gzipped."""
     try:
         if (size := file.stat().st_size) > MEMORY:
             raise FedekdError(f"{file} has {size / 1e9:,.0f} GB, and this machine's memory {MEMORY / 1e9:,.0f}")
@@ -154,18 +156,16 @@ def _content(file: Path) -> bytes:
         with gzip.open(file) as stream:
             content = stream.read(most + 1)
     except (OSError, EOFError, zlib.error) as error:
-        if not is_damage(error):
-            raise unreadable(file, error) from None
-        raise FedekdError(f"{file} is not a whole gzip file ({error}); pack it anew") from None
+        raise failed_read(
+            file, error, FedekdError(f"{file} is not a whole gzip file ({error}); pack it anew")
+        ) from None
     if len(content) > most:
         raise FedekdError(f"{file} unpacks to more than {most / 2**20:,.0f} MiB, far too much for a table; unpack it")
     return content
 
 
-def _check_header(file: Path, row: pd.DataFrame) -> None:
-    names = [str(name).strip() for name in row.iloc[0].dropna()] if len(row) else []
-    twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
-    if twice is not None:
+def _check_names(file: Path, names: Sequence[str]) -> None:
+    if (twice := parts.repeated(names)) is not None:
         raise FedekdError(f"{file} has two columns called {twice!r}; rename one")
 
 
@@ -188,15 +188,13 @@ def _read_parquet(file: Path, texts: Collection[str] | None) -> pd.DataFrame:
     except FedekdError:
         raise
     except Exception as error:  # pyarrow has its own kinds, of many bases
-        if not is_damage(error):
-            raise unreadable(file, error) from None
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise FedekdError(f"{file} is not a whole .parquet file ({why}); save it anew") from None
+        raise failed_read(
+            file, error, FedekdError(f"{file} is not a whole .parquet file ({why}); save it anew")
+        ) from None
     frame = frame.drop(columns=[name for name in frame.columns if str(name).startswith("__index_level_")])
     frame.columns = [str(name).strip() for name in frame.columns]
-    twice = next((name for place, name in enumerate(frame.columns) if name in list(frame.columns)[:place]), None)
-    if twice is not None:
-        raise FedekdError(f"{file} has two columns called {twice!r}; rename one")
+    _check_names(file, list(frame.columns))
     made = {name: _plain_column(file, frame[name], texts is None or name in texts) for name in frame.columns}
     return pd.DataFrame(made, index=frame.index)
 
@@ -224,10 +222,6 @@ def _plain_column(file: Path, column: pd.Series, as_text: bool) -> pd.Series:
 # --- its values ------------------------------------------------------------------------------------------
 
 
-def _is_numeric(column: pd.Series) -> bool:
-    return parts.kind_of(column) == "number"
-
-
 def _values(column: pd.Series) -> np.ndarray:
     if column.dtype.kind in "iuf":
         return column.to_numpy()
@@ -235,7 +229,7 @@ def _values(column: pd.Series) -> np.ndarray:
 
 
 def _whole_again(column: pd.Series) -> pd.Series:
-    """Whole numbers as such, where only a missing value had made them fractions."""
+    """Whole numbers as integers again, if only a missing value had made them floating point."""
     if column.dtype.kind == "f" and (column == column.round()).all() and (column.abs() < 2**53).all():
         return column.astype(np.int64)
     return column.astype(bool) if parts.kind_of(column) == "truth" else column
@@ -249,8 +243,8 @@ def _check_alike(first: Path, model: pd.DataFrame, file: Path, frame: pd.DataFra
     for column in model:
         if frame[column].isna().all() or model[column].isna().all():
             continue
-        if _is_numeric(frame[column]) != _is_numeric(model[column]):
-            kind, other = ("numbers", "text") if _is_numeric(frame[column]) else ("text", "numbers")
+        kind, other = ("numbers" if parts.kind_of(one[column]) == "number" else "text" for one in (frame, model))
+        if kind != other:
             raise FedekdError(f"column {column!r} is {kind} in {file} but {other} in {first}; make them alike")
 
 
@@ -266,8 +260,8 @@ def _check_values(where: Path, table: pd.DataFrame, roles: Roles, reading: Readi
     columns = [str(column) for column in table.columns[bad.any().to_numpy()]]
     if columns:
         shown = ", ".join(repr(column) for column in columns[:5]) + (", .." if len(columns) > 5 else "")
-        rows = int(bad.any(axis=1).sum())
+        rows, name = int(bad.any(axis=1).sum()), "column" if len(columns) == 1 else "columns"
         remedy = "fill or remove them"
         if reading.missing is None and not infinite.any(axis=None):
             remedy += ", or give --missing mean, flag or drop"
-        raise FedekdError(f"{where}: missing or infinite values in {rows} rows, in column {shown}; {remedy}")
+        raise FedekdError(f"{where}: missing or infinite values in {count(rows, 'row')}, in {name} {shown}; {remedy}")

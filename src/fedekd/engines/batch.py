@@ -24,7 +24,7 @@ WHY = {
     "outputs": "the step does not name that role: add it to its roles or to `frozen`",
     "features": "no step names that role, or the method does not say `needs_features`",
     "weights": "the role is not among the method's `reads_weights`",
-    "received": "nothing of that name has come yet, or it is a model that is not among the method's `reads_weights`",
+    "received": "no exchange of that name has been answered, or the model it goes into is not among `reads_weights`",
     "memory": "neither `begin` nor a Remember step has given it",
     "gradients": "no Train step with gradients=True came before in this round",
 }
@@ -38,7 +38,8 @@ class ExplainingDict(dict[str, Any]):
         self.what, self.method = what, method
 
     def __missing__(self, key: str) -> Any:
-        raise FedekdError(f"method {self.method!r} reads {self.what}[{key!r}], but {WHY[self.what]}")
+        here = f" (there is: {', '.join(self)})" if self else ""
+        raise FedekdError(f"method {self.method!r} reads {self.what}[{key!r}], but {WHY[self.what]}{here}")
 
 
 def make_batch(

@@ -60,7 +60,7 @@ class BatchTables:
         """Of all steps, [steps, models, batch, ...]."""
 
     def load(self, plans: Sequence[Schedule]) -> None:
-        """Another round's batches."""
+        """Fill the tables with another round's batches."""
         shape = self.whole.rows.shape
         positions, rows, lessons, partners = (np.zeros(shape, np.int32) for _ in range(4))
         real = np.zeros(shape, bool)

@@ -148,7 +148,7 @@ class Chunk:
         )
 
     def _read(self, plans: Sequence[Schedule]) -> dict[str, Any]:
-        """All that a round may change, as it is now."""
+        """Everything that a step reads and a round may change, as it is now."""
         engine, step = self.engine, self.step
         rows = self.tables.splits
         below = [self.method.heads[role] for role in step.roles if role in self.method.heads]
@@ -343,7 +343,7 @@ class Chunk:
 
     @torch.no_grad()
     def _move(self, active: int) -> None:
-        """The batch norms' running statistics go on."""
+        """Update the batch norms' running statistics."""
         for role, tree in self.engine.forward.statistics.items():
             for n, t in tree.items():
                 self.buffers[role][n][:active] = t

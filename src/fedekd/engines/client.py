@@ -237,7 +237,7 @@ class Client(ClientModels):
 
     @torch.no_grad()
     def upload(self, step: Exchange, round: int) -> dict[str, Tensor]:
-        """What goes to the door."""
+        """What the client sends in this exchange."""
         if step.send is None:
             state = self.models[step.name].state_dict()
             return {name: state[name].clone() for name in parts.names(step.part, self.models[step.name])}
@@ -353,7 +353,7 @@ class Client(ClientModels):
         return self.task.score(*self._answers(split))
 
     def errors(self, split: str = "test") -> Tensor:
-        """What it gets wrong, sample by sample of one split."""
+        """Its error on each sample of one split: see ``Task.errors``."""
         return self.task.errors(*self._answers(split))
 
     def measure(self, training_rows: int = 0) -> Measured:

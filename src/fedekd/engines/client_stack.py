@@ -166,7 +166,7 @@ class ClientStack(Stack):
     # --- state -------------------------------------------------------------------------------------------
 
     def state_of(self, i: int) -> dict[str, Any]:
-        """One member's, for ``Client.restore``."""
+        """One member's state, for ``Client.restore``."""
         group = next(group for group in self.groups if i in group.indices)
         (place,) = group.places([i])
         models = {}

@@ -34,7 +34,7 @@ class Clients:
         return (self[k] for k in range(len(self)))
 
     def __getitem__(self, position: int) -> Client:
-        """To train, and to keep."""
+        """A client that is kept, as one that trains must be."""
         k = range(len(self))[position]
         if k not in self.made:
             self.made[k] = self._make(k)
@@ -49,7 +49,7 @@ class Clients:
 
     @contextmanager
     def seen(self, k: int) -> Iterator[Client]:
-        """One to look at, which is left as it was."""
+        """A client to read from; one that has never trained is not kept."""
         client = self.made.get(k)
         if client is None:
             like = self.job.like_clients(self.first + k)
@@ -60,7 +60,7 @@ class Clients:
             yield client
 
     def after(self, round: int) -> None:
-        """So many rounds are done."""
+        """Tell all clients how many rounds are done."""
         self.round = round
         for client in self.made.values():
             client.round = round

@@ -118,7 +118,7 @@ class Forward:
         return torch.autocast(engine.device.type, torch.bfloat16, enabled=engine.training.precision == "bf16")
 
     def applied(self, role: str, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """One model with any weights; called inside of a mapped function."""
+        """One model's output with any weights; called inside a mapped function."""
         with self.autocast():
             return self.engine.task.read(models.call(_in_mode(self.plain[role], role in self.learning), weights, x))
 

@@ -42,7 +42,7 @@ class MemberState:
         return frozenset(name for name, owners in self.owners.items() if place in owners)
 
     def of(self, places: Sequence[int]) -> dict[str, Any]:
-        """Copies of what these have, who all have the same."""
+        """Copies of what these members have; all of them must have the same names."""
         at, known = torch.tensor(places), self.names(places[0])
         return {
             name: map_tree(lambda whole: whole[_beside(whole, at)], t)
@@ -54,7 +54,7 @@ class MemberState:
         return {name: pick(self.trees[name], place) for name in self.trees if name in self.names(place)}
 
     def put(self, found: Mapping[str, Any], places: Sequence[int], what: str) -> None:
-        """Give these rows something new in place of what they had by that name."""
+        """Replace what these members have under these names."""
         at = torch.tensor(places)
         for name, tree in found.items():
             others = self.owners.get(name, frozenset()) - set(places)
@@ -77,7 +77,7 @@ class MemberState:
         return MemberRows(like.new_zeros(1, *like.shape[1:]), [0] * self.rows, home, like.device)
 
     def part(self, places: Sequence[int]) -> MemberState:
-        """The rows of some of them."""
+        """A copy that holds some of the members alone."""
         part, at = MemberState(len(places), in_turns=self.in_turns), torch.tensor(places)
         part.trees = map_tree(lambda whole: rows_of(whole, at), self.trees)
         part.owners = {n: frozenset(k for k, p in enumerate(places) if p in own) for n, own in self.owners.items()}
@@ -111,7 +111,7 @@ class MethodGroup:
         return i in self._place
 
     def places(self, indices: Sequence[int]) -> list[int]:
-        """Rows of the group's tensors."""
+        """The rows that these members have in the group's tensors."""
         return [self._place[i] for i in indices]
 
     def alike(self, indices: Sequence[int]) -> list[list[int]]:
@@ -182,7 +182,7 @@ def _begin(engine: Stack, method: Method, indices: list[int]) -> dict[str, Any]:
 
 
 def split(groups: list[MethodGroup], group: MethodGroup) -> list[MethodGroup]:
-    """Put in a group's place one for each value of its parameters, so that they are plain numbers again."""
+    """Replace a group by one for each value of its parameters, which are plain numbers there."""
     alike: dict[tuple[Any, ...], list[int]] = {}
     for k, values in enumerate(group.values):
         alike.setdefault(tuple(values.items()), []).append(k)
@@ -231,11 +231,11 @@ def mapped(
 
 
 def _beside(whole: Tensor | MemberRows, at: Tensor) -> Tensor:
-    """Indices where the rows are, got there without waiting; ``MemberRows`` take them in main memory."""
+    """The indices on the device of the rows, copied without waiting; ``MemberRows`` take them in main memory."""
     return on_device(at, whole.device) if isinstance(whole, Tensor) else at
 
 
 def _structure(tree: Any) -> Any:
-    """All but the number of rows."""
+    """The shapes and types of a tree's tensors, without their first axis."""
     leaves, spec = pytree.tree_flatten(tree)
     return [(leaf.shape[1:], leaf.dtype) for leaf in leaves if isinstance(leaf, (Tensor, MemberRows))], spec

@@ -111,7 +111,7 @@ class Job:
         return round(self.training.participation * sum(n * self._rows(split) for split, n in passes.items()))
 
     def _rows(self, split: str) -> int:
-        """Of all clients; public rows are trained on by each."""
+        """Rows of a split over all clients; each of them trains on all public rows."""
         clients = self.federation.clients
         return sum(len(self.federation.public if split == "public" else getattr(one, split)) for one in clients)
 
@@ -211,7 +211,7 @@ class Rows:
 
 
 def samples(dataset: Dataset, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Inputs and targets there. Of arrays that may not be written to, torch wants a copy."""
+    """Inputs and targets on the device. Arrays that are read-only are copied, since torch wants writable ones."""
     x, y = (torch.from_numpy(np.require(a, requirements=["C", "W"])).to(device) for a in (dataset.x, dataset.y))
     return x, y
 

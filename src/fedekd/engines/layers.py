@@ -51,12 +51,12 @@ def training_pass(now: TrainingPass | None) -> Iterator[None]:
 
 
 def dropout_key(seed: int, role: str, client: int, round: int, again: int) -> int:
-    """Of one client's training of a role in a round; ``again``: how often it was trained before in that round."""
+    """The key of one client's training of a role; ``again``: how often the role was trained before in that round."""
     return rng.integer(seed, "dropout", role, client, round, *((again,) if again else ())) & 0x7FFFFFFF
 
 
 def step_key(keys: Tensor, step: Tensor | int) -> Tensor:
-    """Of the optimiser's step of that number."""
+    """The keys of one step of the optimiser, by its number."""
     return _mix(keys + (torch.as_tensor(step, device=keys.device) * GOLDEN).to(torch.int32))
 
 
@@ -120,7 +120,7 @@ class StackedBatchNorm(nn.modules.batchnorm._BatchNorm):
     path: str
 
     def _check_input_dim(self, x: Tensor) -> None:
-        """The serial engine's layers have done so in the dry pass."""
+        """Nothing to check: the serial engine's layers have checked it in the dry pass."""
 
     def forward(self, x: Tensor) -> Tensor:
         wide, shape = x.float(), (-1, *[1] * (x.dim() - 2))

@@ -40,7 +40,7 @@ class AtWork:
         return len(self.members)
 
     def places(self, at: Any) -> Any:
-        """Of these members, on the device; no number is asked of it."""
+        """The places of these members' rows, as indices on the device; nothing is read back from it."""
         if isinstance(at, int):
             return int(self.place[at])
         if isinstance(at, Tensor) and at.device.type != "cpu":
@@ -120,12 +120,12 @@ class MemberRows:
         return mover.arrived(self._ask(who))
 
     def fetch_ahead(self, who: AtWork) -> None:
-        """These come next."""
+        """Begin to fetch the rows of those who come next."""
         if self.home != self.device:
             self.ahead = who, self._ask(who)
 
     def leave(self) -> None:
-        """The work is done."""
+        """Those at work are done: keep what they have changed."""
         if self.near is not None and self.written:
             self._store()
             self.before = self.near if self.home != self.device else None
@@ -173,7 +173,7 @@ class MemberRows:
     # -----------------------------------------------------------------------------------------------------
 
     def _own_rows(self, members: Tensor) -> Tensor:
-        """Where these are kept, each in a row that nobody shares."""
+        """The rows of these members, with a new row for each that still shares one."""
         new = members[self.row[members] < self.shared]
         self.row[new] = torch.arange(self.used, self.used + len(new))
         self.used += len(new)
@@ -198,7 +198,7 @@ class MemberRows:
         return self.part(torch.arange(len(self.row)))
 
     def part(self, members: Tensor | Sequence[int]) -> MemberRows:
-        """The rows of some of them, as their own."""
+        """A copy that holds some of the members alone."""
         self._store_all()
         other = MemberRows(self.pool[: self.used], self.row[_on_host(members)].clone(), self.home, self.device)
         other.shared = self.shared
@@ -219,12 +219,12 @@ class MemberRows:
 
 
 def rows_of(whole: Any, members: Tensor) -> Any:
-    """Some members' rows to keep."""
+    """The rows of some members, to be kept."""
     return whole.part(members) if isinstance(whole, MemberRows) else whole[members]
 
 
 def home_of(bytes_: int, device: torch.device) -> torch.device:
-    """Where that much may lie."""
+    """The device where so many bytes should lie: the GPU if they leave it enough room, else main memory."""
     if device.type != "cuda":
         return device
     return device if bytes_ < ROOM * torch.cuda.mem_get_info(device)[0] else torch.device("cpu")

@@ -22,7 +22,7 @@ _CHANNELS_LAST: dict[Any, bool] = {}
 
 
 def once(known: dict[Any, T], key: Any, find: Callable[[], T]) -> T:
-    """What was found before; anew where a method or a model of the user's cannot be a key, and after an error."""
+    """What ``find`` gave for this key before, or gives now; nothing is kept under a key that cannot be hashed."""
     try:
         hash(key)
     except TypeError:
@@ -140,5 +140,5 @@ def buffered(module: nn.Module) -> bool:
 
 
 def line(error: Exception) -> str:
-    text = " ".join(str(error).split("\n")[0].split())[:200]
+    text = " ".join(str(error).split("\n")[0].split()).partition(" Hint:")[0][:200]
     return text if isinstance(error, FedekdError) else f"{type(error).__name__}: {text}"

@@ -11,7 +11,7 @@ PINNED = 2**15  # bytes from which the device fetches them itself; fewer travel 
 
 
 def on_device(values: Any, device: torch.device) -> Tensor:
-    """Numbers as a tensor there; whoever changes them afterwards in main memory changes nothing on a GPU."""
+    """Numbers as a tensor on the device; on a GPU, changing them in main memory afterwards changes nothing there."""
     return _ready(torch.as_tensor(values), device).to(device, non_blocking=True)
 
 

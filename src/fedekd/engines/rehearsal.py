@@ -57,7 +57,8 @@ def rehearse(job: Job) -> list[list[ExchangeCost]]:
     """
     federation, training = job.federation, job.training
     dataset, public = federation.dataset, (len(federation.public), federation.public_labelled)
-    clients = len(federation.clients) if _own_models(job) else min(CLIENTS, len(federation.clients))
+    own_models = any(models.takes_client(make) for make in (job.private, job.proxy))
+    clients = len(federation.clients) if own_models else min(CLIENTS, len(federation.clients))
     about = (dataset.x.shape[1:], dataset.outputs, dataset.task, public, clients, training.rounds)
     key = (type(job.method), job.method, job.private, job.proxy, about, training.participation < 1, training.combine)
     costs = once(_KNOWN, key, lambda: _rehearse(job))
@@ -118,13 +119,10 @@ def _played(job: Job, rounds: Sequence[Sequence[Step]]) -> list[list[ExchangeCos
     return [seen[key] for key in keys]
 
 
-def _own_models(job: Job) -> bool:
-    return any(models.takes_client(make) for make in (job.private, job.proxy))
-
-
 class _Rehearsal:
     def __init__(self, job: Job, public: int) -> None:
-        self.job = replace(job, federation=_blank(job, public), training=_on_cpu(job))
+        training = replace(job.training, device="cpu", precision="fp32", batch_size=TRAINED, participation=1.0)
+        self.job = replace(job, federation=_blank(job, public), training=training)
         self.method, self.real = job.method, job
         self.data = Rows.of(self.job)
         self.clients = [self._client(k) for k in range(CLIENTS)]
@@ -180,12 +178,12 @@ class _Rehearsal:
             steps = [step for step, _ in return_checks.personal(method)]
         step_checks.check_steps(self.real, steps)
         with client.personalised():
-            client.check_answer("predict")
+            client.check_answer()
         if self.real.training.participation < 1:
             stranger = self._client(0)
             try:
                 with stranger.personalised():
-                    stranger.check_answer("predict")
+                    stranger.check_answer()
             except FedekdError as error:
                 raise FedekdError(
                     f"{error}; below full participation, a client that was never there must answer too"
@@ -263,12 +261,12 @@ class _RehearsalClient(Client):
         return found
 
     @torch.no_grad()
-    def check_answer(self, where: str) -> None:
+    def check_answer(self) -> None:
         rows, outputs = self.rows["test"], self.job.federation.dataset.outputs
         wanted = (len(rows), outputs) if self.task.name == "classification" else (len(rows),)
         for module in self.models.values():
             module.eval()
-        with _explained(self.method, where):
+        with _explained(self.method, "predict"):
             x, here = self.data.scale.inputs(self.data.x[rows]), torch.arange(len(rows))
             out = self._through([role for role in self.method.answers if role in self.models], x, {})
             uniform, lr = torch.zeros(len(rows), self.method.uniforms), self.job.training.lr
@@ -340,10 +338,6 @@ def _check_each(answer: Any, uploads: int) -> None:
 
 
 # --- blank rows -----------------------------------------------------------------------------------------------
-
-
-def _on_cpu(job: Job) -> Any:
-    return replace(job.training, device="cpu", precision="fp32", batch_size=TRAINED, participation=1.0)
 
 
 def _blank(job: Job, public: int) -> Federation:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedekd.engines.schedule import numbered
 from fedekd.errors import FedekdError
-from fedekd.methods.base import Copy, Method, Remember, Train
+from fedekd.methods.base import Copy, Method, Remember, Step, Train
 from fedekd.methods.batch import Batch
 from fedekd.trees import map_tree
 
@@ -61,18 +61,20 @@ def made(method: Method, name: str, found: Any) -> dict[str, Tensor]:
 
 
 def fits(method: Method, role: str, found: Any, shapes: Mapping[str, torch.Size]) -> None:
-    """Only what a model has can be put into it."""
+    """Raise for tensors that the model does not have in that name and shape."""
     if not isinstance(found, Mapping):
         raise FedekdError(
             f"method {method.name!r}: {kind(found)} cannot go into the {role} model; give a dict of tensors"
         )
     for name, tensor in found.items():
         if shapes.get(name) != tensor.shape:
-            raise FedekdError(f"method {method.name!r}: the {role} model has no {name} of shape {tuple(tensor.shape)}")
+            raise FedekdError(
+                f"method {method.name!r}: the {role} model has no weight {name!r} of shape {tuple(tensor.shape)}"
+            )
 
 
 def copied(method: Method, step: Copy, found: Any, wanted: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-    """What a copy brings, of the weights and buffers that its target wants."""
+    """The tensors that a copy puts into its target."""
     if isinstance(step.source, str) and (missing := [n for n in wanted if n not in found]):
         raise FedekdError(
             f"method {method.name!r}: the {step.source} model has no {missing[0]} to copy into {step.target}"
@@ -82,18 +84,19 @@ def copied(method: Method, step: Copy, found: Any, wanted: Mapping[str, torch.Si
     return own
 
 
+def steps(method: Method, where: str, given: Any, kinds: tuple[type, ...]) -> Sequence[Step]:
+    """What a method gave as its steps; raises for anything that is not of these kinds."""
+    wrong = [step for step in given if not isinstance(step, kinds)] if isinstance(given, (tuple, list)) else [given]
+    if wrong:
+        *names, last = (one.__name__ for one in kinds)
+        raise broken(method, where, f"it gives {kind(wrong[0])}; return a tuple of {', '.join(names)} and {last}")
+    return given
+
+
 def personal(method: Method) -> list[tuple[Train | Remember | Copy, int]]:
     """What is done before answering, numbered as the steps of a round are."""
-    steps = method.personalise()
-    allowed = isinstance(steps, (tuple, list)) and all(isinstance(step, (Train, Remember, Copy)) for step in steps)
-    if not allowed:
-        wrong = (
-            next((s for s in steps if not isinstance(s, (Train, Remember, Copy))), steps)
-            if isinstance(steps, (tuple, list))
-            else steps
-        )
-        raise broken(method, "personalise()", f"it gives {kind(wrong)}; return a tuple of Train, Remember and Copy")
-    return numbered(steps)  # type: ignore[return-value]
+    found = steps(method, "personalise()", method.personalise(), (Train, Remember, Copy))
+    return numbered(found)  # type: ignore[return-value]
 
 
 def _own(tensor: Tensor) -> Tensor:

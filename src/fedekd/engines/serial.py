@@ -55,7 +55,7 @@ class Serial:
         self.trust: list[list[dict[str, Any]]] = [[]]
 
     def _start(self) -> dict[str, Message]:
-        """By exchange whose answer goes into a model: what all begin with. What is averaged must be of one shape."""
+        """By exchange whose answer goes into a model: what all begin with. Averaged models must be of one shape."""
         names, first, start = self.job.federation.names, self.clients.first, dict[str, Message]()
         firsts = sorted({self.job.like_clients(first + k): k for k in reversed(range(len(names)))}.values())
         one = self._begun(0)
@@ -165,7 +165,7 @@ class Serial:
         return found
 
     def state(self) -> dict[str, Any]:
-        """Of clients and servers that are as they began: None."""
+        """Clients and servers that are still as they began are None."""
         made, servers, count = self.clients.made, self.servers, len(self.clients)
         return {
             "round": self.round_number,

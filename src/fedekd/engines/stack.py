@@ -102,7 +102,7 @@ class Stack:
         """Whether the members are as they answer, after ``personalise``."""
 
     def settings_of(self, step: Train | None = None) -> Training:
-        """How a step is trained now, or what holds where there is none."""
+        """The settings of a step in this round; without a step, the stack's own."""
         training = self.training.of(step) if step else self.training
         return training.at(None if self.personal else self.round_number)
 
@@ -315,6 +315,6 @@ class Stack:
 
 
 def settle(checks: list[Callable[[], None]]) -> None:
-    """Look at what the device was asked, the oldest first, which waits for it."""
+    """Look at what the device was asked for, the oldest first; this waits for the device."""
     while checks:
         checks.pop(0)()

@@ -10,20 +10,9 @@ from fedekd.engines.job import MOMENTUM, Job
 from fedekd.errors import FedekdError
 from fedekd.methods.base import SPLITS, Copy, Exchange, Method, Remember, Step, Train
 
-KINDS = (Train, Remember, Copy, Exchange)
-
 
 def steps_of(method: Method, round: int) -> Sequence[Step]:
-    steps: Any = method.steps(round)
-    if not isinstance(steps, (tuple, list)) or not all(isinstance(step, KINDS) for step in steps):
-        if isinstance(steps, (tuple, list)):
-            steps = next(step for step in steps if not isinstance(step, KINDS))
-        raise return_checks.broken(
-            method,
-            f"steps({round})",
-            f"it gives {return_checks.kind(steps)}; return a tuple of Train, Remember, Copy and Exchange",
-        )
-    return steps
+    return return_checks.steps(method, f"steps({round})", method.steps(round), (Train, Remember, Copy, Exchange))
 
 
 def check_roles(method: Method) -> None:

@@ -35,19 +35,15 @@ def fitting_threads(job: Job) -> Iterator[None]:
 
 def step_work(job: Job) -> int:
     """Multiply-adds of the linear layers and convolutions of the job's larger model, forward, over a batch."""
-    pairs = [(role, make) for role in ("private", "proxy") for make in _factories(job.factory(role))]
+    pairs = [(role, make) for role in ("private", "proxy") for make in models.every_factory(job.factory(role))]
     of = job.federation.dataset.x.shape[1:], job.federation.dataset.outputs
     return job.training.batch_size * max(_work(role, make, *of) for role, make in pairs)
-
-
-def _factories(make: models.Factory) -> tuple[models.Factory, ...]:
-    return make.factories if isinstance(make, models.Dealt) else (make,)
 
 
 @functools.lru_cache(maxsize=64)
 @torch.no_grad()
 def _work(role: str, make: models.Factory, shape: tuple[int, ...], outputs: int) -> int:
-    """Of one row. Where a module has weights but no such layers, each of them counts once."""
+    """Multiply-adds for one row. In a module without such layers, each weight counts once."""
     rows, found = 2, 0  # some layers take no fewer
     module = models.build(role, make, shape, outputs, 0, 0).eval()
 

@@ -27,8 +27,9 @@ SCALED = {
 BEST_ALONE = "The best model it trained alone is `--method alone`."
 LIMITS = (
     "",
-    "The figures above are from this client's own held-out rows. They say nothing of patients, devices or pictures",
-    "that differ from those. The model has not been validated for any clinical use.",
+    "The figures above are from this client's own held-out rows. They say nothing about patients, devices or pictures",
+    "that differ from those. The model has not been validated for any clinical use. A model can reveal something of",
+    "the rows that it was trained on: give it only to those who may see them.",
 )
 
 
@@ -230,6 +231,8 @@ def _inputs(metadata: ModelMetadata) -> list[str]:
     else:
         how = SCALED.get(str(metadata.about.get("scaled_by")), SCALED["pooled"])
         lines.append(f"- scaling: {how}, input = raw × gain + shift")
+    if metadata.fill is not None:
+        lines.append("- a missing number is filled with its mean over training rows; a missing text is no category")
     if metadata.columns:
         lines += ["", "| column | gain | shift |", "| --- | --- | --- |"]
         rows = zip(metadata.columns, *(np.broadcast_to(a, metadata.shape) for a in (gain, shift)), strict=True)

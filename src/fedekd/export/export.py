@@ -76,6 +76,8 @@ def choose(kept: list[ModelMetadata], client: str, method: str | None, seed: int
     if method is None:
         joined = [name for name in methods if not is_menu(name)] or methods
         method = joined[0] if len(joined) == 1 else "fedekd"
+        if method not in joined:
+            raise FedekdError(f"several methods were run; say whose model with --method: {', '.join(joined)}")
     fitting = [metadata for metadata in kept if method in (metadata.method, metadata.answers and metadata.answers.code)]
     if not fitting:
         raise unknown("method", method, methods)

@@ -84,7 +84,7 @@ def _table(path: Path, metadata: ModelMetadata) -> InputRows:
     known = {*frame.columns, *flags}
     lacking = [c for c in columns if c not in known and not any(c.startswith(f"{t}=") for t in text)]
     if lacking:
-        raise FedekdError(f"{path} has no column {_source(lacking[0])!r}, which the model was trained on")
+        raise FedekdError(f"{path} has no column {_source(lacking[0])!r}, which the model was trained on; add it")
     x = np.empty((len(frame), len(columns)))
     for place, column in enumerate(columns):
         if column in frame.columns:
@@ -132,7 +132,8 @@ def _numbers(path: Path, column: pd.Series, metadata: ModelMetadata) -> np.ndarr
         value = column.iloc[wrong[0]]
         what = "nothing" if pd.isna(value) else repr(value)
         raise FedekdError(
-            f"{path}: column {column.name!r} holds {what} in row {wrong[0] + 1}; training had numbers there"
+            f"{path}: column {column.name!r} holds {what} in row {wrong[0] + 1}; training had numbers there: "
+            "correct it, or leave the row out"
         )
     return numbers
 
@@ -143,7 +144,10 @@ def _texts(path: Path, column: pd.Series, known: dict[str, int], gaps: bool) -> 
         if value not in known and (isinstance(value, str) or not gaps):
             what = repr(value) if isinstance(value, str) else "nothing"
             names = ", ".join(sorted(known))
-            raise FedekdError(f"{path}: column {column.name!r} holds {what} in row {row + 1}; training knew {names}")
+            raise FedekdError(
+                f"{path}: column {column.name!r} holds {what} in row {row + 1}; training knew {names}: correct it, "
+                "or leave the row out"
+            )
     return values
 
 

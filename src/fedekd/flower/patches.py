@@ -151,7 +151,8 @@ def _lasting(sender: Callable[[Callable[[], bool]], Any]) -> Callable[[Callable[
             try:
                 good = beat()
             except Exception as error:
-                good, why = False, " ".join(str(error).split()) or type(error).__name__
+                text, _, _ = " ".join(str(error).split()).partition(" for url ")  # which httpx adds, with advice
+                good, why = False, text or type(error).__name__
                 status = error.response.status_code if isinstance(error, HTTPStatusError) else 0
                 hopeless = status < 500 and status != 401  # after which Flower ends the SuperNode itself
             if good and failing_since:

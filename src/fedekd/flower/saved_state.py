@@ -60,7 +60,9 @@ class SavedState:
         whole = [payload for payload in map(_payload, found) if payload is not None]
         if not whole:
             if found:
-                raise FedekdError(f"every version of the state in {self.folder} is damaged; restore one from a backup")
+                raise FedekdError(
+                    f"every version of the state in {self.folder} is damaged; restore the folder from a backup"
+                )
             return None
         newest, state = _unpacked(whole[0])
         if len(whole) < len(found):
@@ -78,8 +80,12 @@ class SavedState:
     @contextmanager
     def locked(self, seconds: float = 60.0) -> Iterator[None]:
         """One process at a time: after a kill, what the killed one had started may still be at work."""
-        make_folder(self.folder)
-        with open(self.folder / "lock", "a") as lock:
+        try:
+            make_folder(self.folder)
+            lock = open(self.folder / "lock", "a")  # noqa: SIM115
+        except OSError as error:
+            raise FedekdError(f"cannot write to {self.folder}: {error.strerror}; check `state` and its owner") from None
+        with lock:
             until = time.monotonic() + seconds
             while True:
                 try:

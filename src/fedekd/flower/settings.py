@@ -29,6 +29,7 @@ STARTING = 120.0  # seconds from the start of `fedekd server run` until sites ar
 SHARED = ("n", "metric", "delta", "verdict")
 MENU, PLAIN = "menu", "plain"
 VISITS_DONE = "visits_done"  # file in the server's state: how many visits are complete
+OFFERED = "offered.json"  # file in a site's state: the last offer that it refused, until another is accepted
 ENDED = "ended"  # file in state/FEDERATION: the server has said that the federation is complete
 GUARANTEES = (
     "the sent models, end to end",
@@ -75,7 +76,7 @@ class ServerSettings:
         choices=CHOICES["lr_schedule"],
     )
     weight_decay: float = entry(
-        "decay of the weights in every step; with adam apart from the gradient (AdamW)", 0.0, low=0
+        "weight decay in every step; with adam it is decoupled from the gradient (AdamW)", 0.0, low=0
     )
     augment: str = entry(
         "none, or flip-crop: random flips and crops of the images that are trained on",
@@ -86,13 +87,13 @@ class ServerSettings:
         "adam, sgd or momentum (sgd with momentum 0.9), fresh each round", "adam", choices=CHOICES["optimizer"]
     )
     participation: float = entry("share of the sites that take part in a round, drawn anew each time", 1.0)
-    seed: int = entry("of the initial weights and the batches", 0, low=0)
-    min_sites: int = entry("a round counts if at least so many sites answered", 2, low=1)
-    deadline: float = entry("seconds a round waits for its sites", 3600.0, low=1)
-    largest: float = entry("megabytes that one site's message may have; more is not taken", 1000.0, low=0.1)
-    compression: str = entry("of what is sent: none, fp16 or int8", "none", choices=COMPRESSIONS)
+    seed: int = entry("seed of the initial weights and the batches", 0, low=0)
+    min_sites: int = entry("the smallest number of sites that must answer for a round to count", 2, low=1)
+    deadline: float = entry("seconds that a round, or the start, waits for its sites", 3600.0, low=1)
+    largest: float = entry("the largest message of a site that is accepted, in megabytes", 1000.0, low=0.1)
+    compression: str = entry("compression of what is sent: none, fp16 or int8", "none", choices=COMPRESSIONS)
     combine: str = entry(
-        "how the sites' models become one: mean; or, of three and more, median, trimmed or krum",
+        "how the sites' models become one: mean; or, with three sites or more, median, trimmed or krum",
         "mean",
         choices=CHOICES["combine"],
     )
@@ -106,7 +107,7 @@ class ServerSettings:
         "with secure: more than this share of a round's sites must stay to the end of it, at least 0.5", 0.5
     )
     weighting: str = entry(
-        "of the mean: uniform, or by the samples of each site", "uniform", choices=CHOICES["weighting"]
+        "weights of the mean: uniform, or by the samples of each site", "uniform", choices=CHOICES["weighting"]
     )
     proxy: str | None = entry(
         "own proxy model: package.module:function(shape, outputs), installed or beside this file; else a built-in",
@@ -165,16 +166,22 @@ class SiteSettings:
     state: Path = entry("folder for the private model and what else the site keeps between rounds")
     data: str = entry("the site's rows: a .csv, .npz or folder, a dataset's name, or package.module:loader")
     target: str | None = entry("target column of a .csv", None, example="outcome")
-    drop: tuple[str, ...] = entry("columns of a .csv that are no inputs", ())
+    drop: tuple[str, ...] = entry("columns of a .csv to leave out", ())
     decimal: str = entry("decimal mark of a .csv", ".", choices=CHOICES["decimal"])
     dates: str = entry("what columns of dates become", "text", choices=CHOICES["dates"])
-    missing: str | None = entry('"drop" leaves rows with a missing value out', None, choices=("drop",), example="drop")
+    missing: str | None = entry(
+        'missing values: "drop" leaves their rows out; "mean" fills a number with the mean of this site\'s training '
+        "rows, and a missing text is none of the categories",
+        None,
+        choices=("drop", "mean"),
+        example="mean",
+    )
     na_values: tuple[str, ...] | None = entry(
         "texts that mean a missing value, in place of the usual NA, null, ..", None, example=["NA", "<5"]
     )
     group: str | None = entry(
-        "column of a .csv, or array of a .npz, that tells the patient of each row: no input; nobody's rows are both "
-        "trained and tested on, and [dp] protects all rows of one patient together",
+        "column of a .csv, or array of a .npz, that names the patient of each row: it is not an input, "
+        "nobody's rows are both trained and tested on, and [dp] protects all rows of one patient together",
         None,
         example="patient",
     )
@@ -183,14 +190,20 @@ class SiteSettings:
         None,
         example="public.npz",
     )
-    task: str | None = entry("where the data does not say", None, choices=CHOICES["task"], example="regression")
+    task: str | None = entry(
+        "classification or regression, where the data does not tell",
+        None,
+        choices=CHOICES["task"],
+        example="regression",
+    )
     private: str | None = entry(
         "own private model: package.module:function(shape, outputs), installed or beside this file; else a built-in",
         None,
         example="hospital.models:private",
     )
     share: tuple[str, ...] = entry(
-        "numbers that may leave the site for the report: n, metric, delta, and verdict with its p-value; [] keeps all",
+        "numbers that may leave the site for the report: n, metric, delta, and verdict with its p-value; "
+        "[] shares nothing",
         SHARED,
         choices=SHARED,
     )
@@ -212,8 +225,8 @@ class SiteSettings:
     device: str = entry("cpu, cuda or cuda:N", "cpu")
     threads: int = entry("threads for training; 0 takes all cores", 0, low=0)
     port: int = entry("a free port on this machine, open to this machine only", 9094, low=1)
-    largest: float = entry("megabytes that an answer of the server may have that is no model", 1000.0, low=0.1)
-    longest: float = entry("seconds that the work for one message may take before it is broken off", 86400.0, low=1)
+    largest: float = entry("the largest answer of the server that is not a model, in megabytes", 1000.0, low=0.1)
+    longest: float = entry("seconds that the work for one message may take before it is stopped", 86400.0, low=1)
     give_up: float = entry("seconds without a connection after which `fedekd site run` ends", 3600.0, low=1)
     dp: Privacy | None = entry(
         "differential privacy of what leaves; none if left out",
@@ -265,6 +278,11 @@ def read_site(path: str | Path) -> SiteSettings:
         raise FedekdError(f"{file}: port must be at most 65535, got {site.port}")
     if site.dp and not (site.dp.epsilon > 0 and 0 < site.dp.delta < 1 and site.dp.clip > 0):
         raise FedekdError(f"{file}: [dp] needs epsilon > 0, 0 < delta < 1 and clip > 0, got {site.dp}")
+    if site.dp and site.missing == "mean":
+        raise FedekdError(
+            f'{file}: with [dp], missing = "mean" would carry rows past the noise, since a mean tells of all of them; '
+            'set missing = "drop", or fill the values by a rule that looks at no row'
+        )
     local = site.local if site.local == "train" else str(file.parent / Path(site.local).expanduser())
     return replace(site, data=_located(site.data, file.parent), local=local)
 
@@ -304,7 +322,8 @@ def _read(cls: type[T], path: str | Path) -> T:
     """The file's content, checked; paths in it are taken from the file's own folder."""
     path = Path(path).expanduser().absolute()
     if path.is_dir():
-        raise FedekdError(f"{path} is a folder; name the file in it")
+        inside = [file for file in ("site.toml", "server.toml") if (path / file).is_file()]
+        raise FedekdError(f"{path} is a folder; name the file in it{f': {path / inside[0]}' if inside else ''}")
     return _filled(cls, read_toml(path), path, "")
 
 

@@ -126,7 +126,8 @@ def _converted(what: str, default: Any, value: Any) -> Any:
         return type(default)(value)
     except (ValueError, KeyError, OverflowError, TypeError):
         kind = {bool: "true or false", int: "a whole number", float: "a number"}.get(type(default), "text")
-        raise FedekdError(f"{what} must be {kind}, got {value!r}") from None
+        hint = f"; in a study, vary.{what} takes a list" if isinstance(value, list) else ""
+        raise FedekdError(f"{what} must be {kind}, got {value!r}{hint}") from None
 
 
 def _imported(path: str) -> Method:

@@ -75,7 +75,7 @@ def _class(cls: type[Any], control: str) -> type[Method]:
 
 
 def check_taught(method: Method) -> None:
-    """After a rehearsal: whether there was a teacher to take anything from."""
+    """After a rehearsal: raise if there was no teacher to take anything from."""
     if method.teaching is not None and not method.teaching.taught:
         plain = method.name.split("@")[0]
         raise FedekdError(f"{plain} has no teacher, so {method.name} shows nothing; try {plain}@alone")

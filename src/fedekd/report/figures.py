@@ -74,7 +74,7 @@ def _figures(page: Page, method: str | None, seed: int | None) -> Iterator[tuple
 
 
 def _spec(chart: Chart, content: Spec, rows: list[Row], words: dict[str, str]) -> Spec:
-    """As the page's script completes it, on white paper."""
+    """The specification as the page's script would complete it, on white."""
     lines = content.get("usermeta", {})
     field = lines.get("rows")
     count = field if isinstance(field, int) else len({row[field] for row in rows}) if field else 0
@@ -86,7 +86,7 @@ def _spec(chart: Chart, content: Spec, rows: list[Row], words: dict[str, str]) -
         "title": {"text": ": ".join([*of, chart.title]), "anchor": "start", "fontSize": 15, "fontWeight": 400},
         **painted(content),
         **height,
-        "params": [{"name": name, "value": value} for name, value in {**words, "dark": False}.items()],
+        "params": [{"name": name, "value": value} for name, value in words.items()],
         "width": max((COLUMN if chart.half else WHOLE) / SCALE, lines.get("least", 0)),
         "data": {"values": rows},
         "config": CONFIG,
@@ -94,7 +94,7 @@ def _spec(chart: Chart, content: Spec, rows: list[Row], words: dict[str, str]) -
 
 
 def painted(part: Any) -> Any:
-    """With the palette's colours in the place of their roles."""
+    """A specification with the palette's colours in place of their roles."""
     if isinstance(part, str):
         return LIGHT[part[1:]] if part.startswith("$") else part
     if isinstance(part, (list, tuple)):
@@ -132,5 +132,5 @@ def _drawn(spec: Spec, format: str) -> bytes:
 
 
 def _plain(name: str) -> str:
-    """Letters that every file system takes."""
+    """A name made of characters that every file system accepts."""
     return re.sub(r"[^A-Za-z0-9.-]+", "_", name).strip("_")

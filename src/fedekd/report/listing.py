@@ -104,7 +104,7 @@ def _sentence(group: str, members: Sequence[str]) -> str:
 
 
 def print_costs(console: Console, costs: Costs) -> None:
-    """Bytes of every exchange, and whom these models or data do not suit."""
+    """Print the bytes of every exchange, and which methods these models or data do not suit."""
     names, what, up, down = ([] for _ in range(4))  # type: tuple[list[str], list[str], list[str], list[str]]
     for name, exchanges in costs.later.items():
         names += [name, *("" for _ in exchanges[1:])]

@@ -50,7 +50,7 @@ HEADS = ("", "answered", "last", "took", "up", "down", "epsilon", "fedekd", "las
 
 
 def site_rows(federation: FederationStatus) -> Iterator[tuple[str, list[str]]]:
-    """Of each site, what belongs under ``HEADS``; nothing where there is nothing to tell."""
+    """For each site, what belongs under ``HEADS``; empty where there is nothing to tell."""
     for name, site in sorted(federation["sites"].items()):
         yield (
             name,

@@ -63,7 +63,7 @@ def write_difference(folder: str | Path, other: str | Path, out: Path | None = N
 
 
 def _write(path: Path, page: str) -> None:
-    """As HTML, or as PDF where the file is to be called so."""
+    """Write the page as HTML, or as PDF if the file's name ends in .pdf."""
     if path.suffix.lower() != ".pdf":
         write_whole(path, page.encode())
         return
@@ -118,7 +118,7 @@ def make_page(folder: str | Path, keys: Collection[str] | None = None, thumbnail
 
 
 def _run_data(folder: str | Path, records: Sequence[Record]) -> tuple[RunData, int]:
-    """Of the runs with the latest settings, and how many have others."""
+    """The data of the runs with the latest settings, and how many runs have others."""
     from fedekd.report.html.run_data import RunData
     from fedekd.runs import details
 

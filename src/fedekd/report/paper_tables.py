@@ -16,12 +16,10 @@ from pathlib import Path
 from fedekd.errors import FedekdError
 from fedekd.report.study_records import StudyRecords
 from fedekd.report.sweeps import sweep_tables
-from fedekd.report.table_formats import NOTHING, Table, TableRow, ranked, render, select
-from fedekd.report.transfer_tables import SHORT, TransferTables, by_interval
+from fedekd.report.table_formats import NOTHING, Table, TableRow, ranked
+from fedekd.report.transfer_tables import SHORT, TransferTables, marked_by_interval
 from fedekd.runs.choosing import ChosenBy
 from fedekd.runs.records import FailureRow, Figure, Record
-
-__all__ = ["Table", "make_tables", "paper_figures", "render", "select"]
 
 METHODS = {  # (aggregator, method) in the paper's tables: ours
     ("FedDyn", "-"): "feddyn",
@@ -57,13 +55,9 @@ ABLATION = "ablation_energy_cls"
 ONE_SEED = "one seed has neither deviation nor interval, and nothing of it is marked"
 
 
-def paper_figures() -> list[dict[str, str]]:
-    """Every figure of the paper's tables, as printed there."""
-    return list(_figures())
-
-
 @cache
-def _figures() -> tuple[dict[str, str], ...]:
+def paper_figures() -> tuple[dict[str, str], ...]:
+    """Every figure of the paper's tables, as printed there."""
     text = files("fedekd.report").joinpath("paper_figures.csv").read_text(encoding="utf-8")
     return tuple(csv.DictReader(text.splitlines()))
 
@@ -93,10 +87,10 @@ class Layout:
 @cache
 def _layouts() -> tuple[Layout, ...]:
     layouts = []
-    for name in dict.fromkeys(f["table"] for f in _figures()):
+    for name in dict.fromkeys(f["table"] for f in paper_figures()):
         rows: dict[str, tuple[str, str]] = {}
         values: dict[tuple[str, str, float | None], tuple[float, float]] = {}
-        for f in _figures():
+        for f in paper_figures():
             if f["table"] == name:
                 method, dataset = METHODS[f["aggregator"], f["method"]], StudyRecords.key_of(f["dataset"])
                 rows[method] = (f["aggregator"], f["method"].replace("-", NOTHING))
@@ -146,7 +140,7 @@ def study_tables(study: StudyRecords, against_paper: bool = False) -> list[Table
 
 
 def _columns(layout: Layout, study: StudyRecords) -> list[tuple[str, float | None]]:
-    """Of what the records hold; where they train as the paper does, all its columns of the datasets that were run."""
+    """The records' columns; if they train as the paper does, all of its columns for the datasets that were run."""
     own = study.columns(layout.task)
     run = {dataset for dataset, _ in own}
     known = [column for column in layout.columns if column in own or (study.like_paper and column[0] in run)]
@@ -158,13 +152,13 @@ def _about_paper(layout: Layout, study: StudyRecords) -> bool:
 
 
 def _with_absent(table: Table, layout: Layout, study: StudyRecords) -> Table:
-    """With a note on those of the paper's datasets that have no column, where any of them has one."""
+    """Add a note on the paper's datasets that have no column, if any of them has one."""
     datasets = {dataset for dataset, _ in layout.columns} if _about_paper(layout, study) else set()
     return replace(table, notes=(*table.notes, *study.absent(datasets)))
 
 
 def _rows(layout: Layout, study: StudyRecords, against_paper: bool) -> dict[str, tuple[str, ...]]:
-    """What was run; beside the paper's figures, every row of its own table too."""
+    """The methods that were run; next to the paper's figures, also every row of the paper's table."""
     columns = _columns(layout, study)
     whole = against_paper and _about_paper(layout, study)
     rows: dict[str, tuple[str, ...]] = {m: heads for m, heads in layout.rows.items() if whole or study.has(m, columns)}
@@ -174,7 +168,7 @@ def _rows(layout: Layout, study: StudyRecords, against_paper: bool) -> dict[str,
             return {}
         others = ["local", "fedekd-half", "fedekd-permuted"]
     else:
-        others = [*OURS, *(m for m in study.plain_labels() if m not in energies)]
+        others = [*OURS, *(m for m in study.shown_labels() if m not in energies)]
     return rows | {m: OURS.get(m, (NOTHING, m)) for m in others if m not in rows and study.has(m, columns)}
 
 
@@ -224,7 +218,7 @@ def _beside_paper(table: Table, layout: Layout, columns: Sequence[tuple[str, flo
 
 
 def _all_rows(layout: Layout, study: StudyRecords, without: str) -> list[str]:
-    known = dict.fromkeys((*METHODS.values(), *OURS, *study.plain_labels()))
+    known = dict.fromkeys((*METHODS.values(), *OURS, *study.shown_labels()))
     return [m for m in known if m != without and study.has(m, _columns(layout, study))]
 
 
@@ -235,7 +229,7 @@ def _paired(layout: Layout, study: StudyRecords, one: str) -> Table:
     rows = []
     for other in _all_rows(layout, study, one):
         pair = ("fedekd", other) if one == "fedekd" else (other, "local")
-        cells = (by_interval(study.difference(*pair, c), higher) for c in columns)
+        cells = (marked_by_interval(study.difference(*pair, c), unit) for c in columns)
         rows.append(TableRow((other,), other, tuple(cells)))
     rows = [row for row in rows if any(cell.mean is not None for cell in row.cells)]
     what = "FedeKD minus each method" if one == "fedekd" else "Each method minus Local"

@@ -23,7 +23,7 @@ PATIENCE = 120  # seconds
 
 
 def pdf_of(page: str) -> bytes:
-    """Of an HTML page that needs nothing from elsewhere."""
+    """The PDF of an HTML page that loads nothing from elsewhere."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         raise FedekdError(

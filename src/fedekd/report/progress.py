@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from fedekd.runs.observers import (
     RunFinished,
     RunsPlanned,
     RunStarted,
+    is_of,
     outcome,
     planned,
 )
@@ -122,11 +122,8 @@ class Watcher(Observer):
         return "" if seconds is None else f"about {duration(seconds)} left"
 
     def _stop(self, label: str, seed: int | None) -> None:
-        """A stack is known by its first run: "fedekd and 5 more"."""
-        for run in self.running:
-            if (re.sub(r" and \d+ more$", "", run[0]), run[1]) == (label, seed):
-                self.running.remove(run)
-                return
+        if ended := next((run for run in self.running if is_of(run, label, seed)), None):
+            self.running.remove(ended)
 
     def _current(self, where: str) -> str:
         if len(self.running) > 1:  # whose round it is, nobody says

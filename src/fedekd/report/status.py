@@ -18,7 +18,7 @@ MOST_CLIENTS = 40
 
 def status_view(progress: dict[str, Any]) -> RenderableType:
     """``progress`` as ``progress_file.read`` gives it."""
-    parts: list[RenderableType] = [_headline(progress), _bar(progress)]
+    parts: list[RenderableType] = [Text(status_line(progress), "bold"), _bar(progress)]
     unit = Unit(progress["finished"][-1]["metric"], 4) if progress["finished"] else None
     if progress["now"]:
         parts += [Text(), _clients(progress["now"], unit)]
@@ -43,10 +43,6 @@ def status_line(progress: dict[str, Any]) -> str:
     if progress["left"] is not None:
         parts.append(f"about {duration(progress['left'])} left")
     return ", ".join(parts)
-
-
-def _headline(progress: dict[str, Any]) -> Text:
-    return Text(status_line(progress), "bold")
 
 
 def _bar(progress: dict[str, Any]) -> RenderableType:

@@ -10,13 +10,14 @@ from pathlib import Path
 from fedekd import metrics
 from fedekd.data.paper import PRESET
 from fedekd.report.table_formats import TableCell
-from fedekd.runs.aggregate import usual_settings
+from fedekd.runs.aggregate import SHARED, as_shown, usual_settings
 from fedekd.runs.best_of import best_of
 from fedekd.runs.choosing import ChosenBy
 from fedekd.runs.findings import TITLES, Finding, findings
 from fedekd.runs.records import FailureRow, Figure, Record
 from fedekd.runs.subgroups import MethodSubgroups, by_subgroup
 from fedekd.runs.transfer import MethodTransfer, analyse
+from fedekd.settings import NEWER
 from fedekd.units import Unit, count, usual_metric
 
 StudyColumn = tuple[str, float | None]  # dataset and alpha
@@ -46,7 +47,9 @@ class StudyRecords:
             metrics_of.setdefault(record["task"], Counter())[record["metric"]] += 1
         self.metric = {task: counter.most_common(1)[0][0] for task, counter in metrics_of.items()}
         self.records = usual_settings([r for r in every.values() if r["metric"] == self.metric[r["task"]]])
-        self.left_out = Counter(r["dataset"] for r in every.values()) - Counter(r["dataset"] for r in self.records)
+        kept = {r["key"] for r in self.records}
+        self._others = [r for key, r in every.items() if key not in kept]
+        self.left_out = Counter(r["dataset"] for r in self._others)
         self.failures = [f for f in failures if f["key"] not in every]
         self.by: dict[tuple[str, StudyColumn], dict[int, Record]] = {}
         self.task = {(r["dataset"], r["alpha"]): r["task"] for r in self.records}
@@ -62,18 +65,18 @@ class StudyRecords:
 
     @cached_property
     def transfer(self) -> dict[tuple[str, StudyColumn], MethodTransfer]:
-        """By label and column, of methods as they are and those of ``best_of``: Holm's method is over what one column
-        shows."""
-        shown = [*self._plain(), *(record for one in self.best_of for record in one.records)]
+        """By label and column, of the methods shown and of ``best_of``: Holm's method covers what a column shows."""
+        shown = [*self._shown, *(record for one in self.best_of for record in one.records)]
         analysed = analyse(shown, self.folder, chosen_by=self.chosen_by)
         return {(one.label, (one.dataset, one.alpha)): one for one in analysed}
 
     @cached_property
     def subgroups(self) -> list[MethodSubgroups]:
-        return by_subgroup(self._plain(), self.folder)
+        return by_subgroup(self._shown, self.folder)
 
-    def _plain(self) -> list[Record]:
-        return [record for record in self.records if record["label"] == record["method"]]
+    @cached_property
+    def _shown(self) -> list[Record]:
+        return as_shown(self.records)
 
     def unit(self, task: str) -> Unit:
         own = [record for record in self.records if record["task"] == task]
@@ -94,16 +97,17 @@ class StudyRecords:
 
     @cached_property
     def findings(self) -> list[Finding]:
-        return findings(self.records, [one for one in self.transfer.values() if one.label == one.method])
+        chosen_among = {one.label for one in self.best_of}
+        return findings(self.records, [one for one in self.transfer.values() if one.label not in chosen_among])
 
     # --- what there is -----------------------------------------------------------------------------------
 
     def columns(self, task: str) -> list[StudyColumn]:
         return sorted((c for c, kind in self.task.items() if kind == task), key=lambda c: (c[0], c[1] or 0.0))
 
-    def plain_labels(self) -> list[str]:
-        """Methods as they are, without those whose parameters were changed."""
-        return list(dict.fromkeys(r["label"] for r in self.records if r["label"] == r["method"]))
+    def shown_labels(self) -> list[str]:
+        """Without those whose parameters were changed, where the method itself was run too."""
+        return list(dict.fromkeys(r["label"] for r in self._shown))
 
     def has(self, label: str, columns: Iterable[StudyColumn]) -> bool:
         return any((label, column) in self.by for column in columns)
@@ -165,15 +169,20 @@ class StudyRecords:
         return notes
 
     def _settings(self, dataset: str) -> str:
-        """What tells the runs that are shown from others, as far as it often differs within a study."""
+        """The settings that often differ within a study, as they are in the runs that are shown."""
         first = next(record for record in self.records if record["dataset"] == dataset)
         share = first["partition"].get("fraction")
         rows = f"{100 * share:g} % of the training rows" if share else "all training rows"
         size = f"{count(first['partition']['clients'], 'client')}, {count(first['params']['rounds'], 'round')}"
-        return f"those shown have {size} and {rows}"
+        params = [{**NEWER, **r["params"]} for r in (first, *(r for r in self._others if r["dataset"] == dataset))]
+        apart = [
+            name for name in SHARED if name != "rounds" and any(p.get(name) != params[0].get(name) for p in params)
+        ]
+        told = "".join(f", {name} {params[0].get(name)}" for name in apart)
+        return f"those shown have {size} and {rows}{told}"
 
     def _lacking(self, by_dataset: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
-        """Datasets that lack the same methods."""
+        """What is missing, with datasets that lack the same methods taken together."""
         alike: dict[tuple[str, ...], list[str]] = {}
         for dataset, own in by_dataset.items():
             alike.setdefault(tuple(own), []).append(dataset)

@@ -44,9 +44,8 @@ def verdict(method: MethodTransfer, unit: Unit) -> Text:
 
 
 def _average(method: MethodTransfer, unit: Unit) -> str:
-    low, high = sorted(unit.harm(x) for x in method.summary["gain"]["interval"])
-    if low > 0 or high < 0:
-        return f"on average it {'harms' if low > 0 else 'helps'}"
+    if direction := unit.direction(method.summary["gain"]["interval"]):
+        return f"on average it {'helps' if direction > 0 else 'harms'}"
     seeds = len(method.seeds)
     if seeds < ENOUGH_SEEDS:
         return f"{seeds} seeds are too few to tell whether it helps on average"

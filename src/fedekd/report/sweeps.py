@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -19,7 +20,9 @@ def sweep_tables(study: StudyRecords) -> list[Table]:
         for column in study.columns(task):
             labels = [label for label, where in study.by if where == column]
             for method in dict.fromkeys(m["method"] for label in labels if (m := VARIED.fullmatch(label))):
-                tables.append(_table(study, method, column, labels))
+                table = _table(study, method, column, labels)
+                if len(table.rows) > 1 or study.runs(method, column):  # one alone stands in the other tables
+                    tables.append(table)
     return tables
 
 
@@ -29,18 +32,21 @@ def _table(study: StudyRecords, method: str, column: StudyColumn, labels: list[s
         TableRow(heads, label, _cells(study, method, label, column))
         for heads, label in ordered(study, method, column, labels)
     ]
-    columns = ("Avg Δ", f"minus {method} as it is", "minus Local", "mean trust, last round")
+    titles = ("Avg Δ", f"minus {method} as it is", "minus Local", "mean trust, last round")
+    known = [i for i in range(len(titles)) if any(row.cells[i].mean is not None for row in rows)]
+    rows = [replace(row, cells=tuple(row.cells[i] for i in known)) for row in rows]
+    columns = tuple(("", titles[i]) for i in known)
     name = f"sweep_{column[0]}" + (f"_{column[1]:g}" if column[1] is not None else "") + f"_{method}"
     notes = ("mean±std over seeds, or the mean of the differences by seed with its 95 % interval",)
     title = f"{method} with other parameters, {dataset} {alpha}"
     percent = study.unit(study.task[column]).percent
-    return Table(name, title, ("parameter", "value"), tuple(("", c) for c in columns), tuple(rows), notes, percent)
+    return Table(name, title, ("parameter", "value"), columns, tuple(rows), notes, percent)
 
 
 def ordered(
     study: StudyRecords, method: str, column: StudyColumn, labels: list[str]
 ) -> Iterator[tuple[tuple[str, str], str]]:
-    """Row heads and label, parameter by parameter in order of its values, among them the one it has by itself."""
+    """Row heads and label, parameter by parameter in the order of its values, the default value among them."""
     groups: dict[tuple[str, ...], list[tuple[tuple[Any, ...], str]]] = {}
     for label in labels:
         found = VARIED.fullmatch(label)

@@ -86,7 +86,7 @@ def render(tables: Sequence[Table], format: str = "markdown") -> str:
 
 
 def number(value: float, sign: str = "", decimals: int = DECIMALS) -> str:
-    """Never a negative zero."""
+    """A number with so many decimals; never a negative zero."""
     rounded = round(value, decimals)
     return f"{rounded:{sign}.{decimals}f}" if rounded else f"{0:.{decimals}f}"
 
@@ -146,7 +146,8 @@ def _latex(tables: Sequence[Table]) -> str:
 def _latex_table(table: Table) -> str:
     groups = [(name, len(list(some))) for name, some in groupby(group for group, _ in table.columns)]
     heads = len(table.heads)
-    caption = " ".join(f"{line[:1].upper()}{line[1:]}." for line in (table.title, *table.notes))
+    notes = (f"{note[:1].upper()}{note[1:].removesuffix('.')}." for note in table.notes)
+    caption = " ".join((f"{table.title}.", *notes))
     lines = [
         r"\begin{table}[t]",
         r"\centering",

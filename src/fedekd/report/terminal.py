@@ -20,7 +20,7 @@ from fedekd.runs.transfer import MethodTransfer, analyse
 from fedekd.runs.verdict_text import JOIN, STAY, advice_by_client, caveats, decided
 from fedekd.units import GOOD, Unit, count
 
-FLOOR = "floor: with the commonest class, or the mean, of a client's training rows for every answer"
+FLOOR = "floor: the same answer for every row, the commonest class or the mean of the training rows"
 
 
 def print_result(

@@ -45,12 +45,8 @@ class TransferTables:
         each = [[method, *(one.label for one in chosen if one.method == method)] for method in self.methods]
         return list(dict.fromkeys(label for labels in each for label in labels))
 
-    @property
-    def higher(self) -> bool:
-        return self.unit.higher_is_better
-
     def parts(self) -> Table:
-        """Where a twin has run, or something else that is done alone, or test rows are known; Δ has its own tables."""
+        """Δ taken apart; empty where only Δ is known, which has other tables."""
         told = self.study.transfer
         if not any(self._known(one, part) for one in told.values() for part in PARTS if part != "delta"):
             return self._table("transfer", "", (), (), (), ())
@@ -73,12 +69,12 @@ class TransferTables:
             *self._not_known(twins),
             *self.study.notes([m for m in self.methods if any(row.label == m for row in rows)], self.columns),
         )
-        better = "positive" if self.higher else "negative"
+        better = "positive" if self.unit.higher_is_better else "negative"
         title = f"Δ taken apart, {self.task}: recipe, federation and gain over the best alone ({better} is better)"
         return self._table("transfer", title, ("method", "part"), self.columns, tuple(rows), notes)
 
     def _choices(self) -> list[str]:
-        """The menu alone, and which configurations there were, where this is not the usual table."""
+        """Notes on the choices alone and on the configurations, if they are not the usual ones."""
         if not self.study.best_of and self.study.chosen_by == "metric":
             return []
         told = [one for (_, column), one in self.study.transfer.items() if column in self.columns]
@@ -102,10 +98,10 @@ class TransferTables:
             return TableCell()
         interval = one.summary[part]["interval"] if key == "mean" else None
         cell = replace(self._cell(one, column), mean=one.summary[part][key], interval=interval)
-        return by_interval(cell, self.higher)
+        return marked_by_interval(cell, self.unit)
 
     def states(self) -> Table:
-        """Of clients that are the same on every seed, or of client-runs."""
+        """How many clients, or client-runs where every seed splits anew, are in each state."""
         told = {place: one for place, one in self.study.transfer.items() if one.states and place[1] in self.columns}
         columns = self._with(told)
         rows = []
@@ -126,7 +122,7 @@ class TransferTables:
         return self._table("states", title, ("method", "state"), columns, tuple(rows), notes)
 
     def subgroups(self) -> Table:
-        """Where records name them: against Local on the test rows of all clients."""
+        """Δ against Local by subgroup, on the test rows of all clients; empty if the records name no subgroups."""
         cells: dict[tuple[str, str], dict[StudyColumn, TableCell]] = {}
         worst = []
         for method in sorted((one for one in self.study.subgroups if one.label in self.methods), key=self._order):
@@ -199,9 +195,6 @@ def _subgroup(one: SubgroupDelta) -> TableCell:
     return TableCell(one.delta, interval=interval, mark={HELPED: "best", HARMED: "second"}.get(one.state or "", ""))
 
 
-def by_interval(cell: TableCell, higher: bool) -> TableCell:
+def marked_by_interval(cell: TableCell, unit: Unit) -> TableCell:
     """Marked best where the whole interval lies on the better side of zero, second where on the worse."""
-    if cell.interval is None:
-        return cell
-    low, high = cell.interval if higher else (-cell.interval[1], -cell.interval[0])
-    return replace(cell, mark="best" if low > 0 else "second" if high < 0 else "")
+    return replace(cell, mark={1: "best", -1: "second", 0: ""}[unit.direction(cell.interval)])

@@ -54,6 +54,7 @@ def shared_settings(record: Record) -> tuple[Any, ...]:
         partition.get("group"),
         partition.get("subgroups", {}).get("column"),
         partition["seed"] if partition.get("fixed") else None,
+        partition.get("folds"),
         public.get("share"),
         public.get("file"),
     )
@@ -67,6 +68,13 @@ def usual_settings(records: Sequence[Record]) -> list[Record]:
         counts.setdefault(record["dataset"], Counter())[shared_settings(record)] += 1
     usual = {dataset: counter.most_common(1)[0][0] for dataset, counter in counts.items()}
     return [record for record in unique if shared_settings(record) == usual[record["dataset"]]]
+
+
+def as_shown(records: Sequence[Record]) -> list[Record]:
+    """Methods as they are. One that a dataset and alpha have only with changed parameters is shown with those: it would
+    be missing otherwise."""
+    plain = {(r["method"], r["dataset"], r["alpha"]) for r in records if r["label"] == r["method"]}
+    return [r for r in records if r["label"] == r["method"] or (r["method"], r["dataset"], r["alpha"]) not in plain]
 
 
 def in_order(records: Sequence[Record]) -> list[Record]:

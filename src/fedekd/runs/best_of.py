@@ -58,7 +58,7 @@ def _best_of(runs: Runs, method: str, by: ChosenBy) -> BestOf | None:
 
 
 def _values(record: Record, default: Record) -> list[tuple[bool, float, str]]:
-    """To sort by: numbers as numbers, before what is none."""
+    """A sort key: numbers by their value, before anything else."""
     params: Mapping[str, Any] = record["params"]
     values = [params.get(name) for name in default["params"]]
     return [(False, value, "") if isinstance(value, int | float) else (True, 0.0, str(value)) for value in values]

@@ -21,7 +21,7 @@ def write(folder: str | Path, words: Sequence[str], device: str) -> None:
 
 
 def read(folder: str | Path) -> dict[str, str]:
-    """Nothing where it is missing or damaged: it is only told, and nothing depends on it."""
+    """Empty if it is missing or damaged: it is only shown, and nothing depends on it."""
     try:
         content = parse_json((Path(folder) / NAME).read_bytes())
     except (OSError, ValueError):

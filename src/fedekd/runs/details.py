@@ -36,7 +36,7 @@ def write(folder: Path, key: str, details: Details) -> None:
 
 
 def read(folder: str | Path, keys: Collection[str] | None = None) -> dict[str, Details]:
-    """By the run's key, the details of every run in a results folder that has any, or of these runs alone."""
+    """The details of all runs in a results folder that have any, or of these runs alone, by key."""
     found = {}
     for path in sorted((Path(folder) / "details").glob("*.json")):
         if keys is not None and path.stem not in keys:

@@ -6,7 +6,7 @@ import time
 
 
 class Eta:
-    """Counts work, and tells the time left at the pace since the first of it: what came before tells of no pace."""
+    """Counts work and estimates the time left, at the pace since the first of it: what came before was no training."""
 
     def __init__(self) -> None:
         self.total = self.done = 0

@@ -15,12 +15,12 @@ import torch
 
 from fedekd import __version__, metrics
 from fedekd.engines.client import Client
-from fedekd.engines.job import pick_device
+from fedekd.engines.job import Measured, pick_device
 from fedekd.engines.serial import Serial
 from fedekd.engines.stackable import NotStackable, signature
 from fedekd.engines.stacked import Stacked
 from fedekd.engines.threads import fitting_threads
-from fedekd.errors import FedekdError
+from fedekd.errors import FedekdError, in_words
 from fedekd.runs import answers, details, saved_models
 from fedekd.runs.choosing import option
 from fedekd.runs.history import History
@@ -47,7 +47,7 @@ class Artifacts:
 
     @property
     def training_rows(self) -> int:
-        """Of each client, to tell the training loss of after every round: few enough to cost next to nothing."""
+        """How many of each client's rows the training loss is measured on: so few that it costs almost nothing."""
         return 200 if self.details else 0
 
     def keeps(self, run: PlannedRun) -> bool:
@@ -82,12 +82,6 @@ class Failure:
         return f"{self.dataset}{alpha}{seed} {self.label}: {self.error}"
 
 
-def in_words(error: Exception | str) -> str:
-    """An error in one line; one that is not the user's keeps its kind."""
-    own = isinstance(error, (FedekdError, str))
-    return " ".join((str(error) if own else f"{type(error).__name__}: {error}").split())
-
-
 @dataclass(frozen=True)
 class Started:
     """These runs are being trained now: what is to blame if their process dies."""
@@ -100,7 +94,7 @@ NOTHING = Artifacts()
 
 
 def announce(runs: Collection[RunSpec], store: Store, observer: Observer) -> dict[str, Record]:
-    """Tell what is to do and what is there already; the latter's records by key."""
+    """Tell the observer what is to be done and what is done already. Returns the records of the latter by key."""
     known = store.among({r.key for r in runs})
     observer.observe(RunsPlanned([(r.label, r.seed, r.cost) for r in runs if r.key not in known], len(known)))
     for key, record in known.items():
@@ -174,7 +168,7 @@ def in_stacks(runs: Sequence[PlannedRun], engine: str) -> Iterator[Sequence[Plan
 
 
 def stacks(run: PlannedRun, engine: str) -> bool:
-    """On a GPU clients are stacked; on a CPU one after another is faster."""
+    """Whether clients are stacked: on a GPU, unless the engine is named; on a CPU one after another is faster."""
     if engine != "auto":
         return engine == "stacked"
     return pick_device(run.job.training.device).type == "cuda"
@@ -217,7 +211,7 @@ def train_together(
             so_far = replace(history, seconds=history.seconds + saved_at - began)
             store.save(key, {"format": CHECKPOINT_FORMAT, "engine": worker.state(), "story": vars(so_far)})
     with worker.personalised():  # once, for the record, the details and the models
-        measured = worker.measure(artifacts.training_rows)
+        measured = _checked(runs, worker.measure(artifacts.training_rows), rounds)
         history.add(rounds, measured, training)
         _tell(observer, runs, worker, history)
         seconds = history.seconds + time.perf_counter() - began
@@ -257,12 +251,13 @@ def _measure(
     observer: Observer,
     artifacts: Artifacts,
 ) -> None:
-    """All clients after a round that is not the last."""
+    """Measure all clients after a round that is not the last."""
     training = runs[0].job.training
     given_back = artifacts.details and len(runs[0].job.federation.clients) < MANY
     keeps = [given_back and (training.choose_rounds or artifacts.keeps(r)) for r in runs]
     with worker.personalised() if any(keeps) else nullcontext():  # what is kept is what was measured
-        better = history.add(worker.round_number, worker.measure(artifacts.training_rows), training)
+        measured = _checked(runs, worker.measure(artifacts.training_rows), worker.round_number)
+        better = history.add(worker.round_number, measured, training)
         if any(keeps):
             history.keep(worker, [own if kept else [] for own, kept in zip(better, keeps, strict=True)])
     if artifacts.details:
@@ -272,7 +267,7 @@ def _measure(
 def _resumed(
     runs: Sequence[PlannedRun], saved: Any, observer: Observer, engine: str
 ) -> tuple[Serial | Stacked, History]:
-    """Where a checkpoint left off; at the start if there is none, or one that the code here cannot go on from."""
+    """The engine as the checkpoint left it; at the start if there is none, or one that this code cannot go on from."""
     weight = width(runs[0].job)
 
     def advance(round: int, client: str, samples: int) -> None:
@@ -293,6 +288,20 @@ def _resumed(
     if saved is not None:
         observer.observe(Note(f"{runs[0].label}: starts anew, since its checkpoint is of another version or engine"))
     return worker, History.fresh(len(runs))
+
+
+def _checked(
+    runs: Sequence[PlannedRun], measured: Sequence[Sequence[Measured]], round: int
+) -> Sequence[Sequence[Measured]]:
+    """Training and uploads are checked where they happen; what a server combines, and ``predict``, only here."""
+    for r, own in zip(runs, measured, strict=True):
+        for name, one in zip(r.job.federation.names, own, strict=True):
+            if np.isnan(one.errors).any() or np.isnan(one.val_losses).any():
+                raise FedekdError(
+                    f"{r.label}: client {name} predicts NaN after round {round}; look at what the server combines and "
+                    "at `predict`, or lower --lr"
+                )
+    return measured
 
 
 def _leave(store: Store, observer: Observer, record: Record, found: details.Details, clients: Sequence[Client]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any, NotRequired, TypedDict, cast, get_type_hints
 
 from fedekd.errors import FedekdError
@@ -47,7 +49,7 @@ class BestAlone(TypedDict):
 
 
 class SiteVerdict(TypedDict):
-    """Of the method against the best alone, each at the round that validation rows prefer."""
+    """The verdict on the method against the best alone, each at the round that validation rows prefer."""
 
     state: str
     recommendation: str
@@ -121,17 +123,25 @@ class FederationReport:
 
     @property
     def surely_harmed(self) -> int:
-        """Those whose Δ lies beyond the chance of their test rows (95 %)."""
-        return sum(min(ends) > 0 for ends in self._harms())
+        """Those whose Δ lies beyond the chance of their test rows, at 5 % over all sites that tell its interval."""
+        return sum(harm > 0 for harm in self._clear_harms())
 
     @property
     def surely_helped(self) -> int:
-        return sum(max(ends) < 0 for ends in self._harms())
+        return sum(harm < 0 for harm in self._clear_harms())
 
-    def _harms(self) -> list[tuple[float, float]]:
-        """Both ends of the intervals that are told, turned so that positive is harm."""
-        ends = [(site.get("low"), site.get("high")) for site in self.known]
-        return [(self.unit.harm(a), self.unit.harm(b)) for a, b in ends if a is not None and b is not None]
+    def _clear_harms(self) -> list[float]:
+        """The middles of the intervals that are clear after Holm's method, turned so that positive is harm.
+
+        A p-value is told only with a verdict; here it is the one that a normal distribution gives an interval of 95 %.
+        """
+        told = [(site.get("low"), site.get("high")) for site in self.known]
+        ends = [(a, b) for a, b in told if a is not None and b is not None]
+        middles, halves = [(a + b) / 2 for a, b in ends], [abs(b - a) / 2 for a, b in ends]
+        in_halves = [abs(m) / half if half else math.inf if m else 0.0 for m, half in zip(middles, halves, strict=True)]
+        normal = NormalDist()
+        p_values = holm([2 * normal.cdf(normal.inv_cdf(LEVEL / 2) * far) for far in in_halves])
+        return [self.unit.harm(m) for m, p in zip(middles, p_values, strict=True) if p < LEVEL]
 
     @property
     def states(self) -> dict[str, str]:

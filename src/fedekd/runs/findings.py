@@ -13,7 +13,7 @@ from statistics import fmean
 
 from fedekd import metrics
 from fedekd.data.paper import PAPER
-from fedekd.runs.aggregate import usual_settings
+from fedekd.runs.aggregate import as_shown, usual_settings
 from fedekd.runs.records import Record
 from fedekd.runs.transfer import MethodTransfer, analyse, twin_label
 from fedekd.units import Unit, count
@@ -76,32 +76,28 @@ class Finding:
 
     def direction(self, part: str) -> int:
         """1 where the whole interval is on the better side of zero, -1 on the worse, 0 where it holds zero."""
-        low, high = sorted(self.unit.harm(x) for x in self.parts[part].interval or (0.0, 0.0))
-        return int(high < 0) - int(low > 0)
+        return self.unit.direction(self.parts[part].interval)
 
     def mean(self, part: str, unit: bool = False) -> str:
-        """– where it is not known."""
+        """The mean, or – if it is not known."""
         if part not in self.parts:
             return "–"
         name = (" points" if self.unit.percent else f" {self.unit.name}") if unit else ""
-        return self._signed(self.parts[part].mean) + name
+        return self.unit.delta(self.parts[part].mean) + name
 
     def interval(self, part: str) -> str:
-        """And the splits where they are not all."""
+        """The interval in parentheses, with the splits that it covers if those are not all."""
         if part not in self.parts:
             return ""
         one = self.parts[part]
         splits = ", ".join(f"α = {alpha:g}" for alpha in one.alphas if alpha is not None)
         some = f", {splits} only" if set(one.alphas) != set(self.alphas) else ""
-        sure = " to ".join(map(self._signed, one.interval)) if one.interval else "one seed"
+        sure = " to ".join(map(self.unit.delta, one.interval)) if one.interval else "one seed"
         return f"({sure}{some})"
 
     def figure(self, part: str, unit: bool = False) -> str:
-        """Both."""
+        """The mean and its interval."""
         return f"{self.mean(part, unit)} {self.interval(part)}".rstrip()
-
-    def _signed(self, value: float) -> str:
-        return self.unit.delta(value)
 
     def sentence(self) -> str:
         """Everything that is known, in words; what may be chance is called so."""
@@ -117,7 +113,8 @@ class Finding:
         return f"{text}."
 
     def _part(self, part: str) -> str:
-        chance = ", which may be chance" if self.parts[part].interval and not self.direction(part) else ""
+        interval = self.parts[part].interval
+        chance = ", which may be chance" if interval and any(interval) and not self.direction(part) else ""
         return f"{self.figure(part)}{chance}"
 
     def _alone(self) -> str:
@@ -140,11 +137,11 @@ class Finding:
 def findings(
     records: Sequence[Record], analysed: Sequence[MethodTransfer] | None = None, folder: Path | None = None
 ) -> list[Finding]:
-    """Of every method as it is that needs a federation; of each dataset, the runs with its most frequent settings.
+    """Of every method shown that needs a federation, from each dataset's runs with the most frequent settings.
 
     ``analysed`` is what ``analyse`` makes of them, where that is known already; ``folder`` is where the records lie.
     """
-    kept = [record for record in usual_settings(records) if record["label"] == record["method"]]
+    kept = as_shown(usual_settings(records))
     found: dict[tuple[str, str], dict[float | None, MethodTransfer]] = {}
     for one in analyse(kept, folder) if analysed is None else analysed:
         found.setdefault((one.label, one.dataset), {})[one.alpha] = one
@@ -208,12 +205,23 @@ def _over_splits(by_alpha: Mapping[float | None, BySeed]) -> Measured | None:
 
 def headline(found: Sequence[Finding]) -> str:
     """One method over all its datasets: does it beat plain Local, and the best that a site can do alone?"""
+    if len(found) == 1:
+        return _of_one_dataset(found[0])
     told: list[str] = []
     for part, what in AGAINST.items():
         if known := [one.direction(part) for one in found if part in one.parts]:
             of = count(len(known), "dataset") if not told else f"{len(known)}"
             told.append(f"than {what} on {known.count(1)} of {of}")
     return f"{found[0].label} is clearly better {', and '.join(told)}"
+
+
+def _of_one_dataset(one: Finding) -> str:
+    known = {what: one.direction(part) == 1 for part, what in AGAINST.items() if part in one.parts}
+    better, others = ([what for what, is_better in known.items() if is_better == wanted] for wanted in (True, False))
+    if not better:
+        return f"{one.label} is not clearly better than {' or '.join(others)} on {one.title}"
+    but = f", but not than {others[0]}" if others else ""
+    return f"{one.label} is clearly better than {' and '.join(better)} on {one.title}{but}"
 
 
 def losses(found: Sequence[Finding]) -> str:
@@ -239,7 +247,7 @@ def not_known(found: Sequence[Finding]) -> list[str]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """One, two and three."""
+    """Names as a list in words: "one, two and three"."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 

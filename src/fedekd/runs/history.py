@@ -26,7 +26,7 @@ Values = list[list[float]]
 
 @dataclass
 class History:
-    """It survives an interruption with the engine; a checkpoint of before there were validation values lacks them."""
+    """It is saved in checkpoints with the engine; those from before there were validation values lack them."""
 
     seconds: float
     curves: list[Values]  # the test metric by run, round and client
@@ -143,7 +143,7 @@ class History:
 
 
 def in_metric(one: Measured, metric: str | None) -> tuple[float, float]:
-    """On test and validation rows; None: the task's own metric."""
+    """The metric on test and validation rows; None: the task's own metric."""
     if metric is None:
         return one.value, one.val_value
     score = scores.SCORES[metric]

@@ -16,7 +16,7 @@ from torch.func import functional_call
 from fedekd import architectures, methods, models
 from fedekd.engines.batch import held_to_answer, make_batch
 from fedekd.errors import FedekdError
-from fedekd.files import is_damage, unreadable
+from fedekd.files import failed_read
 from fedekd.methods.base import Method
 from fedekd.models import trainable
 from fedekd.runs.metadata import KNOWLEDGE, ModelMetadata, OwnCode
@@ -141,9 +141,11 @@ def read_weights(metadata: ModelMetadata) -> dict[str, Tensor]:
     try:
         return load_file(metadata.path)
     except (SafetensorError, OSError, ValueError) as error:
-        if not is_damage(error):
-            raise unreadable(metadata.path, error) from None
-        raise FedekdError(f"{metadata.path} is not a whole .safetensors file ({error}); export it again") from None
+        raise failed_read(
+            metadata.path,
+            error,
+            FedekdError(f"{metadata.path} is not a whole .safetensors file ({error}); export it again"),
+        ) from None
 
 
 def _assembled(metadata: ModelMetadata, method: Method, find: Find, tensors: Mapping[str, Tensor]) -> InferenceModel:

@@ -126,7 +126,7 @@ class ModelMetadata:
 
     @property
     def round(self) -> tuple[int, int] | None:
-        """After which it is what it is, and how many there were; None in files that do not say so."""
+        """The round that the model is from, and how many there were; None in files that do not say so."""
         names = ("round", "rounds")
         if any(self.about.get(name) is None for name in names):
             return None

@@ -99,6 +99,11 @@ class ObserverGroup(Observer):
             each.observe(event)
 
 
+def is_of(running: tuple[str, int], label: str, seed: int | None) -> bool:
+    """Whether what is running is this run; a stack is known by its first one, as "fedekd and 5 more"."""
+    return (re.sub(r" and \d+ more$", "", running[0]), running[1]) == (label, seed)
+
+
 def planned(runs: int, kept: int) -> str:
     """What there is to do, in one line, as every display tells it."""
     if not runs:

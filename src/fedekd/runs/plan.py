@@ -17,10 +17,11 @@ import numpy as np
 from fedekd import architectures, methods, models
 from fedekd.data import PublicRows, data_folder, federate, find_public, load_dataset
 from fedekd.data.clusters import by_clusters, clusters_for
+from fedekd.data.partition import Fold
 from fedekd.dataset import Dataset, Reading
 from fedekd.engines.job import Job, Training
 from fedekd.engines.rehearsal import traffic
-from fedekd.errors import unknown
+from fedekd.errors import FedekdError, unknown
 from fedekd.exchange import exchanges
 from fedekd.federation import Federation
 from fedekd.methods.base import Method
@@ -35,7 +36,8 @@ SUFFICES = {"": ("",), "rows": ("", "rows"), "labels": ("", "rows", "labels")}  
 READING = tuple(field.name for field in fields(Reading))
 SOURCE = ("dataset", "data", "target", "task", "clients_from", "group", "subgroups", *READING, "public")
 """What decides the data."""
-FEDERATION = ("clients", "alpha", "partition", "fraction", "split_seed", "engine", "device")  # and how it is dealt out
+FEDERATION = ("clients", "alpha", "partition", "fraction", "split_seed", "folds", "engine", "device")
+"""And how it is dealt out."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,7 @@ class Cell:
             public=public,
             fraction=first.fraction,
             fixed=first.split_seed is not None,
+            fold=None if first.folds is None else Fold(self.seed % first.folds, first.folds),
         )
 
     def runs(self, federation: Federation | None = None) -> list[PlannedRun]:
@@ -207,7 +210,7 @@ def load(settings: Settings, dataset: Dataset | None = None) -> LoadedData:
 
 @lru_cache(maxsize=1)
 def _loaded(*source: Any) -> LoadedData:
-    """Kept until another is asked for."""
+    """The data of the last source that was asked for is kept."""
     return load(Settings(**dict(zip(SOURCE, source, strict=True))))
 
 
@@ -231,18 +234,17 @@ def choose_methods(settings: Settings, task: str, public: str = "") -> list[Chos
             for name in groups[item]:
                 method = methods.get(name)
                 if task in method.tasks and method.public in SUFFICES[public]:
-                    chosen.setdefault(name, _choose(name, method, settings))
+                    _add(chosen, _choose(name, method, settings))
         elif isinstance(item, str):
-            chosen.setdefault(item, _choose(item, methods.get(item), settings))
-        elif isinstance(item, Method):
-            name = item.name or type(item).__name__.lower()
-            chosen.setdefault(name, _choose(name, item, settings))
+            _add(chosen, _choose(item, methods.get(item), settings))
         else:
-            raise unknown("method", str(item), methods.known())
-    plain = {name.partition("@")[0] for name in chosen}  # a twin has its method's parameters
+            _add(chosen, _given(item, settings))
+    names = {one.name for one in chosen.values()}
+    names |= {name.partition("@")[0] for name in names}  # a twin has its method's parameters
     for name in settings.parameters:
-        if name != "*" and name not in chosen and name not in plain:
-            raise unknown("method in parameters", name, chosen)
+        if name != "*" and name not in names:
+            run = ", ".join(sorted(names))
+            raise FedekdError(f"parameters are given for {name!r}, which is not among the methods of the run: {run}")
     if settings.alone == "menu":
         chosen = _with_menu(chosen, settings)
     for one in chosen.values():
@@ -253,12 +255,13 @@ def choose_methods(settings: Settings, task: str, public: str = "") -> list[Chos
 def _with_menu(chosen: Mapping[str, Chosen], settings: Settings) -> dict[str, Chosen]:
     """The methods with all that a client could do alone: Local with smoothed targets, and each method's twin."""
     found = {"local": chosen["local"]}
-    found |= {name: _choose(name, methods.get(name), settings) for name in SMOOTH if name not in chosen}
-    for name, one in chosen.items():
-        found[name] = one
+    for name in SMOOTH:
+        if not any(one.name == name for one in chosen.values()):
+            _add(found, _choose(name, methods.get(name), settings))
+    for one in chosen.values():
+        _add(found, one)
         if has_twin(one.method, settings.rounds or 1):
-            other = f"{name}{ALONE}"
-            found.setdefault(other, Chosen(other, methods.twin(one.method, "alone"), one.changed))
+            _add(found, Chosen(f"{one.name}{ALONE}", methods.twin(one.method, "alone"), one.changed))
     return found
 
 
@@ -279,11 +282,35 @@ def left_out(settings: Settings, federation: Federation) -> str:
     return f"{', '.join(lacking)} {'need' if len(lacking) > 1 else 'needs'} {what}: left out"
 
 
+def sending_nothing(runs: Iterable[PlannedRun]) -> str:
+    """A line about the user's own methods that exchange nothing, which may be a mistake."""
+    own = [r for r in runs if not type(r.job.method).__module__.startswith("fedekd.") and not r.job.method.twin]
+    names = dict.fromkeys(r.label for r in own if not r.traffic)
+    what = "their steps have" if len(names) > 1 else "its steps have"
+    return f"{', '.join(names)}: {what} no Exchange, so this is training alone and gets no verdict" if names else ""
+
+
 def public_rows(federation: Federation) -> str:
     """What a federation has of public rows, in the words of ``Method.public``."""
     if not len(federation.public):
         return ""
     return "labels" if federation.public_labelled else "rows"
+
+
+def _add(chosen: dict[str, Chosen], one: Chosen) -> None:
+    """By label: a method may be there with several values of a parameter."""
+    chosen.setdefault(one.label, one)
+
+
+def _given(item: Any, settings: Settings) -> Chosen:
+    """An instance, whose label names what is not its class's default, or a class."""
+    if isinstance(item, type) and issubclass(item, Method):
+        item = item()
+    if not isinstance(item, Method):
+        raise FedekdError(f"methods takes names and instances of Method, got {item!r}")
+    chosen = _choose(item.name or type(item).__name__.lower(), item, settings)
+    own = {f.name: getattr(chosen.method, f.name) for f in fields(item) if getattr(chosen.method, f.name) != f.default}
+    return replace(chosen, changed=own)
 
 
 def _choose(name: str, method: Method, settings: Settings) -> Chosen:
@@ -306,7 +333,7 @@ def make_job(settings: Settings, federation: Federation, method: Method, seed: i
 
 
 def _metric(name: str | None, task: str) -> str | None:
-    """None where it is the task's own, so that naming it changes nothing."""
+    """None if it is the task's own metric, so that naming that one changes nothing."""
     known = [metric for metric, about in METRICS.items() if about.task == task]
     if name is not None and name not in known:
         raise unknown(f"metric of a {task}", name, known)
@@ -348,9 +375,7 @@ def algorithm(method: Method) -> str:
 
 def architecture(job: Job, role: str) -> str:
     """A built-in model by its name; one of the user's by its layers too, which change while the name stays."""
-    make = job.factory(role)
-    every = make.factories if isinstance(make, models.Dealt) else (make,)
-    return "\n".join(_architecture(job, role, own) for own in every)
+    return "\n".join(_architecture(job, role, own) for own in models.every_factory(job.factory(role)))
 
 
 def _architecture(job: Job, role: str, make: models.Factory) -> str:
@@ -373,7 +398,9 @@ def model_titles(job: Job) -> list[str]:
 def _title(job: Job, client: int) -> str:
     make, dataset = models.own_factory(job.private, client), job.federation.dataset
     if models.takes_client(make):
-        return type(models.build("private", make, dataset.x.shape[1:], dataset.outputs, job.seed, client)).__name__
+        module = models.build("private", make, dataset.x.shape[1:], dataset.outputs, job.seed, client)
+        size = sum(w.numel() for w in module.parameters())  # two that are both a Sequential may differ
+        return f"{type(module).__name__} ({size:,} weights)"
     name = model_name(make)
     return architectures.name_of(name) or name
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from fedekd.errors import FedekdError
-from fedekd.runs.execution import Failure, Outcome, Started, in_words
+from fedekd.errors import FedekdError, in_words
+from fedekd.runs.execution import Failure, Outcome, Started
 from fedekd.runs.observers import Event, Observer
 from fedekd.runs.store import Store
 from fedekd.runs.worker import Busy, WorkItem, work
@@ -161,7 +161,7 @@ def serve(pipe: Connection, folder: Path, environment: Mapping[str, str]) -> Non
 
 
 def _sendable(error: Exception) -> Exception:
-    """With its traceback, for one that the parent will not explain in a line."""
+    """The error with its traceback as a note, or a plain one in its place if it cannot be pickled."""
     error.add_note(traceback.format_exc())
     try:
         pickle.loads(pickle.dumps(error))

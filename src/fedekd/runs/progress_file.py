@@ -9,7 +9,6 @@ import contextlib
 import json
 import math
 import os
-import re
 import socket
 import threading
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedekd import __version__
-from fedekd.errors import FedekdError
+from fedekd.errors import FedekdError, in_words
 from fedekd.files import write_whole
 from fedekd.runs.eta import Eta
 from fedekd.runs.observers import (
@@ -29,6 +28,7 @@ from fedekd.runs.observers import (
     RunFinished,
     RunsPlanned,
     RunStarted,
+    is_of,
 )
 
 EVERY = 1.0  # seconds at least between two writings
@@ -71,8 +71,7 @@ class ProgressFile(Observer):
         if isinstance(error, KeyboardInterrupt):
             self.state["state"] = "interrupted"
         elif error is not None:
-            text = str(error) if isinstance(error, FedekdError) else f"{type(error).__name__}: {error}"
-            self.state |= {"state": "failed", "error": " ".join(text.split())}
+            self.state |= {"state": "failed", "error": in_words(error)}
         self._write()
 
     def observe(self, event: Event) -> None:
@@ -124,11 +123,8 @@ class ProgressFile(Observer):
         self.state["now"].append(run)
 
     def _remove(self, label: str, seed: int | None) -> None:
-        """A stack is known by its first run: "fedekd and 5 more"."""
-        for run in self.state["now"]:
-            if (re.sub(r" and \d+ more$", "", run["label"]), run["seed"]) == (label, seed):
-                self.state["now"].remove(run)
-                return
+        if ended := next((run for run in self.state["now"] if is_of((run["label"], run["seed"]), label, seed)), None):
+            self.state["now"].remove(ended)
 
     def _keep_writing(self) -> None:
         wrote = time.monotonic()

@@ -25,7 +25,7 @@ class ChosenRound(TypedDict):
 
 
 class ClientCurve(TypedDict):
-    """By round, to six digits. Left out of runs with very many clients."""
+    """A client's values by round, to six digits. Left out in runs with very many clients."""
 
     value: list[float]
     val: list[float]
@@ -113,6 +113,10 @@ class Partition(TypedDict):
     """Of the training and validation rows, where they were thinned."""
     fixed: NotRequired[bool]
     """Whether the split has a seed of its own."""
+    fold: NotRequired[int]
+    """Which part of each client's rows is its test rows, where several runs test all of them between them.."""
+    folds: NotRequired[int]
+    """.. and of how many."""
     public: NotRequired[PublicPart]
     group: NotRequired[str]
     """The column of rows that belong together."""
@@ -203,7 +207,7 @@ class DoubtedSample(TypedDict):
 
 
 class Reliability(TypedDict):
-    """Over tenths of the test samples by rising energy."""
+    """Figures for each tenth of the test samples, by rising energy."""
 
     energy: list[float]
     count: list[int]

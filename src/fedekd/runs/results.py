@@ -12,12 +12,13 @@ from fedekd.runs.records import Record
 from fedekd.runs.store import read_records
 from fedekd.runs.summary import as_html
 from fedekd.runs.transfer import MethodTransfer, analyse
+from fedekd.units import count
 
 if TYPE_CHECKING:
     import pandas
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunResults:
     """The records of a set of runs, one per dataset, alpha, seed and method."""
 
@@ -43,10 +44,20 @@ class RunResults:
         return analyse(self.records, self.folder)
 
     def to_frame(self) -> pandas.DataFrame:
-        """``clients`` as a pandas DataFrame."""
+        """``clients`` as a pandas DataFrame, without the packed test rows.
+
+        Each score has a column (``scores.auroc``), and each parameter and setting (``params.mu``, ``params.lr``).
+        """
         import pandas
 
-        return pandas.DataFrame(self.clients)
+        params = [dict(record["params"]) for record in self.records for _ in record["clients"]]
+        clients = [{name: value for name, value in row.items() if name != "rows"} for row in self.clients]
+        return pandas.json_normalize([{**row, "params": own} for row, own in zip(clients, params, strict=True)])
+
+    def __repr__(self) -> str:
+        datasets, labels = ([*dict.fromkeys(record[key] for record in self.records)] for key in ("dataset", "label"))
+        where = f" in {self.folder}" if self.folder else ""
+        return f"<{count(len(self.records), 'run')}{where}: {', '.join(datasets)}; {', '.join(labels)}>"
 
     def _repr_html_(self) -> str:
         """The summary, as a notebook shows it."""

@@ -42,8 +42,12 @@ def compared(
     metric: str,
     groups: np.ndarray | None = None,
     clients: np.ndarray | None = None,
+    folds: np.ndarray | None = None,
 ) -> Comparison | None:
-    """Rows by seed, as ``rows_of`` gives them; ``clients`` says whose they are where they are of several."""
+    """Rows by seed, as ``rows_of`` gives them; ``clients`` says whose they are where they are of several, ``folds``
+    which training tested them where that are several."""
+    if folds is not None:
+        clients = folds if clients is None else clients + folds * (clients.max(initial=0) + 1)
     left, other = ([rows for rows in some if rows is not None] for some in (joined, alone))
     if not left or len(left) < len(joined) or len(other) < len(alone):
         return None
@@ -52,7 +56,9 @@ def compared(
         left, other = ([np.column_stack([rows, clients]) for rows in some] for some in (left, other))
         measure = _over_clients(measure, flat=metric in MEASURES)
     margin = verdicts.MARGIN if about.share or about.higher_is_better else None
-    return Comparison(np.stack(left), np.stack(other), measure, about.higher_is_better, groups, clients, margin)
+    return Comparison(
+        np.stack(left), np.stack(other), measure, about.higher_is_better, groups, clients, margin, about.share, folds
+    )
 
 
 def _over_clients(measure: Measure, flat: bool) -> Measure:
@@ -75,7 +81,7 @@ def _over_clients(measure: Measure, flat: bool) -> Measure:
 
 
 def mean_interval(joined: Record, alone: Record, folder: Path | None = None) -> tuple[float, float] | None:
-    """Of the mean over clients of two runs' difference after their last rounds; None where rows are not known."""
+    """The interval of two runs' mean difference over clients, after the last rounds; None if rows are not known."""
     pairs = [
         compared([rows_of(joined, k, folder)], [rows_of(alone, k, folder)], joined["metric"], groups_of(joined, k))
         for k in range(len(joined["clients"]))

@@ -12,13 +12,13 @@ from fedekd.errors import FedekdError
 from fedekd.runs import processes
 from fedekd.runs.execution import Artifacts, Failure, Outcome, Started, announce, execute
 from fedekd.runs.observers import Note, Observer, RunFinished
-from fedekd.runs.plan import Cell, PlannedRun, left_out, make_cells
+from fedekd.runs.plan import Cell, PlannedRun, left_out, make_cells, sending_nothing
 from fedekd.runs.results import RunResults
 from fedekd.runs.store import Store
 from fedekd.runs.worker import WorkItem
 from fedekd.settings import Settings
 
-MANY = 300  # passes over the data, by all runs together: of a small table, as much work as the start of the processes
+ENOUGH_PASSES = 300  # over the data, by all runs together: on a small table, as much work as starting processes
 
 
 def run(
@@ -31,14 +31,15 @@ def run(
     if workers is not None and workers < 1:
         raise FedekdError(f"workers must be a whole number >= 1, got {workers}")
     observer = observer or Observer()
-    crew = 1 if _in_stacks(settings) else workers or (processes.cores() if _passes(settings) >= MANY else 1)
+    crew = 1 if _in_stacks(settings) else workers or (processes.cores() if _passes(settings) >= ENOUGH_PASSES else 1)
     if crew > 1:
         processes.prepare()
     cells = [cell.with_clusters() for cell in make_cells([settings], dataset)]
     of_cells = [(cell, run) for cell in cells for run in cell.runs()]
     runs = [run for _, run in of_cells]
     store = Store(settings.out)
-    for line in (left_out(settings, runs[0].job.federation), bf16_warning(settings.precision, settings.device)):
+    lacking = left_out(settings, runs[0].job.federation)
+    for line in (lacking, sending_nothing(runs), bf16_warning(settings.precision, settings.device)):
         if line:
             observer.observe(Note(line))
     records = announce(runs, store, observer)
@@ -69,7 +70,7 @@ def _in_stacks(settings: Settings) -> bool:
 
 
 def _passes(settings: Settings) -> int:
-    """Over the data, at least: a group of methods counts as one, and so does each seed's run of Local."""
+    """Passes over the data, at least: a group of methods counts as one, and so does each seed's run of Local."""
     return len(settings.seeds) * (1 + len(settings.methods)) * (settings.rounds or 1) * (settings.epochs or 1)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fedekd import __version__
 from fedekd.dataset import Reading
 from fedekd.errors import FedekdError
-from fedekd.files import is_damage, unreadable, write_whole
+from fedekd.files import failed_read, write_whole
 from fedekd.runs.metadata import KNOWLEDGE, ModelMetadata
 from fedekd.settings import model_name
 from fedekd.validation import parse_json
@@ -170,19 +170,7 @@ def _about(path: Path) -> dict[str, Any]:
             about = file.metadata() or {}
         return {name: parse_json(value.encode()) for name, value in about.items()}
     except (OSError, SafetensorError, ValueError) as error:
-        if not is_damage(error):
-            raise unreadable(path, error) from None
-        raise FedekdError(f"{path} is not a whole .safetensors file ({error})") from None
-
-
-def saved(folder: Path) -> Iterator[ModelMetadata]:
-    """Every model that the runs in a results folder have left."""
-    for path in _files(folder):
-        yield ModelMetadata.of(path, _about(path))
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted((folder / "models").glob("*/*.safetensors"))
+        raise failed_read(path, error, FedekdError(f"{path} is not a whole .safetensors file ({error})")) from None
 
 
 def read_metadata(path: Path) -> ModelMetadata:
@@ -200,7 +188,7 @@ def find_models(folder: Path, unusable: list[str] | None = None) -> list[ModelMe
     if not folder.is_dir():
         raise FedekdError(f"there is no folder {str(folder)!r}; give the --out folder of a run")
     found, wrong = list[ModelMetadata](), list[FedekdError]()
-    for path in _files(folder):
+    for path in sorted((folder / "models").glob("*/*.safetensors")):
         try:
             found.append(read_metadata(path))
         except FedekdError as error:

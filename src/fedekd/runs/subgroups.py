@@ -17,6 +17,7 @@ import numpy as np
 from fedekd import metrics, verdicts
 from fedekd.runs import packing
 from fedekd.runs.aggregate import shared_settings
+from fedekd.runs.folds import end_to_end, fold_of, same_clients
 from fedekd.runs.records import Record
 from fedekd.runs.row_results import compared, groups_of, rows_of
 from fedekd.runs.transfer import needs_federation
@@ -139,22 +140,28 @@ def _delta(name: str, some: Sequence[Comparison], verdict: Verdict | None) -> Su
 
 
 def _comparisons(pairs: Sequence[tuple[Record, Record]], subgroup: int, folder: Path | None) -> list[Comparison]:
-    """One for all seeds that share their test rows, where the subgroup has any.
+    """One for all seeds that test the same clients, where the subgroup has any rows.
 
     ``pairs``: a method's runs and Local's.
     """
     same: dict[str, list[tuple[Record, Record]]] = {}
     for pair in pairs:
-        same.setdefault(pair[0]["partition"]["fingerprint"], []).append(pair)
+        same.setdefault(same_clients(pair[0]), []).append(pair)
     found = []
     for some in same.values():
-        first = some[0][0]
-        here = [packing.unpack_codes(c["subgroups"], c["n_test"]) == subgroup for c in first["clients"]]
-        if not any(own.any() for own in here):
+        rows: list[tuple[np.ndarray | None, ...]] = []
+        folds = [fold_of(joined) for joined, _ in some]
+        for (joined, alone), fold in zip(some, folds, strict=True):
+            here = [packing.unpack_codes(c["subgroups"], c["n_test"]) == subgroup for c in joined["clients"]]
+            whose = np.repeat(np.arange(len(here)), [own.sum() for own in here])
+            known = (partial(rows_of, joined, folder=folder), partial(rows_of, alone, folder=folder))
+            of_rows = (_here(of, here) for of in (*known, partial(groups_of, joined)))
+            rows.append((*of_rows, whose, np.full(len(whose), fold)))
+        method, local, groups, clients, of = (end_to_end(by_seed, folds) for by_seed in zip(*rows, strict=True))
+        if clients[0] is None or not len(clients[0]):
             continue
-        joined, alone = ([_here(partial(rows_of, pair[k], folder=folder), here) for pair in some] for k in (0, 1))
-        clients = np.repeat(np.arange(len(here)), [own.sum() for own in here])
-        one = compared(joined, alone, first["metric"], _here(partial(groups_of, first), here), clients)
+        tested = of[0] if len(set(folds)) > 1 else None
+        one = compared(method, local, some[0][0]["metric"], groups[0], clients[0], tested)
         found += [one] if one is not None else []
     return found
 

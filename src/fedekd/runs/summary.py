@@ -107,18 +107,12 @@ def _interval(row: SummaryRow, unit: Unit) -> StyledText:
     if _alone(row) or interval is None:
         return StyledText("")
     low, high = (unit.delta(x) for x in interval)
-    return StyledText(f"{low} to {high}", {1: BAD, -1: GOOD, 0: SAME}[direction(row, unit)])
+    return StyledText(f"{low} to {high}", {1: GOOD, -1: BAD, 0: SAME}[unit.direction(row["avg_delta"]["interval"])])
 
 
 def interval_of(row: SummaryRow) -> tuple[float, float] | None:
-    """Of Avg Δ: over seeds, or over the test rows of a single one."""
+    """The interval of Avg Δ: over seeds, or over the test rows of a single one."""
     return row["avg_delta"]["interval"] or row["avg_delta"]["over_rows"]
-
-
-def direction(row: SummaryRow, unit: Unit) -> int:
-    """1 where the whole interval over seeds is harm, -1 where it is all help, 0 otherwise."""
-    low, high = sorted(unit.harm(x) for x in row["avg_delta"]["interval"] or (0.0, 0.0))
-    return int(low > 0) - int(high < 0)
 
 
 def _sent(nbytes: float) -> str:
@@ -133,15 +127,19 @@ def title(records: Sequence[Record], unit: Unit) -> str:
         f"alpha {first['alpha']:g}" if first["alpha"] is not None else PARTITIONS.get(kind, kind),
         count(len(first["clients"]), "client"),
         f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds",
+        *([f"{first['partition']['folds']} folds"] if "folds" in first["partition"] else []),
         f"{count(params['rounds'], 'round')} of {count(params['epochs'], 'epoch')}",
         unit.titled if unit.higher_is_better else f"{unit.titled} (lower is better)",
     ]
     return ", ".join(parts)
 
 
+NEGATIVE = "negative is better (also for gain)"
+
+
 def legend(unit: Unit, rows: Sequence[SummaryRow], choose_rounds: bool) -> str:
     """``rows`` are those of the table."""
-    sign = f"{'in points, ' if unit.percent else ''}{'positive' if unit.higher_is_better else 'negative'} is better"
+    sign = f"{'in points, ' if unit.percent else ''}{'positive is better' if unit.higher_is_better else NEGATIVE}"
     spread = ""
     if any(len(row["seeds"]) > 1 for row in rows):
         spread = "; ± is the deviation over seeds, the interval is paired by seed"

@@ -28,6 +28,7 @@ from fedekd import metrics, verdicts
 from fedekd.runs import row_results
 from fedekd.runs.aggregate import shared_settings
 from fedekd.runs.choosing import ChosenBy, Option, best_on_validation, chooses_rounds, option
+from fedekd.runs.folds import end_to_end, fold_of, same_clients
 from fedekd.runs.records import Record
 from fedekd.runs.row_results import compared, groups_of
 from fedekd.units import describe
@@ -78,6 +79,9 @@ class MethodTransfer:
     choose_rounds: bool = False
     chosen_by: ChosenBy = "metric"
     """By what of the validation rows the best alone was chosen."""
+    folds: int | None = None
+    """How many parts of each client's rows were tested, each on other seeds; None: all seeds test the same part, or
+    split the rows anew."""
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -85,7 +89,7 @@ class MethodTransfer:
 
     @property
     def one_split(self) -> bool:
-        """Whether a client is one and the same, with the same test rows, on all seeds."""
+        """Whether a client is one and the same on all seeds, with the same test rows or another fold of its rows."""
         return all(len(client.seeds) == len(self.seeds) for client in self.clients)
 
     def by_seed(self, part: str) -> dict[int, float]:
@@ -242,15 +246,26 @@ class _Unit:
 
     client: str
     seeds: tuple[int, ...]
-    n_test: int
-    parts: tuple[Mapping[str, float], ...]  # by seed
+    metric: str
+    # each by seed:
+    folds: tuple[int, ...]
+    tests: tuple[int, ...]
+    """How many test rows."""
+    groups: tuple[np.ndarray | None, ...]
+    parts: tuple[Mapping[str, float], ...]
     joined: tuple[Option, ...]
     alone: tuple[Option, ...]
-    metric: str
-    groups: np.ndarray | None
+
+    @property
+    def n_test(self) -> int:
+        return sum(dict(zip(self.folds, self.tests, strict=True)).values())
 
     def comparison(self) -> Comparison | None:
-        return comparison(self.joined, self.alone, self.metric, self.groups)
+        joined, alone = ([one.rows for one in some] for some in (self.joined, self.alone))
+        of = [np.full(rows, fold) for rows, fold in zip(self.tests, self.folds, strict=True)]
+        joined, alone, groups, folds = (end_to_end(rows, self.folds) for rows in (joined, alone, self.groups, of))
+        several = len(set(self.folds)) > 1
+        return compared(joined, alone, self.metric, groups[0], folds=folds[0] if several else None)
 
     def transfer(self, verdict: Verdict | None) -> ClientTransfer:
         return ClientTransfer(self.client, self.seeds, self.n_test, self.parts, self.joined, self.alone, verdict)
@@ -261,13 +276,14 @@ def _units(
 ) -> Iterator[_Unit]:
     same: dict[Any, list[int]] = {}
     for seed, record in runs[label].items():
-        same.setdefault(record["partition"]["fingerprint"], []).append(seed)
+        same.setdefault(same_clients(record), []).append(seed)
     for seeds in same.values():
         first = runs[label][seeds[0]]
         for position, client in enumerate(first["clients"]):
             parts, joined, alone = [], [], []
-            for seed in seeds:
-                own, other = runs[label][seed], runs.get(twin, {}).get(seed)
+            every = [runs[label][seed] for seed in seeds]
+            for seed, own in zip(seeds, every, strict=True):
+                other = runs.get(twin, {}).get(seed)
                 joined.append(option(own, position, folder))
                 row = own["clients"][position]
                 plain = Option("local", int(own["params"]["rounds"]), row["local"])
@@ -277,9 +293,11 @@ def _units(
                     value = other["clients"][position]["value"]
                     found |= {"recipe": value - row["local"], "federation": row["value"] - value}
                 parts.append(found)
-            by_seed = (tuple(parts), tuple(joined), tuple(alone))
-            groups = groups_of(first, position)
-            yield _Unit(client["id"], tuple(seeds), client["n_test"], *by_seed, first["metric"], groups)
+            tests = tuple(own["clients"][position]["n_test"] for own in every)
+            groups = tuple(groups_of(own, position) for own in every)
+            rows = tuple(map(fold_of, every)), tests, groups
+            by_seed = tuple(parts), tuple(joined), tuple(alone)
+            yield _Unit(client["id"], tuple(seeds), first["metric"], *rows, *by_seed)
 
 
 def _method(
@@ -307,6 +325,7 @@ def _method(
         first["partition"].get("group"),
         chooses_rounds(first),
         chosen_by,
+        first["partition"].get("folds"),
     )
 
 

@@ -78,11 +78,14 @@ def undecided(method: str, verdict: Verdict, alone: str, unit: Unit) -> str:
     if abs(verdict.difference) > 1e-12:
         side = "above" if verdict.difference > 0 else "below"
         found = f"{unit.amount(verdict.difference)} {side} alone ({alone}), which may be chance:"
-    test_rows = f"with {method} its {unit.name} is {found} its {verdict.rows:,} test rows"
+    seeds = f" and {verdict.seeds} seeds" if verdict.seeds > 1 else ""
+    test_rows = f"with {method} its {unit.name} is {found} its {verdict.rows:,} test rows{seeds}"
     if not math.isfinite(verdict.detectable):
         return f"{test_rows} are too few to tell"
     can, needed = f"{test_rows} can only show a difference of about {unit.amount(verdict.detectable)} or more", ""
-    if verdict.rows_needed:
+    if verdict.rows_needed is None and seeds:
+        needed = f"; one of {unit.amount(verdict.margin)} would take more rows and more seeds"
+    elif verdict.rows_needed is not None and verdict.rows_needed > verdict.rows:
         needed = f"; one of {unit.amount(verdict.margin)} would take about {_about(verdict.rows_needed):,} rows"
     return can + needed
 
@@ -108,8 +111,9 @@ def told(method: MethodTransfer) -> str:
 
 
 def alone_label(client: ClientTransfer) -> str:
-    """The best that a client can do by itself; on several seeds it may choose differently."""
-    return " or ".join(dict.fromkeys(one.label for one in client.alone))
+    """The best that a client can do by itself; on several seeds it may choose differently, most often the first."""
+    first, *others = [label for label, _ in Counter(one.label for one in client.alone).most_common()]
+    return f"{first} or {others[0] if len(others) == 1 else f'{len(others)} others'}" if others else first
 
 
 def advice_by_client(methods: Iterable[MethodTransfer], unit: Unit) -> dict[tuple[str, tuple[int, ...]], Advice]:
@@ -180,7 +184,17 @@ def assumed(family: str, unit: Unit, method: MethodTransfer) -> str:
 
 
 def seeds(methods: Sequence[MethodTransfer]) -> str:
-    all_ = {seed for method in methods for seed in method.seeds}
+    all_, folds = {seed for method in methods for seed in method.seeds}, methods[0].folds
+    if folds and len(all_) == folds:
+        return (
+            f"Every row of a client was tested once, by a model trained without it ({folds} folds). A verdict is about "
+            f"these {folds} trainings; for the method, add --seeds 0-{2 * folds - 1}, which tests every row twice."
+        )
+    if folds:
+        return (
+            f"Every row of a client was tested on {len(all_) // folds} seeds, by models trained without it ({folds} "
+            "folds), so a verdict is about the method."
+        )
     if len(all_) == 1:
         return (
             "One seed tells you about these trained models, not about the method; for that, add "

@@ -19,7 +19,8 @@ from fedekd.errors import FedekdError, unknown
 from fedekd.settings import SHORTCUTS, Settings, make_settings, parse_seeds, read_toml
 
 OWN = ("name", "vary")  # what a block may say besides settings
-LISTS = ("dataset", "alpha", "fraction")  # settings that may be lists
+LISTS = ("dataset", "alpha", "fraction")  # settings that may be lists, with a run for each value
+HOLD_LISTS = ("methods", "seeds", "drop", "na_values", "private", "proxy")  # whose one value may be a list
 NUMBERS = ("alpha", "fraction", "clients")
 FILTERS = ("dataset", "alpha", "fraction", "clients", "seed", "method")
 
@@ -77,6 +78,12 @@ def _expanded(block: dict[str, Any]) -> Iterator[Settings]:
         if key not in (*names, *SHORTCUTS, *OWN):
             raise unknown("setting", key, (*names, *SHORTCUTS, *OWN))
     settings = {key: value for key, value in block.items() if key not in OWN}
+    for key, value in settings.items():
+        if isinstance(value, list) and key not in (*LISTS, *HOLD_LISTS):
+            raise FedekdError(
+                f"{key} takes one value, got {value}; only {', '.join(LISTS)} multiply. Write a [[block]] for each "
+                "value, or search it with `fedekd tune`"
+            )
     variants = list(_variants(block.get("vary", {}), settings.pop("parameters", {})))
     lists = [_listed(key, settings.pop(key, None)) for key in LISTS]
     for *values, parameters in itertools.product(*lists, variants):

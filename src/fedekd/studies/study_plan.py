@@ -11,7 +11,7 @@ from fedekd.engines.job import bf16_warning
 from fedekd.errors import FedekdError, unknown
 from fedekd.runs.execution import Failure
 from fedekd.runs.observers import Note, Observer
-from fedekd.runs.plan import Cell, PlannedRun, RunSpec, left_out, make_cells
+from fedekd.runs.plan import Cell, PlannedRun, RunSpec, left_out, make_cells, sending_nothing
 from fedekd.runs.worker import WorkItem
 from fedekd.settings import Settings
 from fedekd.studies.grid import Study
@@ -59,7 +59,8 @@ def plan_study(study: Study, observer: Observer, keep: Callable[[Cell], bool]) -
             continue
         runs = cell.runs(federation)
         for settings in cell.settings:
-            for line in (left_out(settings, federation), bf16_warning(settings.precision, settings.device)):
+            lacking, alone = left_out(settings, federation), sending_nothing(runs)
+            for line in (lacking, alone, bf16_warning(settings.precision, settings.device)):
                 if line and line not in said:
                     said.add(line)
                     observer.observe(Note(line))

@@ -72,7 +72,12 @@ class Tuning:
         return float(apart.mean()), float(error)
 
     def text(self) -> str:
-        titles = (self.method, "validation loss", f"validation {self.metric}", f"{self.by} against the best")
+        titles = (
+            self.method,
+            "validation loss",
+            f"validation {METRICS[self.metric].title}",
+            f"{self.by} against the best",
+        )
         lines = [titles]
         for candidate in self.ranking:
             apart, error = self.behind(candidate)

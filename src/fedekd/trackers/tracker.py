@@ -35,7 +35,7 @@ class Backend(Protocol):
 
 
 class Tracker(Observer):
-    """An observer that passes on to a tracker. What fails there costs a line and the log, never the training."""
+    """An observer that passes events on to a tracker. A failure there costs a line and the log, never the training."""
 
     def __init__(self, name: str, experiment: Experiment, folder: Path, quiet: bool = False) -> None:
         self.name, self.experiment, self.folder, self.quiet = name, experiment, folder, quiet
@@ -130,7 +130,7 @@ class Tracker(Observer):
 
 
 def finite(scalars: dict[str, float]) -> dict[str, float]:
-    """Without what no chart can show, and some stores refuse."""
+    """The finite numbers: others no chart can show, and some stores refuse them."""
     return {name: float(value) for name, value in scalars.items() if math.isfinite(value)}
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from fedekd import rng
 from fedekd.data import formats
+from fedekd.data.federation import filled, fills
 from fedekd.data.own import channels
 from fedekd.data.partition import SMALLEST_SITE, cut
 from fedekd.dataset import Dataset
@@ -29,7 +30,8 @@ def of_site(
     """60 % train, 20 % validation, 20 % test of a site's own rows, drawn from (seed, number), and the public ones.
 
     Rows of one group (a patient) stay together.
-    Scaling that is the site's own follows from the training rows, so it is the same in every visit.
+    Scaling that is the site's own, and what missing numbers are filled with, follow from the training rows, so they are
+    the same in every visit.
     """
     rows = len(dataset.y)
     if rows < SMALLEST_SITE:
@@ -38,11 +40,13 @@ def of_site(
         )
     groups = dataset.groups.codes if dataset.groups else None
     split = Split(*cut(np.arange(rows), rng.stream(seed, "split", number), groups))
+    fill = fills(dataset, split.train) if dataset.gaps else None
+    dataset = filled(dataset, split.train)
     scaling = schema.scaling.at_site(dataset, split.train)
     gain, shift = scaling.arrays()
     by = "own" if schema.scaling.own else "given"
     how = {"kind": "site", "alpha": None, "clients": 1, "seed": seed, "scaling": by}
-    whole = Federation(dataset, (split,), (name,), how, shift, gain, scaling.mean, scaling.std)
+    whole = Federation(dataset, (split,), (name,), how, shift, gain, scaling.mean, scaling.std, fill=fill)
     return whole if public is None else _with_public(whole, public)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedekd.data.federation import input_statistics, target_statistics
 from fedekd.dataset import Dataset
+from fedekd.errors import FedekdError
 
 OWN = "own"
 
@@ -42,6 +43,10 @@ class Scaling:
     @classmethod
     def of(cls, dataset: Dataset) -> Scaling:
         """From the rows of a dataset whose owner gives their means and deviations to all."""
+        if dataset.gaps:
+            raise FedekdError(
+                f"{dataset.source or dataset.name} has missing values; fill them to give a scaling to all"
+            )
         every = np.arange(len(dataset.y))
         shift, gain = input_statistics(dataset, every)
         return cls(gain.tolist(), shift.tolist(), *target_statistics(dataset, every))

@@ -184,7 +184,7 @@ def admit(superlink: Control, folder: Path) -> Admission:
             )
         if key in void:
             found.problems[file] = (
-                f"site {file.stem} needs a new key: the one in {file} was taken out before, which makes it void; "
+                f"site {file.stem} needs a new key: the one in {file} was taken out before, so it is no longer valid; "
                 "`fedekd site key` at the site makes one"
             )
         elif key not in let_in:

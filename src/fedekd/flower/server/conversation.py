@@ -65,22 +65,32 @@ def converse(transport: Transport, conversation: Conversation, seconds: float) -
 
 
 class JoinRequests:
-    """Asks every node that is there and not yet known. ``expected``: how many sites to wait for, 0 for none.
+    """Asks every node that is there and not yet known. ``expected``: how many sites to wait for, 0 for none; those that
+    cannot join count among them once ``least`` have. One that cannot join is asked again when it has been restarted.
 
     ``keys()``: by node, the name of its key, which is the site's. A site that calls itself otherwise is turned away,
     and whoever has that name keeps it.
     """
 
     def __init__(
-        self, roster: Roster, away: set[int], payload: Payload, expected: int, keys: Callable[[], Mapping[int, str]]
+        self,
+        roster: Roster,
+        away: set[int],
+        payload: Payload,
+        expected: int,
+        keys: Callable[[], Mapping[int, str]],
+        least: int = 0,
     ) -> None:
         self.roster, self.away, self.payload, self.expected, self.keys = roster, away, payload, expected, keys
+        self.least, self.told = least, False
         self.known: Mapping[int, str] = {}
         self.asked: set[int] = set()
         self.names: dict[int, str] = {}
 
     def due(self, online: set[int]) -> Iterable[tuple[int, str, Payload]]:
-        self.away &= online  # one that was restarted may have been mended, and is asked again
+        gone = self.away - online  # being restarted: perhaps its administrator has mended what was wrong
+        self.away -= gone
+        self.asked -= gone
         new = sorted(online - set(self.roster.nodes.values()) - self.away - self.asked)
         if not set(new) <= set(self.known):
             self.known = self.keys()
@@ -111,7 +121,13 @@ class JoinRequests:
             log.warning("%s cannot join: %s", name, reply.problem)
 
     def done(self) -> bool:
-        return self.asked <= set(self.names) | self.away and self._there() >= self.expected
+        if not self.asked <= set(self.names) | self.away or self._there() < self.expected:
+            return False
+        missing = self.least - len(self.roster.nodes) - len(self.names)
+        if missing > 0 and not self.told:
+            self.told = True
+            log.info("waiting for %d more; a site that could not join is asked again when it is restarted", missing)
+        return missing <= 0
 
     def _there(self) -> int:
         return len(self.roster.nodes) + len(self.names) + len(self.away)

@@ -208,8 +208,8 @@ class Rounds:
         words |= {"terms": self.terms.text(), "schema": self.schema.text()}
         if self.layouts:
             words["layouts"] = layouts.text(self.layouts)
-        expected = self.expected if first else 0
-        joining = JoinRequests(roster, self.away, Payload(words), expected, self.transport.admitted)
+        expected, least = (self.expected, server.min_sites) if first else (0, 0)
+        joining = JoinRequests(roster, self.away, Payload(words), expected, self.transport.admitted, least)
         if first and len(roster.nodes) < self.expected:
             log.info("waiting up to %g s for %d sites to join", server.deadline, self.expected)
         if not converse(self.transport, joining, server.deadline):
@@ -221,7 +221,7 @@ class Rounds:
             self._save()  # a site's number must outlive a kill
         if len(roster.nodes) < server.min_sites:
             why = (
-                f"; {len(self.away)} could not, for the reasons above"
+                f" within {server.deadline:g} s; {len(self.away)} could not, for the reasons above"
                 if self.away
                 else f" within {server.deadline:g} s; start the others, or lower `min_sites`"
             )

@@ -112,7 +112,9 @@ def read_certificate(path: Path, remedy: str = "") -> Certificate:
     try:
         return x509.load_pem_x509_certificate(read_bytes(path, remedy))
     except ValueError:
-        raise FedekdError(f"{path} is not a certificate in PEM form (-----BEGIN CERTIFICATE-----)") from None
+        raise FedekdError(
+            f"{path} is not a certificate in PEM form (-----BEGIN CERTIFICATE-----)" + (f"; {remedy}" if remedy else "")
+        ) from None
 
 
 def ends_soon(path: Path, remedy: str) -> str | None:

@@ -20,7 +20,7 @@ from fedekd.flower.secure_settings import LEAST_MASKED
 from fedekd.flower.settings import Privacy, ServerSettings, SiteSettings, read_site
 from fedekd.flower.setup.certificates import ends_soon, read_certificate
 from fedekd.flower.setup.connection import Connection, NotChecked
-from fedekd.flower.setup.keys import peer_keys, public_line, read_node_key
+from fedekd.flower.setup.keys import peer_keys, public_line, read_node_key, readable_by_others
 
 if TYPE_CHECKING:
     from fedekd.flower.protocol.schema import Schema
@@ -68,9 +68,8 @@ def _result(name: str, look: Callable[[], str]) -> CheckResult:
 
 def _key(site: SiteSettings) -> str:
     key = read_node_key(site.key)
-    mode = site.key.stat().st_mode & 0o777
-    if mode & 0o077:
-        raise FedekdError(f"{site.key} can be read by others (mode {mode:o}); run: chmod 600 {site.key}")
+    if problem := readable_by_others(site.key):
+        raise FedekdError(problem)
     public = site.key.with_name(f"{site.key.name}.pub")
     expected = public_line(key.public_key(), "").split()[:2]
     if public.exists() and public.read_bytes().split()[:2] != expected:
@@ -159,6 +158,9 @@ def _joining(site: SiteSettings, path: Path) -> Iterator[CheckResult]:
 
 
 def _built(site: SiteSettings, path: Path, schema: Schema) -> Iterator[CheckResult]:
+    from fedekd import verdicts
+    from fedekd.runs import choosing
+
     try:
         work = _work(site, schema)
     except Failed as failure:
@@ -172,9 +174,15 @@ def _built(site: SiteSettings, path: Path, schema: Schema) -> Iterator[CheckResu
     sizes = [len(work.client.rows[split]) for split in ("train", "val", "test")]
     count = sum(p.numel() for p in work.client.models["private"].parameters())
     name = f"the private model {site.private}" if site.private else "the built-in private model"
-    yield CheckResult(
-        "data", "ok", f"all {sum(sizes)} rows fit {path}: " + "{} to train, {} to validate, {} to test".format(*sizes)
-    )
+    split = f"{sizes[0]} to train, {sizes[1]} to validate, {sizes[2]} to test"
+    notes = [note for note in work.client.job.federation.dataset.notes if "left out" in note]
+    if sizes[2] < verdicts.FEW:
+        notes.append(f"with fewer than {verdicts.FEW} test rows the verdict can only be undecided")
+    elif sizes[1] < choosing.FEW:
+        notes.append(
+            f"with fewer than {choosing.FEW} validation rows joining is compared with plain training alone only"
+        )
+    yield CheckResult("data", "ok", "; ".join([f"all {sum(sizes)} rows fit {path}: {split}", *notes]))
     yield CheckResult("model", "ok", f"{name} has {count:,} parameters")
 
 
@@ -216,10 +224,14 @@ def _data(site: SiteSettings) -> str:
     from fedekd.data import load_dataset
     from fedekd.data.own import Whole
     from fedekd.data.partition import SMALLEST_SITE
+    from fedekd.flower.protocol.schema import as_in_settings
 
-    data = load_dataset(
-        site.data, target=site.target, task=site.task, part_of=Whole(), reading=site.reading, group=site.group
-    )
+    try:
+        data = load_dataset(
+            site.data, target=site.target, task=site.task, part_of=Whole(), reading=site.reading, group=site.group
+        )
+    except FedekdError as error:
+        as_in_settings(error)
     if len(data.y) < SMALLEST_SITE:
         raise FedekdError(f"{site.data} has {len(data.y)} rows; give at least {SMALLEST_SITE}")
     return f"{len(data.y)} rows of shape {tuple(data.x.shape[1:])}, {_kind(data.task, data.outputs)}"

@@ -112,7 +112,8 @@ class Connection:
         if status == 412:
             raise FedekdError(
                 f"the server does not know this site's key; send {site.key}.pub to its administrator, who puts it "
-                "into the server's `nodes` folder"
+                "into the server's `nodes` folder (if it was taken out of there, make a new one with `fedekd site key` "
+                "first)"
             )
         if status == 401:
             raise NotChecked(f"{site.server} refuses every signature from this machine; is its clock right?")

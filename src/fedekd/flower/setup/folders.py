@@ -28,8 +28,9 @@ def site_state(folder: Path) -> Path | None:
 
 
 def site_reports(state: Path) -> dict[Path, dict[str, Any]]:
-    """What a site keeps of the federations that are complete: its own numbers, by their file."""
-    found = {path: _content(path) for path in sorted([*state.glob("report.json"), *state.glob("*/report.json")])}
+    """What a site keeps of the federations that are complete: its own numbers, by their file, the newest last."""
+    files = sorted([*state.glob("report.json"), *state.glob("*/report.json")], key=lambda path: path.stat().st_mtime)
+    found = {path: _content(path) for path in files}
     return {path: content for path, content in found.items() if is_site_report(content)}
 
 

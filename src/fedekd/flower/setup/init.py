@@ -34,7 +34,7 @@ from fedekd.flower.setup.keys import make_node_key
 AMBIENT = "AmbientCapabilities=CAP_NET_BIND_SERVICE"  # what a service needs for a port below 1024
 LOCAL = ["localhost", "127.0.0.1"]  # how the server's own processes reach it
 FROM_FIVE = (
-    'with five sites or more, so that one bad site does little, set combine = "median" and min_sites = 3 or more'
+    'with five sites or more, so that one bad site can do little harm, set combine = "median" and min_sites = 3 or more'
 )
 
 
@@ -90,12 +90,12 @@ def _fill_server(
     return [
         f"give every site: {ca}",
         f"put each site's public key into: {folder / 'nodes'}/",
-        f"put the schema that the sites agree on (`fedekd site schema` at one of them) at: {folder / 'schema.json'}",
+        f"put the sites' schema (`fedekd site schema` at one of them makes it) at: {folder / 'schema.json'}",
         f"set method, rounds and the rest in: {file}",
         *([] if server.combine != "mean" else [f"{FROM_FIVE} in: {file}"]),
         f"let user {user} read {key}, if the server is to run as a service"
         if certificates
-        else f"keep {folder / 'certificates' / 'ca.key'} offline: who has it can pose as server",
+        else f"keep {folder / 'certificates' / 'ca.key'} offline: whoever has it can pose as the server",
         f"start with: fedekd server run {shlex.quote(str(file))}",
         *_as_a_service(unit, user),
     ]
@@ -143,11 +143,11 @@ def _fill_site(
             if rows.is_absolute() and not rows.exists()
             else []
         ),
-        f"look through: {file}",
+        f"read through, and change what you need: {file}",
         f"check with: fedekd site check {shlex.quote(str(file))}",
         f"accept the schema that you have read: fedekd site accept {shlex.quote(str(file))} --schema schema.json",
         f"start with: fedekd site run {shlex.quote(str(file))}",
-        f"what the site does, and why if it does not, it says there and in: {folder / 'state' / 'log'}",
+        f"it prints what it does and what went wrong, and keeps that in: {folder / 'state' / 'log'}",
         *_as_a_service(unit, user, f"site check {shlex.quote(str(file))}"),
     ]
 

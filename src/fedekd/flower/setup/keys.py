@@ -68,10 +68,19 @@ def read_node_key(path: Path) -> EllipticCurvePrivateKey:
         key = load_ssh_private_key(read_bytes(path, "`fedekd site key SITE.toml` makes one"), None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         problem = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise FedekdError(f"{path} is not an OpenSSH private key without a passphrase: {problem}") from None
+        raise FedekdError(
+            f"{path} is not an OpenSSH private key without a passphrase ({problem}); `fedekd site key SITE.toml` makes "
+            "a new one"
+        ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
         raise FedekdError(f"{path} is not an ECDSA P-384 key; `fedekd site key SITE.toml` makes one")
     return key
+
+
+def readable_by_others(path: Path) -> str:
+    """That a private key is not its owner's alone, and what to do; nothing where it is."""
+    mode = path.stat().st_mode & 0o777
+    return f"{path} can be read by others (mode {mode:o}); run: chmod 600 {path}" if mode & 0o077 else ""
 
 
 def read_public_key(path: Path) -> EllipticCurvePublicKey:

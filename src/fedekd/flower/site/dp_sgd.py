@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,14 @@ class Budget:
         return _epsilon(tuple((self.noise, rate, count) for rate, count in steps.items()), self.dp.delta)
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the accountants' remarks that another grid could give a smaller bound: those that they give hold."""
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
 @cache
 def _epsilon(history: tuple[tuple[float, float, int], ...], delta: float) -> float:
     """The smaller of two bounds that both hold, so that what was begun under one of them stays within it."""
@@ -110,7 +119,7 @@ def _epsilon(history: tuple[tuple[float, float, int], ...], delta: float) -> flo
         accountant = kind()
         accountant.history = [*history]
         # PRV raises for what its grid does not hold, and divides by 0 where every row is drawn, which it expects.
-        with contextlib.suppress(ValueError, RuntimeError, MemoryError), np.errstate(all="ignore"):
+        with contextlib.suppress(ValueError, RuntimeError, MemoryError), _quiet():
             found = min(found, float(accountant.get_epsilon(delta)))
     return max(0.0, found)
 
@@ -123,7 +132,7 @@ def _noise(dp: Privacy, rate: float, steps: int) -> float:
     why = ""
     for accountant in ("prv", "rdp") if dp.epsilon <= LARGE else ("rdp",):
         try:
-            with np.errstate(all="ignore"):
+            with _quiet():
                 noise = get_noise_multiplier(
                     target_epsilon=dp.epsilon, target_delta=dp.delta, sample_rate=rate, steps=steps,
                     accountant=accountant,

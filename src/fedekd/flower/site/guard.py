@@ -18,7 +18,7 @@ from fedekd.exchange import exchanges
 from fedekd.files import TABLES, file_kind
 from fedekd.flower.protocol import masking, versions
 from fedekd.flower.protocol.codes import Failed, StatusCode
-from fedekd.flower.protocol.schema import Schema
+from fedekd.flower.protocol.schema import Schema, as_in_settings
 from fedekd.flower.protocol.terms import Terms
 from fedekd.flower.protocol.visits import called
 from fedekd.flower.protocol.wire import Payload
@@ -72,9 +72,12 @@ def kept_kinds(site: SiteSettings, schema: Schema) -> None:
     texts = Whole(schema.columns, schema.labels).texts(site.target)
     if not texts or not (file_kind(site.data) in TABLES or Path(site.data).is_dir()):
         return
-    own = load_dataset(
-        site.data, target=site.target, task=schema.task, part_of=Whole(), reading=site.reading, group=site.group
-    )
+    try:
+        own = load_dataset(
+            site.data, target=site.target, task=schema.task, part_of=Whole(), reading=site.reading, group=site.group
+        )
+    except FedekdError as error:
+        as_in_settings(error)
     if numbers := sorted(texts & set(own.columns)):
         raise FedekdError(
             f"the schema reads column {numbers[0]!r} as categories, and here it holds numbers, which would tell which "

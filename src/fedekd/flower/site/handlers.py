@@ -83,7 +83,7 @@ def join(site: SiteSettings, request: Payload) -> Payload:
     except Exception:
         log.exception("fault in a join")
         why = StatusCode.FAULT.meaning
-    raise Failed(StatusCode.REFUSED, f"join {pins.refused()} of {MOST} that are refused in a day: {why}")
+    raise Failed(StatusCode.REFUSED, f"{why} (refusal {pins.refused()} of at most {MOST} in a day)")
 
 
 def _joined(site: SiteSettings, request: Payload, pins: Pins) -> Payload:
@@ -174,8 +174,7 @@ def masking(site: SiteSettings, request: Payload) -> Payload:
 
 def _agreement(site: SiteSettings, folder: Path, visit: int) -> tuple[dict[str, str], Terms, Schema, tuple[Visit, ...]]:
     """What the site joined for, which it must still consent to."""
-    with failing(StatusCode.UNKNOWN):
-        agreement = json.loads((folder / "agreement.json").read_text())
+    agreement = _joined_for(folder)
     with failing(StatusCode.REFUSED):
         terms, schema = Terms.parse(agreement["terms"]), Schema.parse(agreement["schema"])
         consent(site, terms, schema)
@@ -183,6 +182,17 @@ def _agreement(site: SiteSettings, folder: Path, visit: int) -> tuple[dict[str, 
         if visit >= len(plan):
             raise FedekdError(f"there is no visit {visit}")
     return agreement, terms, schema, plan
+
+
+def _joined_for(folder: Path) -> dict[str, str]:
+    with failing(StatusCode.UNKNOWN):
+        try:
+            return dict(json.loads((folder / "agreement.json").read_text()))
+        except FileNotFoundError:
+            raise FedekdError(
+                f"there is nothing of federation {folder.name} in {folder.parent}; if `state` was changed or moved, "
+                "bring it back, else the site joins again in the next visit"
+            ) from None
 
 
 def _planned(visit: Visit, asked: VisitRequest) -> Visit:
@@ -198,14 +208,28 @@ def end(site: SiteSettings, request: Payload) -> Payload:
     """The server's word that the federation is complete; `fedekd site run` ends after it when the server does."""
     asked = EndRequest.parse(request)
     folder = site.state / asked.federation
-    with failing(StatusCode.UNKNOWN):
-        (folder / "agreement.json").read_text()
+    agreement = _joined_for(folder)
     write_text(folder / ENDED, "")
     _keep_signed(site, folder, asked)
     own = folder / "report.json"
-    result = f"see {own}" if own.exists() else "this site has no result of it"
-    log.info("federation %s is complete; %s", folder.name, result)
+    if own.exists() and _did_all(folder, Terms.parse(agreement["terms"])):
+        log.info("federation %s is complete; see %s", folder.name, own)
+    else:
+        log.error(
+            "federation %s is complete, but not here: this site's last visit failed or was missed; mend what the lines "
+            "above name, start this site again, and ask the server's administrator to run `fedekd server finish`",
+            folder.name,
+        )
     return Payload({"code": int(StatusCode.DONE), "name": site.name})
+
+
+def _did_all(folder: Path, terms: Terms) -> bool:
+    """Whether the site's last visit is done and kept: its report is written before its state is."""
+    try:
+        kept = SavedState(folder).load()
+    except FedekdError:
+        return False
+    return kept is not None and kept[0] == len(visits(terms.make_method(), terms.rounds)) - 1
 
 
 def _keep_signed(site: SiteSettings, folder: Path, asked: EndRequest) -> None:

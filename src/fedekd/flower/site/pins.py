@@ -19,10 +19,11 @@ from fedekd.errors import FedekdError
 from fedekd.flower.protocol.offers import Offer, differences
 from fedekd.flower.protocol.schema import Schema
 from fedekd.flower.saved_state import SavedState, write_text
+from fedekd.flower.settings import OFFERED
 from fedekd.flower.site.audit import record
 
 log = logging.getLogger("fedekd.site")
-AGREED, OFFERED, REFUSALS = "agreed.json", "offered.json", "refusals.json"  # in the site's state
+AGREED, REFUSALS = "agreed.json", "refusals.json"  # in the site's state
 MOST, DAY = 10, 86_400.0  # refused joins in so many seconds, after which no other is looked at
 
 
@@ -41,7 +42,7 @@ class Pins:
             if closed and not told:
                 write_text(self.state / REFUSALS, json.dumps({"times": times, "told": True}))
                 log.error(
-                    "%d joins were refused within a day, and no other is looked at before it is over; "
+                    "%d joins were refused within a day, so no more are considered until it is over; "
                     "`fedekd site accept SITE.toml` ends this",
                     MOST,
                 )
@@ -73,7 +74,7 @@ class Pins:
             write_text(self.state / OFFERED, json.dumps(asdict(offer)))
         unlike = "; ".join(self._unlike(agreed, offer))
         raise FedekdError(
-            f"the server offers something else than this site has agreed to ({unlike}); "
+            f"the server's offer differs from what this site agreed to ({unlike}); "
             "`fedekd site accept SITE.toml` shows it, and accepts it if you agree"
         )
 
@@ -87,7 +88,7 @@ class Pins:
         """The last offer that was refused, if it is still the one that the administrator has seen."""
         offer = self.offered()
         if offer is None:
-            raise FedekdError("no offer waits to be accepted")
+            raise FedekdError("there is no offer to accept")
         if offer.fingerprint != fingerprint:
             raise FedekdError(f"the last offer is {offer.fingerprint}, not {fingerprint!r}; look at it first")
         self._accept({**asdict(offer), "accepted": True})

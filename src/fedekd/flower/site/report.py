@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedekd.engines.client import Client
 from fedekd.flower.protocol.terms import Terms
 from fedekd.flower.protocol.wire import Word
@@ -16,9 +18,9 @@ from fedekd.flower.saved_state import write_text
 from fedekd.flower.settings import SiteSettings
 from fedekd.flower.site.alone import PLAIN, AloneMenu
 from fedekd.flower.site.chosen_round import ChosenRound
-from fedekd.metrics import sample_interval
 from fedekd.runs import packing, saved_models
 from fedekd.runs.choosing import Option, best_on_validation
+from fedekd.runs.row_results import compared
 from fedekd.runs.transfer import comparison
 from fedekd.runs.verdict_text import Advice, advise
 from fedekd.units import Unit
@@ -53,7 +55,7 @@ def _finish(
     counts = {f"n_{split}": len(client.rows[split]) for split in ("train", "val", "test")}
     own: dict[str, Any] = {"local": alone, "value": value, "delta": value - alone, **counts}
     privacy = getattr(client, "privacy", None)
-    interval = sample_interval(client.errors().tolist(), local.errors().tolist(), client.task.higher_is_better)
+    interval = _interval(client, local)
     sure: dict[str, Word] = dict(zip(("low", "high"), interval, strict=True)) if interval else {}
     joined = rounds.option(method, client)
     judged = _judged(method, client, value, alone, menu, joined)
@@ -134,16 +136,32 @@ def _named(one: Option) -> dict[str, Any]:
     return {"label": one.label, "round": one.round, "value": one.value, "val_loss": loss}
 
 
+def _interval(client: Client, local: Client) -> tuple[float, float] | None:
+    """Of Δ, 95 %, over the test rows or groups of them; None where they are too few."""
+    pair = compared([_test_rows(client)], [_test_rows(local)], client.task.metric, _groups(client))
+    assert pair is not None
+    (verdict,) = judge([pair])
+    return (verdict.low, verdict.high) if math.isfinite(verdict.low) else None
+
+
+def _test_rows(client: Client) -> np.ndarray:
+    packed = packing.pack(client.errors().cpu().numpy())
+    return packing.unpack(packed, len(client.rows["test"]), client.task.metric)
+
+
+def _groups(client: Client) -> np.ndarray | None:
+    groups = client.job.federation.dataset.groups
+    return groups.codes[client.rows["test"].cpu().numpy()] if groups else None
+
+
 def _judged(method: str, client: Client, value: float, local: float, menu: AloneMenu, joined: Option | None) -> _Judged:
     metric, rows, results = client.task.metric, client.rows, menu.results()
-    right = packing.unpack(packing.pack(client.errors().cpu().numpy()), len(rows["test"]), metric)
-    joined = joined or Option(method, client.job.training.rounds, value, rows=right)
+    joined = joined or Option(method, client.job.training.rounds, value, rows=_test_rows(client))
     options = [chosen for chosen, _ in results.values()]
     best = best_on_validation(options, len(rows["val"]), client.task.higher_is_better)
-    groups = client.job.federation.dataset.groups
-    compared = comparison([joined], [best], metric, groups.codes[rows["test"].cpu().numpy()] if groups else None)
-    assert compared is not None
-    (verdict,) = judge([compared])
+    pair = comparison([joined], [best], metric, _groups(client))
+    assert pair is not None
+    (verdict,) = judge([pair])
     parts = {}
     if menu.twin in results:
         twin = results[menu.twin][1].value

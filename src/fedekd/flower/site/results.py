@@ -36,9 +36,9 @@ def compared(folder: Path, statement: Mapping[str, Any]) -> list[str]:
     for name, model in statement["models"].items():
         told = f"the final {name}, sha256 {model['sha256']},"
         if name not in held:
-            lines.append(f"{told} is none that this site holds")
+            lines.append(f"{told} is not among those that this site holds")
             continue
         own = {key: held[name][key].numpy() for key in model["tensors"] if key in held[name]}
         same = digest(own) == model["sha256"]
-        lines.append(f"{told} {'is the one that this site holds' if same else 'is another than this site holds'}")
+        lines.append(f"{told} {'is the one that this site holds' if same else 'is not the one that this site holds'}")
     return lines

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedekd.errors import FedekdError
 from fedekd.flower import need_flower
+from fedekd.flower.settings import ServerSettings, read_server
 from fedekd.flower.setup.init import init_server, init_site
 from fedekd.flower.supervise.processes import Child, command, free_port, say, stopping
 from fedekd.runs.federation_report import FederationReport, read_report
@@ -21,6 +22,7 @@ SITES = ("north", "south", "west")
 LIMIT = 1800.0  # seconds for all of it
 DIGITS = {"epochs": 2, "batch_size": 32, "lr": 1e-3}
 ALPHA = 0.5
+ECHO = 2.0  # seconds until a site has said itself what the server says of it
 
 
 def run_demo(
@@ -67,14 +69,31 @@ def prepare(folder: Path, settings: dict[str, Any], address: str = "") -> tuple[
     x, y, parts = deal_digits(len(SITES))
     np.savez(folder / "digits.npz", x=x, y=y)
     Schema.of(load_dataset(folder / "digits.npz")).write(server / "schema.json")
+    leave = _sent(read_server(server / "server.toml"))
     files = []
     for name, rows in zip(SITES, parts, strict=True):
-        own = {"data": "digits.npz", "threads": 1, "give_up": 300.0, **({} if apart else {"port": free_port()})}
+        own = {
+            "data": "digits.npz",
+            "threads": 1,
+            "give_up": 300.0,
+            "leave": leave,
+            **({} if apart else {"port": free_port()}),
+        }
         init_site(folder / name, name, address, "digits", ca=str(server / "certificates" / "ca.crt"), settings=own)
         np.savez(folder / name / "digits.npz", x=x[rows], y=y[rows])
         shutil.copy(folder / name / "keys" / f"{name}.pub", server / "nodes")
         files.append(folder / name / "site.toml")
     return server / "server.toml", files
+
+
+def _sent(server: ServerSettings) -> list[str]:
+    """What the method has sites send: these ones are made for it, and agree."""
+    from fedekd import methods
+    from fedekd.methods.base import Exchange
+
+    method = methods.get(server.method, **server.parameters)
+    steps = (step for round in range(server.rounds) for step in method.steps(round))
+    return sorted({step.name for step in steps if isinstance(step, Exchange)})
 
 
 def deal_digits(sites: int) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
@@ -98,9 +117,16 @@ def wait_for_server(children: list[Child], say: Callable[[str], None]) -> None:
         for line in lines[told:] if code != 0 else []:
             if line[:2].isdigit():
                 say(line.partition(" ")[2])
+        refused = [line.split()[1] for line in lines[told:] if " cannot join: " in line]
         told = len(lines)
         if code is not None:
             break
+        for site in sites:
+            if site.name in refused:
+                time.sleep(ECHO)
+                raise FedekdError(
+                    site.lines()[-1].partition(" ")[2] if site.lines() else f"site {site.name} cannot join"
+                )
         for site in sites:
             if site.code:  # one that ends well has seen the SuperLink end, just before the server itself does
                 raise FedekdError(f"site {site.name} ended: {(site.lines() or ['no output'])[-1]}")

@@ -27,7 +27,10 @@ REASONS = (
         "the server refuses this site's signature: this machine's clock is more than 5 s ahead of the server's or "
         "5 min behind it, or the server no longer knows the site's key (taken out, or a server with a new state)",
     ),
-    ("address already in use", "another program uses this site's port: set another `port`"),
+    (
+        "address already in use",
+        "another program uses the `port` of this site on this machine: stop it, or set another `port`",
+    ),
     ("Unable to parse the private key", "`key` is not a private key"),
     ("WRONG_VERSION_NUMBER|record layer failure", "what answers at `server` does not speak TLS: check its port"),
     (r"Server error '5\d\d", "the server has a fault of its own, which its administrator finds in its log"),

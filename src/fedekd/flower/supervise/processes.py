@@ -24,6 +24,7 @@ TRIES = 3
 GRACE = 10.0  # seconds from SIGTERM to SIGKILL; Flower ends itself 5 s after a SIGTERM
 LOG_LIMIT = 20_000_000  # bytes; a longer log is put aside as NAME.log.old when its process starts
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+AGAIN = "nothing is lost: the same command continues"
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
@@ -83,11 +84,14 @@ def stop(children: Sequence[Child], grace: float = GRACE) -> None:
 
 
 @contextlib.contextmanager
-def stopping(children: list[Child]) -> Iterator[None]:
-    """Stop whatever is in ``children`` at the end, also when this process gets SIGTERM, SIGINT or SIGHUP."""
+def stopping(children: list[Child], then: str = "") -> Iterator[None]:
+    """Stop whatever is in ``children`` at the end, also when this process gets SIGTERM, SIGINT or SIGHUP.
+
+    ``then``: what the user who sent it is told.
+    """
 
     def end(number: int, _: FrameType | None) -> None:
-        raise KeyboardInterrupt(signal.Signals(number).name)
+        raise KeyboardInterrupt(*filter(None, (signal.Signals(number).name, then)))
 
     before: dict[int, Any] = {n: signal.signal(n, end) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     try:

@@ -23,7 +23,7 @@ from fedekd.flower.setup.keys import read_public_keys, renew_secret, shared_keys
 from fedekd.flower.supervise.diagnosis import disk_full, why_superlink_ended
 from fedekd.flower.supervise.launch import LARGEST, LAUNCH, NODES, TOLD
 from fedekd.flower.supervise.logs import Tail
-from fedekd.flower.supervise.processes import Child, alone, command, environment, say, stop, stopping
+from fedekd.flower.supervise.processes import AGAIN, Child, alone, command, environment, say, stop, stopping
 from fedekd.runs.federation_report import FederationReport, read_report
 
 RENEW = "make a new one with `fedekd server renew`"
@@ -119,7 +119,7 @@ class ServerSupervisor:
         self.warned_on = ""
 
     def run(self) -> FederationReport:
-        with stopping(self.children):
+        with stopping(self.children, AGAIN):
             while True:
                 try:
                     with self.superlink():
@@ -216,7 +216,8 @@ class ServerSupervisor:
                 if report.complete:
                     return report
             self.failures += 1
-            why = " ".join(state.details.split()) or f"it ended as {state.outcome}"
+            details = " ".join(state.details.split()).removeprefix("ServerApp failed with exception: ")
+            why = details or f"it ended as {state.outcome}"
             self._check_disk(why)
             if self.failures >= FAILURES:
                 raise FedekdError(
@@ -272,7 +273,10 @@ class ServerSupervisor:
         found = admit(superlink, self.server.nodes)
         self.keys = None if found.again else keys
         for name in found.came:
-            self.say(f"site {name} may join" + (" with its new key; the old one is void" if name in found.gone else ""))
+            self.say(
+                f"site {name} may join"
+                + (" with its new key; the old one is no longer valid" if name in found.gone else "")
+            )
         for name in found.gone:
             if name not in found.came:
                 self.say(f"site {name} may no longer join; to come back it needs a new key (`fedekd site key` there)")

@@ -15,16 +15,16 @@ from fedekd.errors import FedekdError
 from fedekd.files import write_whole
 from fedekd.flower import need_flower
 from fedekd.flower.patches import BEATING, SKIPPED
-from fedekd.flower.settings import ENDED, SiteSettings, read_site
+from fedekd.flower.settings import ENDED, OFFERED, SiteSettings, read_site
 from fedekd.flower.setup.certificates import ends_soon, read_certificate
 from fedekd.flower.setup.connection import Connection, NotChecked
-from fedekd.flower.setup.keys import read_node_key, renew_secret
+from fedekd.flower.setup.keys import read_node_key, readable_by_others, renew_secret
 from fedekd.flower.site.audit import record
 from fedekd.flower.supervise.diagnosis import NOT_LET_IN, SILENT, log_of, why_not_connected, why_supernode_ended
 from fedekd.flower.supervise.executor import OWN_APP
 from fedekd.flower.supervise.launch import LAUNCH
 from fedekd.flower.supervise.logs import Tail
-from fedekd.flower.supervise.processes import Child, alone, command, environment, say, stopping
+from fedekd.flower.supervise.processes import AGAIN, Child, alone, command, environment, say, stop, stopping
 
 PAUSE = 3.0  # seconds before a SuperNode is started again
 LOST = 60  # seconds a SuperNode tries to reach a server that does not answer before it is started anew
@@ -44,7 +44,7 @@ def run_site(path: str | Path, *, app: str = OWN_APP, say: Callable[[str], None]
     read_certificate(site.ca, "get it from the server's administrator, or set another `ca`")
     with alone(site.state):
         record(site.state, "start", fedekd=__version__, server=site.server)
-        if warning := ends_soon(site.ca, NEW_CA):
+        for warning in filter(None, (ends_soon(site.ca, NEW_CA), readable_by_others(site.key))):
             say(f"site {site.name}: {warning}")
         SiteSupervisor(site, file, app, say).run()
 
@@ -60,12 +60,13 @@ class SiteSupervisor:
         self.reasons: list[str] = []  # why there is no connection, as it was said since there last was one
         self.ended = self._ended()  # before we started
         self.over = False  # whether a federation has come to its end since we started
+        self.offer = self._offer()  # whether one is waiting for the administrator's decision
         self.crashes = 0
         self.known: tuple[bool, str] | None = None  # of the connection, as it was last written down
 
     def run(self) -> None:
         renew_secret(self.secret)
-        with stopping(self.children):
+        with stopping(self.children, AGAIN):
             self.say(f"site {self.site.name}: connecting to {self.site.server}")
             self._note("")
             node, executor = self.start_node(), self.start_executor()
@@ -74,6 +75,14 @@ class SiteSupervisor:
                 time.sleep(LOOK)
                 self._look_at(node)
                 heard.look()
+                if self._accepted():  # the server asks a site that refused again when it connects anew
+                    self.say(
+                        f"site {self.site.name}: the offer was accepted; connecting again, so that the server asks"
+                    )
+                    stop([node, executor])
+                    self.children.clear()
+                    self.connected = False
+                    node, executor = self.start_node(), self.start_executor()
                 if executor.code is not None:
                     executor = self._restart_executor(executor)
                 if node.code is not None:
@@ -109,10 +118,12 @@ class SiteSupervisor:
 
     def _hear(self, line: str) -> None:
         """Of heartbeats that did not get through, and of those that do again."""
+        if self.over:  # no wonder
+            return
         if SKIPPED in line:
-            why = line.partition(f"{SKIPPED}: ")[2]
-            self.say(f"site {self.site.name}: the server does not take this site's sign of life ({why}); trying again")
-            self._note(f"the server does not take this site's sign of life ({why})")
+            problem = f"the server does not accept this site's heartbeat ({line.partition(f'{SKIPPED}: ')[2]})"
+            self.say(f"site {self.site.name}: {problem}; trying again")
+            self._note(problem)
         elif BEATING in line:
             self.say(f"site {self.site.name}: connected again")
             self._note("")
@@ -127,6 +138,14 @@ class SiteSupervisor:
     def _ended(self) -> set[Path]:
         """The federations of which the server has said that they are complete."""
         return {path.parent for path in self.site.state.glob(f"*/{ENDED}")}
+
+    def _offer(self) -> bool:
+        return (self.site.state / OFFERED).exists()
+
+    def _accepted(self) -> bool:
+        """Whether the administrator has accepted an offer since the last look: it is then no longer kept."""
+        before, self.offer = self.offer, self._offer()
+        return before and not self.offer
 
     def _restart_node(self, node: Child) -> Child:
         self._end(node)
@@ -155,11 +174,11 @@ class SiteSupervisor:
 
     def _say_why(self, reason: str) -> None:
         """Each reason once, until there is a connection again."""
+        if self.over and reason.startswith(SILENT):
+            return
         self._note(reason)
         if reason not in self.reasons:
             self.reasons.append(reason)
-            if self.over and reason.startswith(SILENT):  # no wonder
-                return
             left = self.site.give_up - (time.monotonic() - self.last_good)
             self.say(
                 f"site {self.site.name}: {reason}; trying again for {left:.0f} s; "

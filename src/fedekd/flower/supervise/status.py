@@ -29,11 +29,14 @@ def server_status(path: str | Path) -> dict[str, Any]:
     server = read_server(path)
     report, federation = read_report(server.state), read_status(server.state)
     keys, unread = read_public_keys(server.nodes)
+    running = is_held(server.state)
+    for site in federation["sites"].values() if federation and not running else ():
+        site["online"] = False  # as it was when the server last wrote
     return {
         "kind": "server",
         "fedekd": __version__,
         "name": server.address,
-        "running": is_held(server.state),
+        "running": running,
         "complete": bool(report and report.complete),
         "federation": federation,
         "away": sorted({file.stem for file in keys} - set(federation["sites"] if federation else ())),
@@ -69,7 +72,7 @@ def site_status(path: str | Path) -> dict[str, Any]:
         "certificates": _ends(site.ca),
         "problems": [
             *filter(None, [connection.get("problem"), audit["problem"], ends_soon(site.ca, NEW_CA)]),
-            *([f"an offer waits for your word: fedekd site accept {path}"] if offer else []),
+            *([f"an offer is waiting for your decision: fedekd site accept {path}"] if offer else []),
         ],
         "free_bytes": shutil.disk_usage(site.state).free,
         "log": _last_lines(site.state / "log"),

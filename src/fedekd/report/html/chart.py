@@ -18,7 +18,7 @@ from fedekd.verdicts import Verdict
 
 Row = dict[str, Any]
 Spec = dict[str, Any]
-MANY = 40  # clients that a chart shows one by one
+MOST = 40  # clients that a chart shows one by one
 PAPER_MARK = {
     "type": "point", "shape": "diamond", "filled": True, "fill": "$surface", "stroke": "$ink", "size": 70, "opacity": 1,
     "strokeWidth": 1.5,
@@ -151,14 +151,14 @@ def zero_line(channel: str = "x") -> Spec:
 
 
 def lines_of(field: str | int, step: int) -> Spec:
-    """As high as the field has values, or so many; the page's script works it out, for Vega-Lite warns of what it does
-    itself."""
+    """A height of one step for each value of the field, or for so many; set by the page's script, since Vega-Lite warns
+    when it works out a height itself."""
     return {"usermeta": {"step": step, "rows": field}}
 
 
 def names(field: str, **axis: Any) -> Spec:
     """A vertical axis of names in the order of the rows."""
-    plain = {"title": None, "ticks": False, "domain": False, "labelLimit": 150}
+    plain = {"title": None, "ticks": False, "domain": False, "labelLimit": 220}
     return {"field": field, "type": "nominal", "sort": None, "axis": {**plain, **axis}}
 
 
@@ -216,6 +216,10 @@ class MetricScale:
     @property
     def delta_title(self) -> str:
         return "Δ, points" if self.unit.percent else f"Δ of {self.unit.name}"
+
+    @property
+    def interval_columns(self) -> list[ChartColumn]:
+        return [ChartColumn("low", "95 % from", self.delta), ChartColumn("high", "95 % to", self.delta)]
 
     def effect(self, delta: float) -> str:
         harm = self.unit.harm(delta)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from fedekd.report.html.chart import (
-    MANY,
+    MOST,
     Chart,
     ChartColumn,
     MetricScale,
@@ -22,7 +22,7 @@ from fedekd.report.html.chart import (
     variant,
     zero_line,
 )
-from fedekd.report.html.run_data import RunData, fewer
+from fedekd.report.html.run_data import RunData, extremes, fewer
 from fedekd.report.html.section import Block, Variants
 from fedekd.runs.transfer import ClientTransfer
 from fedekd.runs.verdict_text import Advice, advice_by_client, alone_label, caveats, decided
@@ -68,7 +68,7 @@ def _row(client: ClientTransfer, data: RunData) -> Row:
 
 def gains(data: RunData) -> Chart:
     scale, every = data.scale, client_rows(data)
-    rows = {key: _ends(group) for key, group in every.items()}
+    rows = {key: extremes(group) for key, group in every.items()}
     banded = any(row["low"] is not None for group in every.values() for row in group)
     floors = any(row["floor"] is not None for group in every.values() for row in group)
     named = any(row["model"] for group in every.values() for row in group)
@@ -86,19 +86,18 @@ def gains(data: RunData) -> Chart:
     ]
     if banded:
         columns += [
-            ChartColumn("low", "95 % from", scale.delta),
-            ChartColumn("high", "95 % to", scale.delta),
+            *scale.interval_columns,
             ChartColumn("detectable", "can show", scale.value),
         ]
     columns.append(ChartColumn("state", "verdict"))
     better = "right" if scale.unit.higher_is_better else "left"
     about = (
         "What each client gains with the chosen method over the best it can do alone; further "
-        f"{better} is better. Coloured, with ▲ or ▼, is what is clear; ■ is equivalent, ● undecided."
+        f"{better} is better. Colour and ▲ or ▼ mark what is clear; ■ is equivalent, ● undecided."
     )
     small = ""
     if floors:
-        small += "Floor: with the commonest class, or the mean, of its training rows for every answer. "
+        small += "Floor: the same answer for every row, the commonest class or the mean of its training rows. "
     if banded:
         about += " Lines are 95 % intervals of the gain: the fewer test rows, the wider."
         small += " ".join(caveats(list(data.transfer.values()), data.unit)[:2])
@@ -139,7 +138,7 @@ def advice(data: RunData) -> Block | None:
         key: {
             "decided": decided(group.values()),
             "rows": [(client, one.decision, one.reason) for (client, _), one in group.items()]
-            if len(group) <= MANY
+            if len(group) <= MOST
             else [],
         }
         for key, group in by.items()
@@ -152,10 +151,6 @@ def advice(data: RunData) -> Block | None:
     about += f" The methods compared are {', '.join(data.transfer)}." if several else ""
     block = Variants(("seed",), content, first, "Nothing is known of this seed.")
     return Block("advice.html", block, "Should each client join?", about)
-
-
-def _ends(rows: list[Row]) -> list[Row]:
-    return rows if len(rows) <= MANY else rows[: MANY // 2] + rows[-MANY // 2 :]
 
 
 def _spec(scale: MetricScale, columns: Sequence[ChartColumn], band: bool) -> Spec:
@@ -196,7 +191,7 @@ def gain_title(scale: MetricScale) -> str:
 def ranks(data: RunData) -> Chart | None:
     """Every client's gain in order; only where there are more than the chart of clients can show."""
     every = client_rows(data)
-    if max((len(group) for group in every.values()), default=0) <= MANY:
+    if max((len(group) for group in every.values()), default=0) <= MOST:
         return None
     scale = data.scale
     rows = {key: [{**row, "rank": i} for i, row in enumerate(group, start=1)] for key, group in every.items()}
@@ -226,5 +221,5 @@ def ranks(data: RunData) -> Chart | None:
             zero_line("y"),
         ],
     }
-    about = "Every client's gain over the best alone, from the worst to the best; coloured is what is clear."
+    about = "Every client's gain over the best alone, from the worst to the best; colour marks what is clear."
     return Chart("ranks", "All clients at a glance", about, spec, columns, rows, follows(data))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedekd.report.html.chart import MANY, Chart, ChartColumn, Choice, Row, Spec, lines_of, names, shades, variant
+from fedekd.report.html.chart import MOST, Chart, ChartColumn, Choice, Row, Spec, lines_of, names, shades, variant
 from fedekd.report.html.run_data import RunData
 from fedekd.runs.records import Details
 
@@ -12,7 +12,7 @@ CLASSES = 12  # more than that make no readable map
 def client_choice(data: RunData) -> Choice | None:
     """None where there is nothing to choose for: no matrices were kept, or they would be too many or too large."""
     known = any("confusion" in detail for detail in data.details.values())
-    if not known or len(data.names) > MANY or len(_classes(data)) > CLASSES:
+    if not known or len(data.names) > MOST or len(_classes(data)) > CLASSES:
         return None
     return Choice("client", "Client", tuple(data.names))
 

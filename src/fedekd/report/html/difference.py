@@ -10,7 +10,7 @@ from typing import Any
 
 from fedekd import metrics, verdicts
 from fedekd.report.html.run_data import RunData
-from fedekd.report.html.section import Block, Page, Section, Variants
+from fedekd.report.html.section import Block, Cell, Headline, Page, Section, Variants, cell, table
 from fedekd.runs.records import Record
 from fedekd.runs.row_results import compared, groups_of, rows_of
 from fedekd.runs.verdict_text import independence, interval, told
@@ -19,7 +19,6 @@ from fedekd.verdicts import EQUIVALENT, HARMED, HELPED, UNDECIDED, Comparison, V
 
 WORDS = {HARMED: "clearly worse", HELPED: "clearly better", EQUIVALENT: "equivalent", UNDECIDED: "undecided"}
 MARKS = {HARMED: "harmed", HELPED: "helped"}
-Cells = list[dict[str, str]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,10 +56,12 @@ def difference_page(two: TwoRuns) -> Page:
     lines = [f"{count(len(changed), 'setting')} {'differs' if len(changed) == 1 else 'differ'}."]
     if pairs:
         seeds = len({seed for _, seed, *_ in pairs})
-        lines.append(f"On {count(seeds, 'seed')} both have the same clients and test rows: there clients are compared.")
+        lines.append(
+            f"On {count(seeds, 'seed')} both have the same clients and test rows, so their clients are compared."
+        )
     else:
-        lines.append("No method and seed has the same clients and test rows in both: only means can be compared.")
-    head = {"title": f"{two.names[0]} and {two.names[1]}", "tone": "", "lines": lines, "sure": "", "figures": []}
+        lines.append("No method and seed has the same clients and test rows in both, so only means can be compared.")
+    title = f"{two.names[0]} and {two.names[1]}"
     sections = [
         Section("settings", "What differs", [_settings(two, changed)] if changed else []),
         Section("methods", "Method by method", [_methods(two, pairs)]),
@@ -68,8 +69,8 @@ def difference_page(two: TwoRuns) -> Page:
     ]
     datasets = " and ".join(dict.fromkeys(data.first["dataset"] for data in two.data))
     kicker = f"{datasets} · two runs side by side · {two.unit.name}"
-    hero = Variants(("method",), {"": head}, "")
-    return Page(f"{two.names[0]} and {two.names[1]}", kicker, hero, [s for s in sections if s.parts], ())
+    hero = Variants(("method",), {"": Headline(title, lines)}, "")
+    return Page(title, kicker, hero, [s for s in sections if s.parts], ())
 
 
 # --- settings ----------------------------------------------------------------------------------------------
@@ -89,7 +90,7 @@ def _facts(data: RunData, labels: Sequence[str]) -> dict[str, str]:
         "dataset": first["dataset"],
         "methods": ", ".join(data.labels),
         "seeds": ", ".join(map(str, data.seeds)),
-        **{name: value for name, value in partition.items() if name not in ("fingerprint", "seed", "alpha")},
+        **{name: value for name, value in partition.items() if name not in ("fingerprint", "seed", "alpha", "fold")},
         "split seed": partition["seed"] if partition.get("fixed") else None,
         "alpha": first["alpha"],
     }
@@ -103,7 +104,7 @@ def _facts(data: RunData, labels: Sequence[str]) -> dict[str, str]:
 
 def _settings(two: TwoRuns, changed: Mapping[str, tuple[str, str]]) -> Block:
     rows = [([name], [_words(text or "–") for text in values]) for name, values in changed.items()]
-    return _block("Settings", ["setting"], [("", name) for name in two.names], rows, [])
+    return table("Settings", ["setting"], [("", name) for name in two.names], rows)
 
 
 # --- figures -----------------------------------------------------------------------------------------------
@@ -120,7 +121,7 @@ def _methods(two: TwoRuns, pairs: Sequence[tuple[str, int, Record, Record]]) -> 
             gap, found = unit.delta(fmean(gaps)), metrics.paired_interval(gaps)
             between = " to ".join(unit.delta(x) for x in found) if found else ""
         states = [told(data.transfer[label]) if label in data.transfer else "–" for data in two.data]
-        rows.append(([label], [*map(_cell, means), _cell(gap, between), *map(_words, states)]))
+        rows.append(([label], [*map(cell, means), cell(gap, between), *map(_words, states)]))
     percent = ", %" if unit.percent else ""
     figures = (*two.names, f"{two.names[1]} minus {two.names[0]}")
     columns = [(f"mean {unit.name}{percent}", name) for name in figures] + [("clients", name) for name in two.names]
@@ -129,7 +130,7 @@ def _methods(two: TwoRuns, pairs: Sequence[tuple[str, int, Record, Record]]) -> 
         "and test rows, with a 95 % interval paired by seed where there are several.",
         "Clients: each against the best it can do alone, in its own run.",
     ]
-    return _block("Means over clients and seeds", ["method"], columns, rows, notes)
+    return table("Means over clients and seeds", ["method"], columns, rows, notes)
 
 
 def _mean(data: RunData, label: str, unit: Unit) -> str:
@@ -153,31 +154,16 @@ def _clients(two: TwoRuns, pairs: Sequence[tuple[str, int, Record, Record]]) -> 
     clear = "Clearly: at the 5 % level over all lines of this table (Holm's method)."
     when = "; ".join(f"{name} {data.after}" for name, data in zip(two.names, two.data, strict=True))
     notes = [f"{when}. {independence(group)}. {clear}"]
-    return _block("Every client that both runs have", ["method", "client", "seed"], columns, rows, notes)
+    return table("Every client that both runs have", ["method", "client", "seed"], columns, rows, notes)
 
 
-def _client(values: tuple[float, float], verdict: Verdict | None, unit: Unit) -> Cells:
+def _client(values: tuple[float, float], verdict: Verdict | None, unit: Unit) -> list[Cell]:
     gap = unit.delta(values[1] - values[0])
     if verdict is None:
-        return [*(_cell(unit.value(value)) for value in values), _cell(gap), _cell("no test rows kept")]
-    state = {**_cell(WORDS[verdict.state]), "mark": MARKS.get(verdict.state, "")}
-    return [*(_cell(unit.value(value)) for value in values), _cell(gap, interval(verdict, unit)), state]
+        return [*(cell(unit.value(value)) for value in values), cell(gap), cell("no test rows kept")]
+    state = cell(WORDS[verdict.state], mark=MARKS.get(verdict.state, ""))
+    return [*(cell(unit.value(value)) for value in values), cell(gap, interval(verdict, unit)), state]
 
 
-def _cell(main: str, small: str = "") -> dict[str, str]:
-    return {"main": main, "small": small, "paper": "", "mark": ""}
-
-
-def _words(text: str) -> dict[str, str]:
-    return {**_cell(text), "mark": "words"}
-
-
-def _block(
-    title: str,
-    heads: Sequence[str],
-    columns: Sequence[tuple[str, str]],
-    rows: Sequence[tuple[list[str], Cells]],
-    notes: Sequence[str],
-) -> Block:
-    table = {"title": title, "heads": heads, "columns": columns, "notes": notes}
-    return Block("table.html", {"table": table, "rows": rows, "open": True})
+def _words(text: str) -> Cell:
+    return cell(text, mark="words")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedekd.report.federation import by_interval, cells, verdict, verdicts
@@ -19,16 +20,21 @@ from fedekd.report.html.chart import (
     tooltip,
     zero_line,
 )
-from fedekd.report.html.section import Block, Page, Section, Variants
+from fedekd.report.html.section import Block, Cell, Headline, Page, Section, Variants, cell, table
 from fedekd.runs.federation_report import FederationReport, SiteRow
 from fedekd.units import count, duration, volume
 from fedekd.verdicts import HARMED, HELPED, UNDECIDED
 
 ONCE = "A federation runs once, so nobody knows how it would have ended with another seed."
-INTERVAL = "Clearly: the 95 % interval of Δ over the site's test rows leaves out zero."
+HOLM = (
+    "Clearly: at the 5 % level over all sites that share a verdict (Holm's method). Each compares the method with the "
+    "best of what it trained alone, each at the round that its validation rows prefer, on its own test rows, which are "
+    "assumed independent unless it named a group."
+)
+INTERVAL = "Clearly: at the 5 % level over all sites that share their Δ (Holm's method), by intervals over test rows."
 OWN = "Each site's own report, on its own disk, has its numbers."
-VERDICT = "Coloured, as ▲ or ▼: a clear verdict against the best that the site can do alone, where it shares one. "
-SIGN = "Coloured, as ▲ or ▼, where the interval leaves out zero. "
+VERDICT = "Colour and ▲ or ▼ mark a clear verdict against the best that the site can do alone, where it shares one. "
+SIGN = "Colour and ▲ or ▼ mark intervals that leave out zero. "
 
 
 def federation_page(report: FederationReport) -> Page:
@@ -43,52 +49,29 @@ def federation_page(report: FederationReport) -> Page:
     return Page("Federation: did joining help?", " · ".join(["Federation", *parts]), hero, sections, ())
 
 
-def _headline(report: FederationReport) -> dict[str, Any]:
-    if report.states:
-        return _judged(report)
-    known, harmed, silent = report.known, report.surely_harmed, len(report.sites) - len(report.known)
-    helped = report.surely_helped
-    return {
-        "title": f"{report.method}: {by_interval(report)}" if known else "No site shares its Δ",
-        "tone": "harm" if harmed else "help" if helped else "",
-        "lines": [f"No Δ is known of {count(silent, 'site')}. {OWN}"] if silent else [],
-        "sure": f"{INTERVAL} {ONCE}" if known else "",
-        "figures": [
-            (f"{harmed} of {len(known)}", "sites clearly harmed", "harm" if harmed else ""),
-            (f"{helped} of {len(known)}", "sites clearly helped", "help" if helped else ""),
-            *_costs(report),
+def _headline(report: FederationReport) -> Headline:
+    """By the verdicts that sites share; where none shares one, by the intervals of Δ."""
+    if states := Counter(report.states.values()):
+        harmed, helped, known, what = states[HARMED], states[HELPED], states.total(), "verdict"
+        title, sure = verdicts(report), f"{HOLM} {ONCE}"
+    else:
+        harmed, helped, known, what = report.surely_harmed, report.surely_helped, len(report.known), "Δ"
+        title = f"{report.method}: {by_interval(report)}" if known else "No site shares its Δ"
+        sure = f"{INTERVAL} {ONCE}" if known else ""
+    silent = len(report.sites) - known
+    return Headline(
+        title,
+        [f"No {what} is known of {count(silent, 'site')}. {OWN}"] if silent else [],
+        tone="harm" if harmed else "help" if helped else "",
+        sure=sure,
+        figures=[
+            (f"{harmed} of {known}", "sites clearly harmed", "harm" if harmed else ""),
+            (f"{helped} of {known}", "sites clearly helped", "help" if helped else ""),
+            (volume(report.bytes_up), "sent by the sites", ""),
+            (volume(report.bytes_down), "sent to the sites", ""),
+            (duration(report.seconds), "in all", ""),
         ],
-    }
-
-
-def _judged(report: FederationReport) -> dict[str, Any]:
-    """Where sites share their verdict."""
-    found = Counter(report.states.values())
-    total, silent = found.total(), len(report.sites) - found.total()
-    clear = (
-        "Clearly: at the 5 % level over all sites that share a verdict (Holm's method). Each compares the method "
-        "after the last round with the best of what it trained alone, on its own test rows, which are assumed "
-        "independent."
     )
-    return {
-        "title": verdicts(report),
-        "tone": "harm" if found[HARMED] else "help" if found[HELPED] else "",
-        "lines": [f"No verdict is known of {count(silent, 'site')}. {OWN}"] if silent else [],
-        "sure": f"{clear} {ONCE}",
-        "figures": [
-            (f"{found[HARMED]} of {total}", "sites clearly harmed", "harm" if found[HARMED] else ""),
-            (f"{found[HELPED]} of {total}", "sites clearly helped", "help" if found[HELPED] else ""),
-            *_costs(report),
-        ],
-    }
-
-
-def _costs(report: FederationReport) -> list[tuple[str, str, str]]:
-    return [
-        (volume(report.bytes_up), "sent by the sites", ""),
-        (volume(report.bytes_down), "sent to the sites", ""),
-        (duration(report.seconds), "in all", ""),
-    ]
 
 
 def _effect(report: FederationReport, site: SiteRow, scale: MetricScale) -> str:
@@ -172,31 +155,32 @@ def _deltas(report: FederationReport, scale: MetricScale) -> Chart:
 
 
 def _table(report: FederationReport, scale: MetricScale) -> Block:
-    def cell(text: str, mark: str = "") -> dict[str, str]:
-        return {"main": text, "small": "", "paper": "", "mark": mark}
-
-    def row(site: SiteRow) -> tuple[list[str], list[dict[str, str]]]:
+    def row(site: SiteRow) -> tuple[list[str], list[Cell]]:
         *first, delta = cells(site, scale.unit)
         effect = _effect(report, site, scale)
         judged = [cell(verdict(report, site))] if report.states else []
         mark = effect if effect in (HELPED, HARMED) else ""
-        return [str(site.get("name", "?"))], [*map(cell, first), cell(delta, mark), *judged]
+        return [str(site.get("name", "?"))], [*map(cell, first), cell(delta, mark=mark), *judged]
 
     heads = ["training samples", f"alone, {_unit(scale)}", f"with the federation, {_unit(scale)}", scale.delta_title]
     heads += ["verdict"] if report.states else []
-    table = {"title": "In figures", "heads": ["site"], "columns": [("", head) for head in heads], "notes": []}
-    return Block("table.html", {"table": table, "rows": [row(site) for site in report.sites], "open": True})
+    return table("In figures", ["site"], [("", head) for head in heads], [row(site) for site in report.sites])
 
 
 def _unit(scale: MetricScale) -> str:
     return "%" if scale.unit.percent else scale.unit.name
 
 
+def refusals(refused: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Why answers did not count, by visit and site: a visit that failed as a whole was done again."""
+    reasons: dict[str, str] = {}
+    for one in refused:
+        place = f"visit {one['visit'] + 1}, {one['site']}"
+        reasons[place] = "; ".join(filter(None, [reasons.get(place), one["reason"]]))
+    return reasons
+
+
 def _groups(report: FederationReport) -> dict[str, dict[str, str]]:
-    refused: dict[str, str] = {}
-    for one in report.refused:
-        place = f"visit {one['visit'] + 1}, {one['site']}"  # one that failed as a whole was done again
-        refused[place] = "; ".join(filter(None, [refused.get(place), one["reason"]]))
     return {
         "Federation": {
             "method": report.method,
@@ -208,6 +192,6 @@ def _groups(report: FederationReport) -> dict[str, dict[str, str]]:
             "time": duration(report.seconds),
         },
         "What the server saw": report.server_view,
-        "Answers that did not count": refused or {"none": "every answer counted"},
+        "Answers that did not count": refusals(report.refused) or {"none": "every answer counted"},
         "Privacy budgets spent": report.budgets() or {"none": "no site reported one"},
     }

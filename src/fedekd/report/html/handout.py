@@ -36,22 +36,23 @@ def render_handout(data: RunData, site: str) -> str:
         one for (client, _), one in advice_by_client(data.transfer.values(), data.unit).items() if client == site
     )
     percent = ", %" if data.unit.percent else ""
-    title = {JOIN: f"{site} should join", STAY: f"{site} should stay alone"}
+    called, first = (f"client {site}", f"Client {site}") if site.isdigit() else (site, site)  # as a sentence begins
+    title = {JOIN: f"{first} should join", STAY: f"{first} should stay alone"}
     row = next(client for client in data.first["clients"] if client["id"] == site)
     return (
         environment()
         .get_template("handout.html")
         .render(
             style=Markup(asset("handout.css").replace("/*light*/", palette.variables(palette.LIGHT))),
-            site=site,
-            title=title.get(decision, f"Whether {site} should join is not yet known"),
+            site=called,
+            title=title.get(decision, f"Whether {called} should join is not yet known"),
             reason=reason[0].upper() + reason[1:] + ".",
             about=_about(data),
             chart=Markup(_chart(data, clients)),
             heads=["method", f"alone{percent}", f"with the method{percent}", "gain", "95 % interval", "verdict"],
             rows=[_row(data, label, client) for label, client in clients.items()],
             meaning=[(STATES[state], words) for state, words in MEANING.items()],
-            held=_held(data, site, row),
+            held=_held(data, first, row),
             facts=_facts(data),
             version=__version__,
         )
@@ -100,12 +101,12 @@ def _about(data: RunData) -> str:
     )
 
 
-def _held(data: RunData, site: str, row: Any) -> str:
+def _held(data: RunData, called: str, row: Any) -> str:
     rows = f"{row['n_train']:,} training, {row['n_val']:,} validation and {row['n_test']:,} test rows"
-    floor = data.floor(site, data.seeds)
+    floor = data.floor(row["id"], data.seeds)
     least = "" if floor is None else f" The same answer for every test row would give {data.unit.value(floor)}."
     model = f" Its model: {row['model']}." if row.get("model") else ""
-    return f"{site} has {rows}.{model}{least}"
+    return f"{called} has {rows}.{model}{least}"
 
 
 def _facts(data: RunData) -> str:
@@ -133,7 +134,12 @@ def _chart(data: RunData, clients: dict[str, ClientTransfer]) -> str:
         for label, one in clients.items()
         if one.verdict is not None
     ]
-    x = {"field": "gain", "type": "quantitative", "title": gain_title(data.scale), "axis": {"tickCount": 6}}
+    x = {
+        "field": "gain",
+        "type": "quantitative",
+        "title": gain_title(data.scale),
+        "axis": {"tickCount": 6, "labelOverlap": True},
+    }
     layers: list[Spec] = [
         zero_line(),
         {

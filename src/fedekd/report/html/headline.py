@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from statistics import fmean
-from typing import Any
 
 from fedekd.report.html.recommendation import what_sites_should_do, which_method
 from fedekd.report.html.run_data import RunData
+from fedekd.report.html.section import Headline
 from fedekd.report.html.words import between
 from fedekd.runs.summary import PARTITIONS
 from fedekd.runs.transfer import ClientTransfer, MethodTransfer
@@ -25,13 +25,14 @@ def kicker(data: RunData) -> str:
         f"Dirichlet α = {alpha:g}" if alpha is not None else PARTITIONS.get(kind, ""),
         count(len(first["clients"]), "client"),
         f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds",
+        *([f"{first['partition']['folds']} folds"] if "folds" in first["partition"] else []),
         count(params["rounds"], "round"),
         data.unit.name,
     ]
     return " · ".join(part for part in parts if part)
 
 
-def headline(data: RunData, label: str) -> dict[str, Any]:
+def headline(data: RunData, label: str) -> Headline:
     """A title, the sentences below it and the parts of Δ, for one method."""
     unit, method = data.unit, data.transfer[label]
     states = method.states
@@ -41,19 +42,17 @@ def headline(data: RunData, label: str) -> dict[str, Any]:
     if unit.harm(worst.parts["gain"]) > 0:
         where = f" (seed {worst.seeds[0]})" if len(method.seeds) > 1 and not method.one_split else ""
         lines.append(f"Worst off is client {worst.client}{where}: {_change(unit, worst)}.")
-    return {
-        "title": f"{label}: {told(method)}",
-        "use": [
-            line for line in (*which_method(list(data.transfer.values()), unit), what_sites_should_do(data)) if line
-        ],
-        "tone": "harm" if states.get(HARMED) else "help" if states.get(HELPED) else "",
-        "lines": lines,
-        "sure": " ".join([_sure(unit, method), *caveats([method], unit)[-1:]]).strip(),
-        "figures": [
+    return Headline(
+        f"{label}: {told(method)}",
+        lines,
+        tone="harm" if states.get(HARMED) else "help" if states.get(HELPED) else "",
+        sure=" ".join([_sure(unit, method), *caveats([method], unit)[-1:]]).strip(),
+        figures=[
             (unit.delta(found["mean"]) + (" points" if unit.percent else ""), PARTS[part], "")
             for part, found in method.summary.items()
         ],
-    }
+        use=[line for line in (*which_method(list(data.transfer.values()), unit), what_sites_should_do(data)) if line],
+    )
 
 
 def _average(unit: Unit, mean: float, label: str, menu: bool) -> str:
@@ -78,14 +77,11 @@ def _sure(unit: Unit, method: MethodTransfer) -> str:
     interval, over_rows = method.summary["gain"]["interval"], method.summary["gain"]["over_rows"]
     if interval is None:
         return f"Over test rows, the 95 % interval of the mean gain is {between(over_rows, unit)}." if over_rows else ""
-    worst, best = sorted((unit.harm(x) for x in interval), reverse=True)
-    reading = (
-        "all of it on the harmed side: chance in the seeds does not explain it"
-        if best > 0
-        else "all of it on the better side: chance in the seeds does not explain it"
-        if worst < 0
-        else "which includes zero: it may be chance"
-    )
+    reading = {
+        1: "all of it on the better side: chance in the seeds does not explain it",
+        -1: "all of it on the harmed side: chance in the seeds does not explain it",
+        0: "which includes zero: it may be chance",
+    }[unit.direction(interval)]
     few = " With so few seeds the interval is wide." if len(method.seeds) < 5 else ""
     seeds = len(method.seeds)
     return (

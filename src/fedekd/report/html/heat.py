@@ -15,7 +15,7 @@ def heat_rows(data: StudyData, task: str) -> list[dict[str, Any]]:
     """One row per method and cell; ``shade`` runs from -1 (harm) to 1 (help), stretched near zero."""
     rows = []
     for label in data.compared:
-        for dataset, alpha in data.columns(task):
+        for dataset, alpha in data.study.columns(task):
             figures = data.delta(label, (dataset, alpha))
             if figures:
                 place = {"method": label, "dataset": dataset_title(dataset), "alpha": alpha_title(alpha)}
@@ -72,8 +72,7 @@ def _columns(scale: MetricScale, *first: ChartColumn) -> list[ChartColumn]:
     return [
         *first,
         ChartColumn("mean", scale.delta_title, scale.delta),
-        ChartColumn("low", "95 % from", scale.delta),
-        ChartColumn("high", "95 % to", scale.delta),
+        *scale.interval_columns,
         ChartColumn("verdict", "verdict"),
         ChartColumn("clients", "clients or client-runs"),
         ChartColumn("seeds", "seeds"),
@@ -81,7 +80,7 @@ def _columns(scale: MetricScale, *first: ChartColumn) -> list[ChartColumn]:
 
 
 WORDS = (
-    "Blue cells gained, orange ones lost; bold figures are those whose 95 % interval over seeds leaves zero out. "
+    "Blue cells gained, orange ones lost; bold figures are those whose 95 % interval over seeds leaves out zero. "
     "Shades are stretched near zero."
 )
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from fedekd.report.html.chart import MANY, Chart, ChartColumn, Row, Spec, lines_of, names, shades, variant
+from fedekd.report.html.chart import MOST, Chart, ChartColumn, Row, Spec, lines_of, names, shades, variant
 from fedekd.report.html.run_data import RunData, fewer
 from fedekd.runs.records import Details
 
@@ -31,7 +31,7 @@ def holdings_rows(data: RunData) -> dict[str, list[Row]]:
             }
             for one in detail["partition"]
         ]
-        largest = {row["client"] for row in sorted(held, key=lambda row: -row["total"])[:MANY]}
+        largest = {row["client"] for row in sorted(held, key=lambda row: -row["total"])[:MOST]}
         rows[variant(s)] = [row for row in held if row["client"] in largest]
     return rows
 
@@ -60,10 +60,10 @@ def holdings(data: RunData) -> Chart:
     columns = [ChartColumn("client", "client"), ChartColumn("total", "all rows", ",")]
     columns += [ChartColumn(name, title, ",") for name, title in SPLITS.items()]
     columns += [ChartColumn("counts", label, ",", index=i) for i, label in enumerate(labels)]
-    what = "ranges of the target" if regression else "classes"
-    about = f"How many samples of the {what} each client holds; the stronger the colour, the more; blank is none."
-    about += " The table has its rows of training, validation and test beside them."
-    about += fewer(len(data.names), MANY, "largest")
+    what = "range of the target" if regression else "class"
+    about = f"How many samples of each {what} each client holds; the stronger the colour, the more; blank is none."
+    about += " The table also counts its training, validation and test rows."
+    about += fewer(len(data.names), MOST, "largest")
     spec: Spec = {
         **lines_of("client", 28),
         "transform": [{"flatten": ["counts", "labels"], "as": ["count", "label"]}],
@@ -76,7 +76,7 @@ def holdings(data: RunData) -> Chart:
                 "scale": {"domain": labels},
                 "axis": {
                     "orient": "top",
-                    "labelAngle": -35 if _long(labels) else 0,
+                    "labelAngle": -35 if max(map(len, labels), default=0) > 4 else 0,
                     "labelLimit": 90,
                     "ticks": False,
                     "domain": False,
@@ -98,12 +98,8 @@ def holdings(data: RunData) -> Chart:
             *([_numbers()] if len(labels) <= 12 else []),
         ],
     }
-    empty = "This folder holds no details of the split, such as older versions of fedekd left none."
+    empty = "This folder holds no details of the split; older versions of fedekd left none."
     return Chart("holdings", "Who holds which labels", about, spec, columns, rows, ("seed",), empty=empty)
-
-
-def _long(labels: list[str]) -> bool:
-    return max(map(len, labels), default=0) > 4
 
 
 def _numbers() -> Spec:

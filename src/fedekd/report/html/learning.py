@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedekd.report.html.chart import MANY, Chart, ChartColumn, Row, Spec, tooltip, variant
+from fedekd.report.html.chart import MOST, Chart, ChartColumn, Row, Spec, tooltip, variant
 from fedekd.report.html.run_data import RunData
 from fedekd.runs.records import Record
 from fedekd.runs.transfer import twin_label
@@ -58,7 +58,7 @@ def client_curves(data: RunData) -> dict[str, list[Row]]:
 
 
 def _with_ends(rows: dict[str, list[Row]], line: str, field: str) -> dict[str, list[Row]]:
-    """With ``at`` in each line's last row: where its name stands, so that names do not lie on one another."""
+    """Add ``at`` to each line's last row: where its name is written, so that names do not overlap."""
     for group in rows.values():
         named = [row for row in group if not row.get("twin_of")]
         last = {row[line]: row for row in named}
@@ -73,7 +73,7 @@ def _with_ends(rows: dict[str, list[Row]], line: str, field: str) -> dict[str, l
 
 
 def _apart(places: Sequence[float], least: float) -> list[float]:
-    """Ascending places moved as little as it takes to lie ``least`` apart."""
+    """Ascending positions, moved as little as needed to be at least ``least`` apart."""
     blocks: list[list[float]] = []  # sum of where they would begin, and how many
     for k, place in enumerate(places):
         blocks.append([place - k * least, 1])
@@ -191,7 +191,7 @@ def validation_losses(data: RunData) -> Chart:
     columns = [ChartColumn("method", "method"), ChartColumn("round", "round"), ChartColumn("loss", "loss", ".4f")]
     about = (
         "The loss on validation rows after each round, mean over the clients. Where it rises while training goes on, "
-        f"a method learns its training rows by heart. Blue: the chosen method; {_twin(data)}dashed: training alone."
+        f"a method overfits. Blue: the chosen method; {_twin(data)}dashed: training alone."
     )
     return Chart(
         "losses",
@@ -252,7 +252,7 @@ def two_losses(data: RunData) -> Chart:
     ends = [_label(f"datum.rows === '{name}'", "rows", color=SERIES[name]) for name in names]
     about = (
         "The chosen method's mean loss over the clients, on at most 200 of each client's training rows and on its "
-        "validation rows. Where the two part, the models fit their training rows and not the data."
+        "validation rows. Where the two diverge, the models overfit."
     )
     return Chart(
         "two-losses",
@@ -282,7 +282,7 @@ def clients_learning(data: RunData) -> Chart:
         "mark": {"type": "line", "color": "$ink", "strokeWidth": 2.5, "strokeDash": [2, 3], "aria": False},
         "encoding": {"x": _rounds(), "y": {**y, "aggregate": "mean"}},
     }
-    many = len(data.names) > MANY
+    many = len(data.names) > MOST
     if many:
         rows, columns = (
             _bands(rows),

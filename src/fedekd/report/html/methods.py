@@ -65,7 +65,7 @@ def strip(data: RunData) -> Chart:
     columns = [
         ChartColumn("method", "method"),
         ChartColumn("mean", "mean gain", scale.delta),
-        *([ChartColumn("low", "95 % from", scale.delta), ChartColumn("high", "95 % to", scale.delta)] if known else []),
+        *(scale.interval_columns if known else []),
         ChartColumn("worst", "lowest gain of a client", scale.delta),
         ChartColumn("best", "highest", scale.delta),
         ChartColumn("states", "clients"),
@@ -82,11 +82,11 @@ def strip(data: RunData) -> Chart:
     else:
         about = (
             f"One mark for every client{' and seed' if several and not data.one_split else ''}: its gain over the best "
-            f"alone, {gain} of the line better, {loss} worse. Coloured, as ▲ or ▼, is what is clear."
+            f"alone, {gain} of the line better, {loss} worse. Colour and ▲ or ▼ mark what is clear."
         )
     about += " The tall bar is the mean"
     about += f", with its {over(data)}" if known else ""
-    about += "; the ring is round the client that loses most."
+    about += "; a ring marks the client that loses most."
     about += about_models(data) if known else ""
     if "type" in axis:
         about += " The axis is stretched near zero, so that small differences can be seen beside large ones."
@@ -201,16 +201,13 @@ def parts(data: RunData) -> Chart | None:
         ChartColumn("method", "method"),
         ChartColumn("part", "part"),
         ChartColumn("mean", "mean", scale.delta),
-        *([ChartColumn("low", "95 % from", scale.delta), ChartColumn("high", "95 % to", scale.delta)] if known else []),
+        *(scale.interval_columns if known else []),
     ]
     words = list(PARTS.values())
     unit = "points" if scale.unit.percent else scale.unit.name
-    inks = {"domain": words, "range": ["$muted", "$other", "$accent", "$ink"]}
     x: Spec = {"field": "mean", "type": "quantitative", "title": f"mean over clients, {unit}", "axis": {"tickCount": 7}}
-    look: Spec = {
-        "color": {"field": "part", "type": "nominal", "scale": inks, "legend": {"title": None, "orient": "top"}},
-    }
-    shape = {"field": "part", "type": "nominal", "scale": shapes(words), "legend": {"title": None, "orient": "top"}}
+    by_part: Spec = {"field": "part", "type": "nominal", "legend": {"title": None, "orient": "top"}}
+    colour = {**by_part, "scale": {"domain": words, "range": ["$muted", "$other", "$accent", "$ink"]}}
     spec: Spec = {
         **lines_of("method", 64),
         "encoding": {
@@ -222,11 +219,11 @@ def parts(data: RunData) -> Chart | None:
             zero_line(),
             {
                 "mark": {"type": "rule", "strokeWidth": 1.5, "aria": False},
-                "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}, **look},
+                "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "color": colour},
             },
             {
                 "mark": {"type": "point", "filled": True, "size": 90, "opacity": 1},
-                "encoding": {"x": x, **look, "shape": shape},
+                "encoding": {"x": x, "color": colour, "shape": {**by_part, "scale": shapes(words)}},
             },
         ],
     }

@@ -26,7 +26,10 @@
     if (Array.isArray(part)) return part.map(paint);
     if (part && typeof part === "object") {
       const painted = Object.fromEntries(Object.entries(part).map(([k, v]) => [k, paint(v)]));
-      return painted.columns && narrow ? { ...painted, columns: 1 } : painted; // a legend on a phone
+      if (!narrow) return painted;
+      if (painted.columns) painted.columns = 1; // a legend on a phone
+      if (painted.labelLimit) painted.labelLimit = Math.min(painted.labelLimit, 150);
+      return painted;
     }
     return part;
   };
@@ -81,7 +84,6 @@
     canvas.replaceChildren();
     if (!rows.length) return fillTable(id);
     const params = Object.values(choices).map((choice) => ({ name: choice.name, value: choice.options[state[choice.name]] }));
-    params.push({ name: "dark", value: dark() });
     const { step, rows: by, least } = chart.spec.usermeta ?? {};
     narrow = innerWidth < 600 || canvas.clientWidth < 420;
     const lines = typeof by === "number" ? by : new Set(rows.map((row) => row[by])).size;
@@ -244,8 +246,9 @@
     });
   }
   for (const id of Object.keys(charts)) {
-    document.getElementById(id).querySelector(".data").addEventListener("toggle", () => fillTable(id));
-    for (const button of document.querySelectorAll(`#${id} [data-save]`)) {
+    const figure = document.getElementById(id); // no selector: a method's name may hold a colon
+    figure.querySelector(".data").addEventListener("toggle", () => fillTable(id));
+    for (const button of figure.querySelectorAll("[data-save]")) {
       button.addEventListener("click", () => taken[button.dataset.save](id, charts[id]));
     }
   }

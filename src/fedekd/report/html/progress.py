@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 
-from fedekd.report.html.section import Block, Page, Section, Variants
+from fedekd.report.html.federation import refusals
+from fedekd.report.html.section import Block, Headline, Page, Section, Variants, cell, table
 from fedekd.report.monitoring import HEADS, site_rows
 from fedekd.runs.federation_report import SECURE
 from fedekd.runs.federation_status import FederationStatus
@@ -18,37 +19,25 @@ def progress_page(status: FederationStatus) -> Page:
     sites = status["sites"].values()
     secure = status.get("aggregation") == SECURE
     when = datetime.fromtimestamp(status["updated"], UTC)
-    hero = {
-        "title": f"{status['done']} of {status['visits']} visits are done",
-        "tone": "",
-        "lines": [
+    head = Headline(
+        f"{status['done']} of {status['visits']} visits are done",
+        [
             f"Now: {status['stage']}, for {duration(max(0.0, time.time() - status['began']))}; a site has "
             f"{duration(status['deadline'])} to answer. The server told this on {when:%Y-%m-%d at %H:%M:%S} UTC.",
             *(["The server sees only sums of what sites send (secure aggregation)."] if secure else []),
             "Whether joining helped is known after the last visit.",
         ],
-        "sure": "",
-        "figures": [
+        figures=[
             (f"{sum(site['online'] for site in sites)} of {len(sites)}", "sites connected", ""),
             (volume(sum(site["bytes_up"] for site in sites)), "sent by the sites", ""),
             (volume(sum(site["bytes_down"] for site in sites)), "sent to the sites", ""),
         ],
-    }
-    refused: dict[str, str] = {}
-    for one in status["refused"]:
-        place = f"visit {one['visit'] + 1}, {one['site']}"
-        refused[place] = "; ".join(filter(None, [refused.get(place), one["reason"]]))
-    table = {"title": "Site by site", "heads": ["site"], "columns": [("", head) for head in TITLES], "notes": []}
-    rows = [
-        ([name], [{"main": c, "small": "", "paper": "", "mark": ""} for c in row]) for name, row in site_rows(status)
-    ]
+    )
+    rows = [([name], [cell(text) for text in told]) for name, told in site_rows(status)]
+    refused = refusals(status["refused"]) or {"none": "every answer counted so far"}
     sections = [
-        Section("sites", "The sites", [Block("table.html", {"table": table, "rows": rows, "open": True})]),
-        Section(
-            "answers",
-            "Answers that did not count",
-            [Block("settings.html", {"": refused or {"none": "every answer counted so far"}})],
-        ),
+        Section("sites", "The sites", [table("Site by site", ["site"], [("", head) for head in TITLES], rows)]),
+        Section("answers", "Answers that did not count", [Block("settings.html", {"": refused})]),
     ]
     parts = ["Federation", count(len(sites), "site"), f"{count(status['rounds'], 'round')} of {status['method']}"]
-    return Page("Federation: how far it is", " · ".join(parts), Variants((), {"": hero}, ""), sections, ())
+    return Page("Federation: how far it is", " · ".join(parts), Variants((), {"": head}, ""), sections, ())

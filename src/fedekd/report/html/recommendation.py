@@ -33,7 +33,7 @@ def which_method(methods: Sequence[MethodTransfer], unit: Unit) -> list[str]:
         )
     else:
         sure = f"{lower}95 % interval {between(interval, unit)}, paired over {len(best.seeds)} seeds"
-        if max(map(unit.harm, interval)) < 0:
+        if unit.direction(interval) > 0:
             first = f"Use {best.label}: its mean gain over {alone} is {signed(gain, unit)} ({sure})."
         else:
             first = (
@@ -52,7 +52,7 @@ def _against(best: MethodTransfer, other: MethodTransfer, unit: Unit) -> str:
     interval = metrics.paired_interval(differences)
     if interval is None or not all(map(math.isfinite, interval)) or not any(differences):
         return ""
-    clear = "clearly " if max(map(unit.harm, interval)) < 0 else "not clearly "
+    clear = "clearly " if unit.direction(interval) > 0 else "not clearly "
     mean = sum(differences) / len(differences)
     return (
         f"{best.label} is {clear}better than {other.label}: {signed(mean, unit)} on average "

@@ -94,12 +94,12 @@ def environment() -> Environment:
 
 
 def unbroken(text: str) -> str:
-    """No line ends between a number and its unit."""
+    """Text in which no line breaks between a number and its unit."""
     return NUMBER_AND_UNIT.sub("\u00a0", text)
 
 
 def _options(text: str) -> Markup:
-    """Options of commands are not broken at their hyphens."""
+    """Text in which commands' options are marked as code, so that no line breaks at their hyphens."""
     return Markup(
         re.sub(r"--[a-z][a-z-]*(?: [a-z0-9][\w-]*(?=[ .;,]|$))?", r"<code>\g<0></code>", str(escape(unbroken(text))))
     )

@@ -9,12 +9,12 @@ from fedekd.report.html import calibration, clients, confusion, cost, holdings, 
 from fedekd.report.html.chart import Chart, variant
 from fedekd.report.html.headline import headline, kicker
 from fedekd.report.html.run_data import RunData
-from fedekd.report.html.section import Block, Page, Section, Variants
+from fedekd.report.html.section import Block, Headline, Page, Section, Variants, cell, table
 from fedekd.report.html.words import about_models
 from fedekd.runs.aggregate import SHARED, SummaryRow
 from fedekd.runs.records import DoubtedSample, PublicPart
 from fedekd.runs.subgroups import HEADS
-from fedekd.runs.summary import Deltas, direction, interval_of, state_columns
+from fedekd.runs.summary import Deltas, interval_of, state_columns
 from fedekd.runs.verdict_text import STATES, independence
 from fedekd.units import BAD, GOOD, duration, volume
 from fedekd.verdicts import HARMED, HELPED
@@ -25,15 +25,9 @@ NO_DETAILS = (
 )
 
 
-def run_page(data: RunData, notes: Sequence[str] = (), thumbnails: bool = False) -> Page:
+def run_page(data: RunData, notes: Sequence[str], thumbnails: bool) -> Page:
     heads = {str(m): headline(data, label) for m, label in enumerate(data.compared)}
-    alone = {
-        "title": "Nothing to compare yet",
-        "tone": "",
-        "figures": [],
-        "sure": "",
-        "lines": ["Only training alone has run; name methods with --methods."],
-    }
+    alone = Headline("Nothing to compare yet", ["Only training alone has run; name methods with --methods."])
     hero = Variants(("method",), heads or {"": alone}, str(data.favourite) if heads else "")
     compared = [clients.advice(data), clients.gains(data), clients.ranks(data)] if heads else []
     side_by_side = [methods.strip(data), methods.parts(data)] if heads else []
@@ -85,7 +79,7 @@ def _summary(data: RunData) -> Block:
     marks = {GOOD: "helped", BAD: "harmed"}
     for k, (label, row) in enumerate(data.summary.items()):
         alone, interval = label == data.alone, interval_of(row)
-        clear = {1: "harmed", -1: "helped", 0: ""}[direction(row, unit)]
+        clear = {1: "helped", -1: "harmed", 0: ""}[unit.direction(row["avg_delta"]["interval"])]
 
         def signed(key: Deltas, effect: str = "", row: SummaryRow = row, alone: bool = alone) -> tuple[str, str]:
             return ("", "") if alone else (unit.delta(row[key]["mean"]), effect)
@@ -114,7 +108,8 @@ def _summary(data: RunData) -> Block:
     about = (
         f"{'Means over seeds. ' if several else ''}Δ: with the method minus Local, both {data.after}"
         f"{', in points' if percent else ''}; "
-        f"worst and {unit.tail} look to the harmed side of {'each seed' if several else 'the run'}'s clients."
+        f"Worst: the client that lost most{' on each seed' if several else ''}; {unit.tail}: the {unit.tail[1:]}th "
+        "percentile of clients."
     )
     about += about_models(data) if known else ""
     return Block("summary.html", {"heads": heads, "rows": rows, "intervals": known}, "In figures", about)
@@ -126,24 +121,19 @@ def _subgroups(data: RunData) -> Block | None:
         return None
     marks = {STATES[HELPED]: "helped", STATES[HARMED]: "harmed"}
 
-    def cells(told: list[str]) -> list[dict[str, str]]:
-        return [{"main": text, "small": "", "paper": "", "mark": marks.get(text, "")} for text in told]
-
     points = " in points" if data.unit.percent else ""
     column, group = data.subgroups[0].column, data.first["partition"].get("group")
-    table = {
-        "title": f"Δ by {column}",
-        "heads": ["method", HEADS[0]],
-        "columns": [("", head) for head in HEADS[1:]],
-        "notes": [
-            *(f"{method.label}: {method.told}." for method in data.subgroups),
-            f"Δ of {data.unit.name}{points}: with the method minus Local {data.after}, mean over clients by "
-            "their test rows. "
-            f"{independence(group)}. Clearly: at the 5 % level over all methods and values here (Holm's method).",
-        ],
-    }
-    rows = [([method.label, name], cells(told)) for method in data.subgroups for name, *told in method.cells()]
-    return Block("table.html", {"table": table, "rows": rows, "open": True})
+    notes = [
+        *(f"{method.label}: {method.told}." for method in data.subgroups),
+        f"Δ of {data.unit.name}{points}: with the method minus Local {data.after}, mean over clients by their test "
+        f"rows. {independence(group)}. Clearly: at the 5 % level over all methods and values here (Holm's method).",
+    ]
+    rows = [
+        ([method.label, name], [cell(text, mark=marks.get(text, "")) for text in told])
+        for method in data.subgroups
+        for name, *told in method.cells()
+    ]
+    return table(f"Δ by {column}", ["method", HEADS[0]], [("", head) for head in HEADS[1:]], rows, notes)
 
 
 def _distrusted(data: RunData) -> Block:
@@ -196,6 +186,7 @@ def _settings(data: RunData) -> Block:
             "split": partition["kind"],
             "alpha": "" if first["alpha"] is None else f"{first['alpha']:g}",
             "split seed": partition["seed"] if partition.get("fixed") else None,
+            "folds": partition.get("folds"),
             "fraction": partition.get("fraction"),
             "rows of one": partition.get("group"),
             "subgroups": partition.get("subgroups", {}).get("column"),

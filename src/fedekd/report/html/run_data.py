@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
-from fedekd.report.html.chart import Choice, MetricScale, variant
+from fedekd.report.html.chart import MOST, Choice, MetricScale, Row, variant
 from fedekd.runs import command_file
 from fedekd.runs.aggregate import SummaryRow, aggregate, in_order
 from fedekd.runs.choosing import chooses_rounds
@@ -22,18 +22,13 @@ from fedekd.units import Unit
 class RunData:
     """Records of one dataset, one alpha and the same settings."""
 
-    def __init__(
-        self,
-        records: Sequence[Record],
-        details: Mapping[str, Details] | None = None,
-        folder: str | Path | None = None,
-    ) -> None:
+    def __init__(self, records: Sequence[Record], details: Mapping[str, Details], folder: str | Path) -> None:
         """``folder``: where the records lie."""
         self.records = in_order(list({record["key"]: record for record in records}.values()))
-        self.details = dict(details or {})
+        self.details = details
         self.first = self.records[0]
-        self.folder = None if folder is None else Path(folder)
-        self.made_by = command_file.read(folder) if folder else {}
+        self.folder = Path(folder)
+        self.made_by = command_file.read(folder)
         self.unit = Unit.of(self.records)
         self.scale = MetricScale(self.unit)
         self.by = {(r["label"], r["seed"]): r for r in self.records}
@@ -46,7 +41,7 @@ class RunData:
 
     @property
     def after(self) -> str:
-        """Which round the numbers are of."""
+        """Which round the numbers are from, in words."""
         return after(chooses_rounds(self.first))
 
     @property
@@ -87,20 +82,20 @@ class RunData:
 
     def choices(self) -> list[Choice]:
         choices = []
-        if len(self.compared) > 0:
+        if self.compared:
             choices.append(Choice("method", "Method", tuple(self.compared), self.favourite))
         if self.seeds:
-            word = "Seed" if self.same_sites else "Split (seed)"
+            word = "Seed" if self.same_sites or self.first["partition"].get("fixed") else "Split (seed)"
             choices.append(Choice("seed", word, tuple(map(str, self.seeds)), self.worst_seed))
         return choices
 
     def floor(self, client: str, seeds: Sequence[int]) -> float | None:
-        """What a client reaches with one answer for all its test rows, in the mean over these seeds."""
+        """The metric of a client that gives one answer for all its test rows, averaged over these seeds."""
         known = [floor for seed in seeds if (floor := self._floors.get((seed, client))) is not None]
         return fmean(known) if known else None
 
     def training_rows(self, client: str, seed: int) -> int | None:
-        """None where the seed's first record does not know the client."""
+        """How many training rows a client has; None if the seed's first record does not have the client."""
         return self._training.get((seed, client))
 
     @cached_property
@@ -141,6 +136,11 @@ class RunData:
         """What does not depend on the method, from whichever run of the seed left details."""
         found = (self.detail(label, seed) for label in self.labels)
         return next((detail for detail in found if detail), None)
+
+
+def extremes(rows: list[Row]) -> list[Row]:
+    """The sorted rows that a chart can show: all of them, or the first and the last."""
+    return rows if len(rows) <= MOST else rows[: MOST // 2] + rows[-MOST // 2 :]
 
 
 def fewer(count: int, shown: int, what: str) -> str:

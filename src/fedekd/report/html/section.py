@@ -19,6 +19,26 @@ class Block:
     about: str = ""
 
 
+Cell = dict[str, str]
+
+
+def cell(main: str, small: str = "", mark: str = "", paper: str = "") -> Cell:
+    """Of a table: its figure or words, what stands smaller beside it, its CSS class, and the paper's figure below."""
+    return {"main": main, "small": small, "paper": paper, "mark": mark}
+
+
+def table(
+    title: str,
+    heads: Sequence[str],
+    columns: Sequence[tuple[str, str]],
+    rows: Sequence[tuple[Sequence[str], Sequence[Cell]]],
+    notes: Sequence[str] = (),
+) -> Block:
+    """``heads`` are above each row's own, ``columns`` (group and name) above its cells."""
+    about = {"title": title, "heads": heads, "columns": columns, "notes": notes}
+    return Block("table.html", {"table": about, "rows": rows, "open": True})
+
+
 @dataclass(frozen=True)
 class Variants:
     """What a block says for each combination of the reader's choices."""
@@ -27,6 +47,16 @@ class Variants:
     by: Mapping[str, Any]
     first: str
     otherwise: str = ""  # where a combination has nothing of its own
+
+
+@dataclass(frozen=True)
+class Headline:
+    title: str
+    lines: Sequence[str] = ()  # below the title
+    tone: str = ""  # help or harm, where that is clear
+    sure: str = ""  # how sure that is
+    figures: Sequence[tuple[str, str, str]] = ()  # each with what it is and its tone
+    use: Sequence[str] = ()  # what to do
 
 
 @dataclass(frozen=True)

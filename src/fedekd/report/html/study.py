@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from fedekd.report.html import agreement, heat, study_dots, sweep
 from fedekd.report.html.chart import Choice
-from fedekd.report.html.section import Block, Page, Section, Variants
+from fedekd.report.html.section import Block, Cell, Headline, Page, Section, Variants, cell
 from fedekd.report.html.study_data import StudyData, alpha_title
 from fedekd.report.paper_tables import study_tables
 from fedekd.report.table_formats import DECIMALS, NOTHING, Table, TableCell, number
@@ -25,13 +24,11 @@ SURE = (
 )
 
 
-def study_page(
-    records: Sequence[Record], failures: Sequence[FailureRow] = (), folder: str | Path | None = None
-) -> Page:
+def study_page(records: Sequence[Record], failures: Sequence[FailureRow], folder: str | Path) -> Page:
     data = StudyData(records, failures, folder)
     tables = study_tables(data.study, against_paper=data.study.like_paper)
     heads = {str(m): _headline(data, label) for m, label in enumerate(data.compared)}
-    nothing = {"": {"title": "Nothing to compare yet", "tone": "", "lines": [], "sure": "", "figures": []}}
+    nothing = {"": Headline("Nothing to compare yet")}
     hero = Variants(("method",), heads or nothing, str(data.favourite) if heads else "")
     near = agreement.agreement(tables)
     cells = agreement.by_cell(tables, data.compared)
@@ -54,8 +51,7 @@ def study_page(
         Section("agreement", "Agreement with the paper", [chart for chart in (near, cells) if chart]),
         Section("tables", "Tables", [_table(table, i == 0) for i, table in enumerate(tables)], runs),
     ]
-    notes = _notes(data, failures)
-    return Page("fedekd study", _kicker(data), hero, [s for s in sections if s.parts], choices, notes)
+    return Page("fedekd study", _kicker(data), hero, [s for s in sections if s.parts], choices, _notes(data))
 
 
 def _kicker(data: StudyData) -> str:
@@ -65,29 +61,28 @@ def _kicker(data: StudyData) -> str:
     return " · ".join(["Study", *(count(*size) for size in sizes)])
 
 
-def _notes(data: StudyData, failures: Sequence[FailureRow]) -> list[str]:
+def _notes(data: StudyData) -> list[str]:
     notes = []
     if left := sum(data.study.left_out.values()):
         notes.append(f"Left out: {count(left, 'run')} with other settings.")
     return notes + [f"{note[0].upper()}{note[1:]}." for note in data.study.failed()]
 
 
-def _headline(data: StudyData, label: str) -> dict[str, Any]:
+def _headline(data: StudyData, label: str) -> Headline:
     """What the study finds of a method over all datasets."""
     own = [one for one in data.study.findings if one.label == label]
     known = {one.direction(part) for one in own for part in AGAINST if part in one.parts}
     notes = [f"{note[0].upper()}{note[1:]}." for note in not_known(own)]
-    return {
-        "title": headline(own),
-        "tone": "" if {1, -1} <= known else "help" if 1 in known else "harm" if -1 in known else "",
-        "lines": [f"{line}." for line in (losses(own),) if line] + notes,
-        "sure": " ".join([SURE, *_states(data, label)]),
-        "figures": [],
-    }
+    return Headline(
+        headline(own),
+        [f"{line}." for line in (losses(own),) if line] + notes,
+        tone="" if {1, -1} <= known else "help" if 1 in known else "harm" if -1 in known else "",
+        sure=" ".join([SURE, *_states(data, label)]),
+    )
 
 
 def _states(data: StudyData, label: str) -> list[str]:
-    """Of all clients against the best alone; without test rows nothing is said of them."""
+    """How many clients are in which state against the best alone; nothing if the records lack test rows."""
     states = Counter[str]()
     for (method, _), one in data.study.transfer.items():
         states.update(one.states if method == label else {})
@@ -114,28 +109,28 @@ def _figure(one: Finding, part: str) -> tuple[str, str, str]:
 
 
 def _table(table: Table, first: bool) -> Block:
-    rows = [(row.heads, [_words(cell, table.percent) for cell in row.cells]) for row in table.rows]
-    counts = all(cell.share for row in table.rows for cell in row.cells if cell.mean is not None or cell.share)
+    rows = [(row.heads, [_words(one, table.percent) for one in row.cells]) for row in table.rows]
+    counts = all(one.share for row in table.rows for one in row.cells if one.mean is not None or one.share)
     unit = ("in %" if "Mean client" in table.title else "in points",) if table.percent and not counts else ()
     content = {"table": replace(table, notes=(*unit, *table.notes)), "rows": rows, "open": first}
     return Block("table.html", content)
 
 
-def _words(cell: TableCell, percent: bool) -> dict[str, str]:
-    """Shares as everywhere on the page; with the digits that the tables of ``fedekd table`` have."""
-    factor, decimals = (100, DECIMALS - 2) if percent and cell.scaled else (1, DECIMALS)
+def _words(one: TableCell, percent: bool) -> Cell:
+    """A cell's text: shares in percent as elsewhere on the page, with the digits that ``fedekd table`` prints."""
+    factor, decimals = (100, DECIMALS - 2) if percent and one.scaled else (1, DECIMALS)
 
     def text(value: float, sign: str = "") -> str:
         return number(factor * value, sign, decimals).replace("-", "−")
 
-    if cell.share:
-        main, small = f"{cell.share[0]}/{cell.share[1]}", ""
-    elif cell.mean is None:
+    if one.share:
+        main, small = f"{one.share[0]}/{one.share[1]}", ""
+    elif one.mean is None:
         main, small = NOTHING, ""
-    elif cell.interval:
-        main, small = text(cell.mean, "+"), f"{text(cell.interval[0], '+')} to {text(cell.interval[1], '+')}"
+    elif one.interval:
+        main, small = text(one.mean, "+"), f"{text(one.interval[0], '+')} to {text(one.interval[1], '+')}"
     else:
-        main, small = text(cell.mean), f"±{text(cell.std)}" if cell.std is not None else ""
-    seeds = f" n={cell.seeds}" if cell.few else ""
-    paper = f"({text(cell.paper[0])} ±{text(cell.paper[1])})" if cell.paper else ""
-    return {"main": main, "small": small + seeds, "paper": paper, "mark": cell.mark}
+        main, small = text(one.mean), f"±{text(one.std)}" if one.std is not None else ""
+    seeds = f" n={one.seeds}" if one.few else ""
+    paper = f"({text(one.paper[0])} ±{text(one.paper[1])})" if one.paper else ""
+    return cell(main, small + seeds, one.mark, paper)

@@ -14,18 +14,17 @@ from fedekd.runs.findings import FAVOURITE, TITLES
 from fedekd.runs.records import FailureRow, Record
 
 TASKS = ("classification", "regression")
+VERDICTS = {1: "helps", -1: "harms", 0: "undecided"}
 
 
 class StudyData:
-    def __init__(
-        self, records: Sequence[Record], failures: Sequence[FailureRow] = (), folder: str | Path | None = None
-    ) -> None:
+    def __init__(self, records: Sequence[Record], failures: Sequence[FailureRow], folder: str | Path) -> None:
         self.study = StudyRecords(records, failures, folder)
         self.records = self.study.records
         self.tasks = [task for task in TASKS if self.study.columns(task)]
         self.scales = {task: MetricScale(self.study.unit(task)) for task in self.tasks}
         known = dict.fromkeys(("local", FAVOURITE, *METHODS.values(), *OURS))
-        plain = self.study.plain_labels()
+        plain = self.study.shown_labels()
         self.labels = [m for m in known if m in plain] + [m for m in plain if m not in known]
         joined = {label for label, _ in self.study.transfer}
         self.compared = [m for m in self.labels if m in joined]
@@ -37,9 +36,6 @@ class StudyData:
 
     def choices(self) -> list[Choice]:
         return [Choice("method", "Method", tuple(self.compared), self.favourite)] if self.compared else []
-
-    def columns(self, task: str) -> list[StudyColumn]:
-        return self.study.columns(task)
 
     def delta(self, label: str, column: StudyColumn) -> dict[str, Any] | None:
         """The mean Δ of a cell with its paired interval over seeds, in the units of the charts."""
@@ -55,15 +51,8 @@ class StudyData:
             "low": interval[0] if interval else None,
             "high": interval[1] if interval else None,
             "seeds": len(runs),
-            "verdict": _verdict(interval, scale),
+            "verdict": VERDICTS[scale.unit.direction(interval)] if interval else "one seed",
         }
-
-
-def _verdict(interval: tuple[float, float] | None, scale: MetricScale) -> str:
-    if interval is None:
-        return "one seed"
-    low, high = sorted(scale.unit.harm(x) for x in interval)
-    return "harms" if low > 0 else "helps" if high < 0 else "undecided"
 
 
 def dataset_title(dataset: str) -> str:

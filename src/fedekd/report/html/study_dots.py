@@ -36,7 +36,7 @@ def dot_rows(data: StudyData, dataset: str, alpha: float | None) -> list[Row]:
 
 
 def datasets(data: StudyData, task: str) -> list[str]:
-    return list(dict.fromkeys(dataset for dataset, _ in data.columns(task)))
+    return list(dict.fromkeys(dataset for dataset, _ in data.study.columns(task)))
 
 
 def dots(data: StudyData, task: str, dataset: str, number: int) -> Chart:
@@ -47,8 +47,7 @@ def dots(data: StudyData, task: str, dataset: str, number: int) -> Chart:
     columns = [
         ChartColumn("method", "method"),
         ChartColumn("mean", scale.delta_title, scale.delta),
-        ChartColumn("low", "95 % from", scale.delta),
-        ChartColumn("high", "95 % to", scale.delta),
+        *scale.interval_columns,
         ChartColumn("verdict", "verdict"),
         *([ChartColumn("paper", "the paper's", scale.delta)] if theirs else []),
         ChartColumn("seeds", "seeds"),
@@ -95,7 +94,7 @@ def dots(data: StudyData, task: str, dataset: str, number: int) -> Chart:
     }
     about = (
         "Mean Δ against Local over clients and seeds, the best method first; lines: 95 % intervals, paired by seed. "
-        "Coloured, as ▲ or ▼, where the interval leaves out zero."
+        "Colour and ▲ or ▼ mark intervals that leave out zero."
     )
     about += " ◇: the paper's Δ." if theirs else ""
     about += " The axis is stretched near zero." if "type" in axis else ""

@@ -14,7 +14,7 @@ SYMBOLS = {"beta": "β", "lambda_kd": "λ"}
 def sweep_rows(data: StudyData, task: str) -> dict[tuple[str, str], list[Row]]:
     """By method and parameter: a row for each value on each cell that was swept."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for column in data.columns(task):
+    for column in data.study.columns(task):
         labels = [label for label, where in data.study.by if where == column]
         for method in dict.fromkeys(m["method"] for label in labels if (m := VARIED.fullmatch(label))):
             for (parameter, value), label in ordered(data.study, method, column, labels):
@@ -50,8 +50,7 @@ def _chart(scale: MetricScale, task: str, method: str, parameter: str, rows: lis
         ChartColumn("cell", "dataset"),
         ChartColumn("value", name),
         ChartColumn("mean", scale.delta_title, scale.delta),
-        ChartColumn("low", "95 % from", scale.delta),
-        ChartColumn("high", "95 % to", scale.delta),
+        *scale.interval_columns,
         ChartColumn("seeds", "seeds"),
     ]
     cells = list(dict.fromkeys(row["cell"] for row in rows))

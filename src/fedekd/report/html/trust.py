@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from fedekd.report.html.chart import MANY, ROUNDS, Chart, ChartColumn, Row, Spec, lines_of, names, shades, tooltip
-from fedekd.report.html.run_data import RunData, fewer
+from fedekd.report.html.chart import MOST, ROUNDS, Chart, ChartColumn, Row, Spec, lines_of, names, shades, tooltip
+from fedekd.report.html.run_data import RunData, extremes, fewer
 from fedekd.runs.records import ClientsTrust, TrustRow
 
-BINS = 20
 EDGE = 0.1  # below it a sample counts as distrusted, above 1 - EDGE as trusted
 EMPTY = "This method has no gate, or its run left no trust weights."
 COLUMNS = (
@@ -40,8 +39,7 @@ def client_rows(data: RunData) -> dict[str, list[Row]]:
             for name, entry in zip(names, log[-1]["clients"], strict=False)
             if entry and sum(entry["histogram"])
         ]
-        rows = sorted(rows, key=lambda row: row["mean"])
-        made[key] = rows if len(rows) <= MANY else rows[: MANY // 2] + rows[-MANY // 2 :]
+        made[key] = extremes(sorted(rows, key=lambda row: row["mean"]))
     return made
 
 
@@ -182,18 +180,20 @@ def ends(data: RunData) -> Chart:
         "encoding": {
             "x": ROUNDS,
             "y": {"field": "part", "type": "quantitative", "title": "share of samples", "axis": {"format": "~%"}},
-            "color": _two("end"),
+            "color": _ends(["$accent", "$third"]),
             "tooltip": tooltip(columns),
         },
         "layer": [
             {"mark": {"type": "line", "strokeWidth": 2.5}},
             {
                 "mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
-                "encoding": {"shape": _two("end", True)},
+                "encoding": {"shape": _ends(["triangle-up", "triangle-down"])},
             },
         ],
     }
-    about = "The share of samples whose proxy the gate nearly shuts out (below 0.1) or nearly lets in (above 0.9)."
+    about = (
+        "The share of samples on which the gate nearly ignores the proxy (below 0.1) or trusts it fully (above 0.9)."
+    )
     return Chart(
         "trust-ends",
         "How decided the gate is",
@@ -207,15 +207,9 @@ def ends(data: RunData) -> Chart:
     )
 
 
-def _two(field: str, shape: bool = False) -> Spec:
-    names = ["above 0.9", "below 0.1"]
-    span = ["triangle-up", "triangle-down"] if shape else ["$accent", "$third"]
-    return {
-        "field": field,
-        "type": "nominal",
-        "scale": {"domain": names, "range": span},
-        "legend": {"title": None, "orient": "top"},
-    }
+def _ends(marks: list[str]) -> Spec:
+    scale = {"domain": ["above 0.9", "below 0.1"], "range": marks}
+    return {"field": "end", "type": "nominal", "scale": scale, "legend": {"title": None, "orient": "top"}}
 
 
 def by_client(data: RunData) -> Chart:
@@ -229,7 +223,7 @@ def by_client(data: RunData) -> Chart:
         }
     )
     about = "The same in the last round for each client; the bar is the client's mean. The least trusting on top."
-    about += fewer(len(data.names), MANY, "least and most trusting")
+    about += fewer(len(data.names), MOST, "least and most trusting")
     columns = (ChartColumn("client", "client"), *COLUMNS)
     return Chart(
         "trust-clients", "Trust, client by client", about, spec, columns, rows, ("method", "seed"), empty=EMPTY
@@ -253,7 +247,7 @@ def course(data: RunData) -> Chart:
         "The share of its samples that each client keeps the proxy out of, round by round: the stronger the colour, "
         "the more."
     )
-    about += fewer(len(data.names), MANY, "least and most trusting")
+    about += fewer(len(data.names), MOST, "least and most trusting")
     return Chart(
         "trust-course",
         "Trust, client by round",

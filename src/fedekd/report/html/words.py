@@ -19,17 +19,17 @@ def between(interval: Sequence[float], unit: Unit) -> str:
 
 
 def interval_of(method: MethodTransfer, part: str) -> tuple[float, float] | None:
-    """Of the mean over clients: over seeds, or over the test rows of a single seed."""
+    """The interval of a part's mean over clients: over seeds, or over the test rows of a single seed."""
     found = method.summary[part]
     interval: tuple[float, float] | None = found["interval"] or found["over_rows"]
     return interval
 
 
 def over(data: RunData) -> str:
-    """What the intervals of means rest on."""
+    """What the intervals of means are taken over, in words."""
     return "95 % interval over seeds" if len(data.seeds) > 1 else "95 % interval over test rows"
 
 
 def about_models(data: RunData) -> str:
-    """What an interval over test rows does not tell."""
+    """What an interval over test rows does not say, in words."""
     return "" if len(data.seeds) > 1 else " That interval is about these trained models, not about the method."

@@ -12,7 +12,6 @@ import pytest
 
 import fedekd
 from fedekd.data import load_dataset
-from fedekd.runs.store import read_records
 
 PARTS = '''
 """Models and methods for the tests, importable by worker processes."""
@@ -95,12 +94,6 @@ def make_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "studyparts", raising=False)
     return tmp_path
-
-
-def same(folder: Path) -> dict[str, dict]:
-    """A folder's records by key, without what differs from time to time."""
-    records = read_records(Path(folder) / "results.jsonl")
-    return {r["key"]: {k: v for k, v in r.items() if k not in ("seconds", "finished")} for r in records}
 
 
 def start(home: Path, code: str) -> subprocess.Popen:
