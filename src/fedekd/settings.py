@@ -93,7 +93,7 @@ class Settings:
     participation: float = _help("share of clients in each round, drawn anew each time", 1.0)
     partition: str = _help("how rows are split: auto, dirichlet, iid or sites", "auto")
     metric: str | None = _help(
-        "what Δ is taken in: accuracy (usual), balanced_accuracy, macro_f1, auroc, nll, ece; rmse (usual), mae, r2"
+        "what Δ is taken in: accuracy (default), balanced_accuracy, macro_f1, auroc, nll, ece; rmse (default), mae, r2"
     )
     fraction: float = _help("share of each client's training and validation rows to keep; test rows all stay", 1.0)
     device: str = _help("cpu, cuda or auto", "cpu")
@@ -108,13 +108,14 @@ class Settings:
     )
     subgroups: str | None = _help("column (CSV) or array (npz), such as sex: show Δ for each of its values")
     drop: tuple[str, ...] | None = _help("columns of a table that are no inputs, such as patient_id")
-    decimal: str | None = _help("what stands between units and tenths in a table: . (usual) or ,")
+    decimal: str | None = _help("the decimal mark in a table: . (default) or ,")
     missing: str | None = _help(
-        "a missing value becomes the mean of training rows, with flag also a column that says where; drop: its row goes"
+        "a missing value becomes the mean of the training rows (mean, flag); flag adds a column that marks it; drop leaves "
+        "its row out"
     )
-    dates: str | None = _help("what columns of dates become: text (usual), age (years until 2025) or drop")
+    dates: str | None = _help("what columns of dates become: text (default), age (years until 2025) or drop")
     na_values: tuple[str, ...] | None = _help(
-        "texts that mean a missing value (usual: NA, NaN, null, ..); the empty one always does"
+        "texts that mean a missing value (default: NA, NaN, null, ..); an empty cell always does"
     )
     public: str | None = _help("rows that the server and all clients hold: a share such as 0.1, or a file")
     private: str | None = _help(
