@@ -285,10 +285,10 @@ def test_any_metric_can_be_judged():
     sharp, blunt = (np.clip(0.5 + s * (target - 0.5) + rng.normal(0, 0.3, 120), 0.01, 0.99) for s in (1.0, 0.1))
     rows = [np.column_stack([target, 1 - p, p])[None] for p in (sharp, blunt)]
     score = SCORES["auroc"]
-    verdict = judge([Comparison(*rows, score.measure, score.higher_is_better)])[0]
+    verdict = judge([Comparison(*rows, score.measure)])[0]
     assert verdict.state == "helped"
     assert verdict.low < verdict.difference < verdict.high
-    assert verdict == judge([Comparison(*rows, score.measure, score.higher_is_better)])[0], "drawn from a fixed seed"
+    assert verdict == judge([Comparison(*rows, score.measure)])[0], "drawn from a fixed seed"
 
 
 def test_more_comparisons_make_each_harder():

@@ -15,6 +15,8 @@ from fedekd.data import Dataset, Federation, federate, load_dataset
 from fedekd.data.federation import input_clusters
 from fedekd.engines.serial import Serial
 from fedekd.errors import FedekdError
+from fedekd.flower.protocol.rows import of_site
+from fedekd.flower.protocol.scaling import Scaling
 from fedekd.flower.protocol.schema import Schema
 from fedekd.runs.plan import plan
 from fedekd.settings import make_settings
@@ -157,10 +159,13 @@ def test_missing_values_are_asked_for() -> None:
 def test_no_missing_value_passes_unseen(heart: Dataset) -> None:
     with pytest.raises(FedekdError, match="'heart' may have missing values"):
         replace(federate(heart), dataset=heart)
-    with pytest.raises(FedekdError, match="missing values; fill them"):
-        Schema.of(heart)
-    with pytest.raises(FedekdError, match="it has missing values"):
-        Schema.of(federate(heart).dataset).fit(heart)
+    with pytest.raises(FedekdError, match="missing values; fill them to give a scaling to all"):
+        Scaling.of(heart)
+    schema = Schema.of(federate(heart).dataset)
+    site = of_site(schema.fit(heart), schema, "north", 0, 0)
+    assert schema.fit(heart).gaps
+    assert not site.dataset.gaps
+    assert np.isfinite(site.dataset.x).all()
 
 
 def test_clusters_of_a_table_with_gaps(heart: Dataset) -> None:

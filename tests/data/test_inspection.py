@@ -66,7 +66,7 @@ def test_a_plain_table_has_no_warnings(tmp_path: Path) -> None:
         (lambda i: i % 2 * 100 + (i * 7) % 60, "tells the target 'ill' in every row"),
         (lambda i: ("m", "M ", "f")[i % 3], "differ only in blanks or capital letters"),
         (lambda i: -999 if i % 10 == 0 else i % 13, "does -999 mean that nothing was measured"),
-        (lambda i: 1000 + i, "looks like an identifier, of which"),
+        (lambda i: 1000 + i, "looks like an identifier, from which"),
         (lambda i: f"P{i // 2}", "looks like an identifier: --group odd"),
     ],
 )

@@ -192,7 +192,7 @@ def test_a_tables_columns_are_found_by_name(tmp_path: Path, text: str, x: list[A
         ("age,sex,weight\n30,m,80\n", "has a column 'weight'"),
         ("age,sex\n30,q\n", "column 'sex' holds 'q', which dataset 'patients' does not know"),
         ("age,sex\nold,m\n", "column 'age' holds 'old'"),
-        ("age,sex\n,m\n31,m\n", "missing or infinite values in 1 rows"),
+        ("age,sex\n,m\n31,m\n", "missing or infinite values in 1 row,"),
         ("age,sex,sick\n30,m,maybe\n", "'maybe' is not a class of dataset 'patients' \\(n, y\\)"),
         ("age,sex\n", "holds no rows"),
     ],

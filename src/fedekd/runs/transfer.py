@@ -262,7 +262,7 @@ class _Unit:
 
     def comparison(self) -> Comparison | None:
         joined, alone = ([one.rows for one in some] for some in (self.joined, self.alone))
-        of = [np.full(rows, fold) for rows, fold in zip(self.tests, self.folds, strict=True)]
+        of = [None if rows is None else np.full(len(rows), fold) for rows, fold in zip(joined, self.folds, strict=True)]
         joined, alone, groups, folds = (end_to_end(rows, self.folds) for rows in (joined, alone, self.groups, of))
         several = len(set(self.folds)) > 1
         return compared(joined, alone, self.metric, groups[0], folds=folds[0] if several else None)

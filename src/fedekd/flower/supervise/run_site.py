@@ -15,6 +15,7 @@ from fedekd.errors import FedekdError
 from fedekd.files import write_whole
 from fedekd.flower import need_flower
 from fedekd.flower.patches import BEATING, SKIPPED
+from fedekd.flower.saved_state import SavedState
 from fedekd.flower.settings import ENDED, OFFERED, SiteSettings, read_site
 from fedekd.flower.setup.certificates import ends_soon, read_certificate
 from fedekd.flower.setup.connection import Connection, NotChecked
@@ -133,7 +134,8 @@ class SiteSupervisor:
         if self.known != (now := (self.connected and not problem, problem)):
             self.known = now
             about = {"connected": now[0], "since": time.time(), "problem": problem}
-            write_whole(self.site.state / CONNECTION, json.dumps(about).encode() + b"\n", "`state`")
+            with SavedState(self.site.state).locked():  # whoever holds the lock removes unfinished files of others
+                write_whole(self.site.state / CONNECTION, json.dumps(about).encode() + b"\n", "`state`")
 
     def _ended(self) -> set[Path]:
         """The federations of which the server has said that they are complete."""
