@@ -279,9 +279,9 @@ def many_trainings() -> str:
     }
     said = {name: points(each.mean()) + interval(paired_interval(list(each))) for name, each in parts.items()}
     clear = "above" if clearly_above(parts["federation"]) else "not clearly above"
-    return f"""Ten seeds say little. On {len(seeds)} others, {seeds[0]} to {seeds[-1]}, which were not looked at before, what
-`second-opinion` owes to federation is {clear} zero: {said["federation"]} points. Its recipe gives {said["recipe"]} and
-its Δ is {said["Δ"]} (`fedekd run --dataset heart --methods second-opinion,second-opinion@alone
+    return f"""Ten seeds say little. On {len(seeds)} others, {seeds[0]} to {seeds[-1]}, which were not looked at before,
+what `second-opinion` owes to federation is {clear} zero: {said["federation"]} points. Its recipe gives
+{said["recipe"]} and its Δ is {said["Δ"]} (`fedekd run --dataset heart --methods second-opinion,second-opinion@alone
 --seeds {seeds[0]}-{seeds[-1]} --measure-every 20 --out results/hospitals`). On these 920 patients it is more than
 chance in training and splitting, and so small that no hospital could tell.
 

@@ -65,7 +65,7 @@ def near_ridge(features: Tensor, given: Tensor, y: Tensor, real: Tensor, shrinka
 
 
 def _widened(features: Tensor, real: Tensor, shrinkage: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Features with a constant of their own size beside them, that constant, and the ridge; 0 where rows are padding."""
+    """Features with a constant of their own size beside them (0 in padding), that constant, and the ridge."""
     real = real.to(features.dtype).unsqueeze(-1)
     level = ((features * real).square().mean(-1).sum() / real.sum().clamp(min=1) + 1e-6).sqrt()
     wide = torch.cat([features, level.expand(features.shape[0], 1)], -1) * real
@@ -99,9 +99,9 @@ def weigh(
 ) -> tuple[Tensor, Tensor]:
     """Weights [K, S, E] that fit best, and their losses [K, S], for each of K weightings of the rows [K, B].
 
-    As strongly as ``caution`` rows would, they are drawn to those that are given, which sum to 1, or to the first expert
-    alone. Newton's method with a line search, which ends where no share of the way is better than none. The weights of
-    values are shares.
+    As strongly as ``caution`` rows would, they are drawn to those that are given, which sum to 1, or to the first
+    expert alone. Newton's method with a line search, which ends where no share of the way is better than none. The
+    weights of values are shares.
     """
     panels, experts = opinions.shape[:2]
     identity = torch.eye(experts, dtype=opinions.dtype, device=opinions.device)

@@ -110,8 +110,8 @@ class Settings:
     drop: tuple[str, ...] | None = _help("columns of a table that are no inputs, such as patient_id")
     decimal: str | None = _help("the decimal mark in a table: . (default) or ,")
     missing: str | None = _help(
-        "a missing value becomes the mean of the training rows (mean, flag); flag adds a column that marks it; drop leaves "
-        "its row out"
+        "a missing value becomes the mean of the training rows (mean; flag also adds a column that marks it), or its "
+        "row is left out (drop)"
     )
     dates: str | None = _help("what columns of dates become: text (default), age (years until 2025) or drop")
     na_values: tuple[str, ...] | None = _help(
