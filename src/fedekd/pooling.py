@@ -94,6 +94,13 @@ def losses(out: Tensor, y: Tensor) -> Tensor:
     return torch.logsumexp(out, -1) - right
 
 
+def clearly_positive(values: Tensor, real: Tensor) -> Tensor:
+    """Whether their mean is above zero by more than one standard error."""
+    values, count = values * real, real.sum().clamp(min=1)
+    mean, square = values.sum() / count, values.square().sum() / count
+    return mean > ((square - mean.square()).clamp(min=0) / count).sqrt()
+
+
 def weigh(
     opinions: Tensor, y: Tensor, rows: Tensor, caution: float, drawn_to: Sequence[float] | None = None
 ) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedekd import methods, pooling
-from fedekd.methods.second_opinion import ALL, FLOOR, FOLDS, STRENGTHS
+from fedekd.methods.second_opinion import ALL, FLOOR, FOLDS
 from fedekd.tasks import Classification
 from hand_batch import hand_batch
 from serially import answers, engine_of, go_on, same, states, traffic, trained
@@ -53,7 +53,7 @@ def view(seed=0, rows=40, quality=(1.0, 1.0, 1.0), y=None):
     own = torch.nn.functional.one_hot(labels, 4).float()
     noise = [torch.randn(rows, 4, generator=g) for _ in range(3)]
     private, proxy, head = (q * own + n for q, n in zip(quality, noise, strict=True))
-    memory = {"weight": torch.eye(4).expand(len(STRENGTHS), 4, 4), "bias": torch.zeros(len(STRENGTHS), 4)}
+    memory = {"weight": torch.eye(4).expand(len(OURS.strengths), 4, 4), "bias": torch.zeros(len(OURS.strengths), 4)}
     outputs = {"private": private, "proxy": proxy}
     batch = hand_batch(
         Classification(), labels, outputs, features={"proxy": head}, memory=memory, counts=torch.zeros(4)

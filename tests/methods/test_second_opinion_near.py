@@ -34,7 +34,7 @@ def test_with_much_caution_all_three_answer_alike(images):
 
 def test_a_head_begins_as_the_averaged_proxys(images, monkeypatch):
     """A pull that lets nothing change leaves the averaged proxy with the client's class counts."""
-    monkeypatch.setattr("fedekd.methods.second_opinion_near.STRENGTHS", (1e9,))
+    monkeypatch.setattr(type(NEAR), "strengths", (1e9,))
     engine = trained(images, NEAR)
     with engine.personalised():
         for client in engine.clients:

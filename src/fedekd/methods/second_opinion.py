@@ -18,7 +18,6 @@ from fedekd.methods import Batch, Copy, Exchange, Method, Remember, Step, Train,
 if TYPE_CHECKING:
     from torch import Tensor
 
-STRENGTHS = (0.03, 0.1, 0.3, 0.6, 0.9)  # of the head's shrinkage, of which validation rows choose one
 EXPERTS = ("private", "proxy")
 FOLDS = 4
 FLOOR = -10.0  # of log-probabilities: no expert is so sure that it outvotes the others by itself
@@ -36,6 +35,7 @@ class SecondOpinion(Method):
 
     roles: ClassVar[tuple[str, ...]] = EXPERTS
     answers: ClassVar[tuple[str, ...]] = EXPERTS
+    strengths: ClassVar[tuple[float, ...]] = (0.03, 0.1, 0.3, 0.6, 0.9)  # of the head's shrinkage; validation chooses
     drawn_to: ClassVar[tuple[float, ...]] = (1.0, 0.0, 0.0)  # weights of the opinions before any row is seen
 
     @property
@@ -74,12 +74,14 @@ class SecondOpinion(Method):
         """One head for each strength."""
         import torch
 
-        features, proxy = batch.features["proxy"].flatten(1), batch.outputs["proxy"]
+        weights, biases = zip(*(self.fit_head(batch, strength) for strength in self.strengths), strict=True)
+        return {"weight": torch.stack(weights), "bias": torch.stack(biases)}
+
+    def fit_head(self, batch: Batch, strength: float) -> tuple[Tensor, Tensor]:
+        features, classes = batch.features["proxy"].flatten(1), batch.outputs["proxy"].shape[-1]
         if batch.task.name == "regression":
-            heads = [pooling.ridge_head(features, batch.y, batch.real, s) for s in STRENGTHS]
-        else:
-            heads = [pooling.lda_head(features, batch.y, batch.real, proxy.shape[-1], s) for s in STRENGTHS]
-        return {"weight": torch.stack([w for w, _ in heads]), "bias": torch.stack([b for _, b in heads])}
+            return pooling.ridge_head(features, batch.y, batch.real, strength)
+        return pooling.lda_head(features, batch.y, batch.real, classes, strength)
 
     def opinions(self, batch: Batch) -> Tensor:
         """[strengths, 3, B, ...]: of the private model, of the averaged proxy, and of the head of each strength."""
@@ -111,11 +113,8 @@ class SecondOpinion(Method):
         weights = fits[torch.arange(FOLDS + 1, device=chosen.device), chosen]
         alone = torch.eye(weights.shape[-1], dtype=weights.dtype, device=weights.device)[0].expand(weights.shape)
         ours, own = (self.pooled({"chosen": chosen, "weights": w}, fold, every) for w in (weights, alone))
-        harm = (batch.task.loss(ours, batch.y) - batch.task.loss(own, batch.y)) * batch.real
-        count = batch.real.sum().clamp(min=1)
-        mean, square = harm.sum() / count, harm.square().sum() / count
-        error = ((square - mean.square()).clamp(min=0) / count).sqrt()
-        return {"chosen": chosen, "weights": torch.where(mean > error, alone, weights)}
+        harm = batch.task.loss(ours, batch.y) - batch.task.loss(own, batch.y)
+        return {"chosen": chosen, "weights": torch.where(pooling.clearly_positive(harm, batch.real), alone, weights)}
 
     def pooled(self, known: Any, place: Tensor, every: Tensor) -> Tensor:
         """Row by row, the opinions with the weights that lie at its place."""

@@ -9,7 +9,7 @@ which is the better guess where they are few.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from fedekd import pooling
 from fedekd.methods import Batch, register
@@ -18,24 +18,19 @@ from fedekd.methods.second_opinion import SecondOpinion
 if TYPE_CHECKING:
     from torch import Tensor
 
-STRENGTHS = (0.01, 0.1, 1.0)  # of what draws a head to the averaged one, of which validation rows choose one
-
 
 @register("second-opinion-near", family="distillation", cite="this project")
 @dataclass(frozen=True)
 class SecondOpinionNear(SecondOpinion):
     """Second opinion whose head begins as the averaged proxy's, and whose three opinions begin as equals"""
 
+    strengths: ClassVar[tuple[float, ...]] = (0.01, 0.1, 1.0)  # of what draws a head to the averaged one
     drawn_to: ClassVar[tuple[float, ...]] = (1 / 3, 1 / 3, 1 / 3)
 
-    def fit_heads(self, batch: Batch) -> dict[str, Any]:
-        """What each strength adds to the averaged proxy's outputs."""
-        import torch
-
+    def fit_head(self, batch: Batch, strength: float) -> tuple[Tensor, Tensor]:
+        """What a head adds to the averaged proxy's outputs."""
         fit = pooling.near_ridge if batch.task.name == "regression" else pooling.near_head
-        features, given = batch.features["proxy"].flatten(1), self.with_prior(batch)
-        heads = [fit(features, given, batch.y, batch.real, strength) for strength in STRENGTHS]
-        return {"weight": torch.stack([w for w, _ in heads]), "bias": torch.stack([b for _, b in heads])}
+        return fit(batch.features["proxy"].flatten(1), self.with_prior(batch), batch.y, batch.real, strength)
 
     def heads_say(self, batch: Batch) -> Tensor:
         return self.with_prior(batch) + super().heads_say(batch)
