@@ -14,7 +14,8 @@ from scipy import stats
 from fedekd import verdicts
 from fedekd.runs.row_results import compared
 from fedekd.scores import SCORES
-from fedekd.verdicts import Comparison, holm, judge, mcnemar, mean_interval, root_mean_square, score_interval
+from fedekd.significance import holm, mcnemar, score_interval
+from fedekd.verdicts import Comparison, judge, mean_interval, root_mean_square
 
 FEDERATIONS, CLIENTS = 400, 6
 

@@ -61,7 +61,9 @@ FLOORS: tuple[tuple[Block, ...], ...] = (  # from the ground up
     (
         Block("data", "datasets, partitions", ("data",)),
         Block(
-            "questions and measures", "what is asked, what is measured", ("settings", "metrics", "scores", "verdicts")
+            "questions and measures",
+            "what is asked, what is measured",
+            ("settings", "metrics", "scores", "significance", "verdicts"),
         ),
     ),
     (Block("runs", "planned, executed, kept as records", ("runs",)),),

@@ -27,6 +27,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from fedekd.significance import Spread, holm, mcnemar, normal, root, score_interval
+
 HELPED, HARMED, EQUIVALENT, UNDECIDED = STATES = ("helped", "harmed", "equivalent", "undecided")
 LEVEL = 0.05
 POWER = 0.8
@@ -115,54 +117,6 @@ def judge(comparisons: Sequence[Comparison], level: float = LEVEL, seed: int = 0
     return found
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's (1979) adjusted p-values, in the order given."""
-    adjusted, highest = [0.0] * len(p_values), 0.0
-    for place, k in enumerate(sorted(range(len(p_values)), key=lambda k: p_values[k])):
-        highest = max(highest, min(1.0, (len(p_values) - place) * p_values[k]))
-        adjusted[k] = highest
-    return adjusted
-
-
-def mcnemar(won: int, lost: int) -> float:
-    """The two-sided mid-p value of McNemar's exact test: rows that only the one, or only the other, has right."""
-    total, least = won + lost, min(won, lost)
-    if won == lost:
-        return 1.0
-    counts = np.arange(least + 1)
-    logs = [math.lgamma(total + 1) - math.lgamma(k + 1) - math.lgamma(total - k + 1) for k in counts]
-    chances = np.exp(np.array(logs) - total * math.log(2))
-    return min(1.0, float(2 * chances.sum() - chances[-1]))
-
-
-def score_interval(won: int, lost: int, rows: int, level: float = LEVEL) -> tuple[float, float]:
-    """Tango's (1998) interval of a difference of paired shares, which keeps a width where no row changes.
-
-    It holds the differences that a score test does not reject. Agresti and Min's (2005), which is simpler, covers a
-    difference of two points 87 times in 100 where a hundred rows are tested and all that change are won.
-    """
-    z, seen = _normal(1 - level / 2), (won - lost) / rows
-
-    def score(true: float) -> float:
-        b, product = (2 * rows - won + lost) * true - won - lost, true * (1 - true)
-        likely = (math.sqrt(max(b * b + 8 * rows * lost * product, 0.0)) - b) / (
-            4 * rows
-        )  # the share lost, given ``true``
-        variance = rows * (2 * likely + product)
-        apart = won - lost - rows * true
-        return apart / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, apart)
-
-    return _root(lambda true: score(true) - z, -1.0, seen), _root(lambda true: score(true) + z, seen, 1.0)
-
-
-def _root(falling: Callable[[float], float], low: float, high: float) -> float:
-    """Where a falling function is zero, by halving."""
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (middle, high) if falling(middle) > 0 else (low, middle)
-    return (low + high) / 2
-
-
 def mean_interval(comparisons: Sequence[Comparison | None], level: float = LEVEL) -> tuple[float, float] | None:
     """Of the mean difference over clients that share no rows and count alike, each with a single training seed.
 
@@ -222,7 +176,7 @@ def effective(one: Comparison) -> float:
 
 def _least(one: Comparison, units: float) -> float:
     """The standard error of a share where no row changes, as in Tango's interval; an error has none."""
-    z = _normal(1 - LEVEL / 2)
+    z = normal(1 - LEVEL / 2)
     return z / (units + z * z) if one.counted or one.measure is share else 0.0
 
 
@@ -287,7 +241,7 @@ def _measured(one: Comparison, own: float, family: _Family, seed: int) -> Verdic
     within = max(draws.error(), least)
     between, pooled = family.variance(own) if math.isfinite(own) else (0.0, 1)
     between /= one.trainings
-    spread = _Spread.of(within**2, max(units - draws.parts, 1), between, pooled * (one.trainings - 1))
+    spread = Spread.of(within**2, max(units - draws.parts, 1), between, pooled * (one.trainings - 1))
     low, high = spread.interval(about["difference"], level)
     if least:  # a share
         low, high = max(low, -1.0), min(high, 1.0)
@@ -314,14 +268,14 @@ def _shown_by_shares(chance: int, rows: int, margin: float, family: _Family) -> 
     ``chance``: on how many of the rows the models disagree as often for the one as for the other. All others that they
     disagree on make the difference, which therefore adds to the variance.
     """
-    clear, often, by_chance = _normal(1 - family.level / (2 * family.size)), _normal(POWER), chance / rows
+    clear, often, by_chance = normal(1 - family.level / (2 * family.size)), normal(POWER), chance / rows
     fewest = math.ceil(math.log2(family.size / family.level))  # discordant rows; with less nothing is ever clear
 
     def root_rows(true: float) -> float:
         return clear * math.sqrt(by_chance + true) + often * math.sqrt(max(by_chance + true - true * true, 0.0))
 
     most = 1 - by_chance
-    found = max(fewest / rows, _root(lambda true: root_rows(true) - true * math.sqrt(rows), 0.0, 1.0))
+    found = max(fewest / rows, root(lambda true: root_rows(true) - true * math.sqrt(rows), 0.0, 1.0))
     needed = max(rows, math.ceil(max((root_rows(margin) / margin) ** 2, fewest / margin))) if margin > 0 else None
     return found if found <= most else math.inf, needed
 
@@ -404,50 +358,3 @@ def _chunks(draws: int, size: int) -> list[int]:
     """The draws in pieces of about 64 MB at most."""
     most = max(1, min(draws, 8_000_000 // max(size, 1)))
     return [min(most, draws - start) for start in range(0, draws, most)]
-
-
-@dataclass(frozen=True)
-class _Spread:
-    """How a difference would vary: its standard error, with Satterthwaite's degrees of freedom."""
-
-    error: float
-    freedom: float
-
-    @classmethod
-    def of(cls, within: float, within_freedom: float, between: float, between_freedom: float) -> _Spread:
-        """From two variances: over rows, and between trainings where there are several."""
-        total = within + between
-        if not 0 < total < math.inf:
-            return cls(math.sqrt(total), 1.0)
-        parts = within**2 / within_freedom + (between**2 / between_freedom if between else 0.0)
-        return cls(math.sqrt(total), total**2 / parts)
-
-    def quantile(self, share_below: float) -> float:
-        from scipy.special import stdtrit
-
-        return float(stdtrit(self.freedom, share_below))
-
-    def p(self, difference: float, skew: float = 0.0) -> float:
-        """Two-sided; ``skew`` is that of the difference's distribution."""
-        from scipy.special import stdtr
-
-        if difference == 0 or math.isinf(self.error):
-            return 1.0
-        if self.error == 0:
-            return 0.0
-        t = difference / self.error
-        if skew:
-            t = ((1 + skew * t / 3) ** 3 - 1) / skew + skew / 6
-        return 2 * float(stdtr(self.freedom, -abs(t)))
-
-    def interval(self, difference: float, level: float) -> tuple[float, float]:
-        if math.isinf(self.error):
-            return math.nan, math.nan
-        half = self.quantile(1 - level / 2) * self.error
-        return difference - half, difference + half
-
-
-def _normal(share_below: float) -> float:
-    from statistics import NormalDist
-
-    return NormalDist().inv_cdf(share_below)

@@ -10,9 +10,10 @@ from statistics import NormalDist
 from typing import Any, NotRequired, TypedDict, cast, get_type_hints
 
 from fedekd.errors import FedekdError
+from fedekd.significance import holm
 from fedekd.units import Unit
 from fedekd.validation import Finite, Invalid, parse_json, validator
-from fedekd.verdicts import HARMED, HELPED, LEVEL, STATES, UNDECIDED, holm
+from fedekd.verdicts import HARMED, HELPED, LEVEL, STATES, UNDECIDED
 
 SECURE = "secure"  # of `aggregation`
 SUMS = "only sums of what sites sent, never a single site's upload (secure aggregation)"
