@@ -108,7 +108,7 @@ def test_a_subgroup_is_judged_over_every_patient(run):
 
 def test_it_is_said(run):
     said = caveats(run.transfer, Unit.of(run.records))
-    assert said[-1].startswith("Every row of a client was tested once, by a model trained without it (3 folds).")
+    assert said[-1].startswith("Every row of a client was tested once, by a model trained without it (3 folds);")
     assert "--seeds 0-5" in said[-1]
 
 

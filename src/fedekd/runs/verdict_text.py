@@ -187,8 +187,8 @@ def seeds(methods: Sequence[MethodTransfer]) -> str:
     all_, folds = {seed for method in methods for seed in method.seeds}, methods[0].folds
     if folds and len(all_) == folds:
         return (
-            f"Every row of a client was tested once, by a model trained without it ({folds} folds). A verdict is about "
-            f"these {folds} trainings; for the method, add --seeds 0-{2 * folds - 1}, which tests every row twice."
+            f"Every row of a client was tested once, by a model trained without it ({folds} folds); what the {folds} "
+            f"trainings differ by counts as chance too. --seeds 0-{2 * folds - 1} tests every row twice."
         )
     if folds:
         return (
