@@ -102,15 +102,30 @@ def test_what_is_not_there_is_said(
 
 
 @pytest.mark.parametrize("given", ["site/state/abc", "site/state", "site"])
-def test_a_sites_own_report_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str) -> None:
+def test_a_sites_own_report_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str) -> None:
     put(tmp_path / "site" / "state" / "abc" / "report.json", OWN)
     put(tmp_path / "site" / "state" / "flower" / "supernode.log", "")
     keys = {"name": "north", "server": "a:1", "ca": "c", "key": "k", "state": "state", "data": "digits"}
     put(tmp_path / "site" / "site.toml", "".join(f'{key} = "{value}"\n' for key, value in keys.items()))
     assert main(["report", str(tmp_path / given)]) == 0
-    said = "north, fedekd: accuracy in % 90.0 alone, 92.5 with the federation, Δ +2.5 points, 480 training rows"
-    assert said in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "north, fedekd"
+    assert lines[1] == "  accuracy in % 90.0 alone, 92.5 with the federation, Δ +2.5 points, 480 training rows"
+    assert lines[-1].endswith("site/state/abc/report.json")
     assert not list(tmp_path.rglob("*.html"))
+
+
+def test_what_a_site_should_do_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    verdict = {"state": "helped", "recommendation": "join", "reason": "it is clearly better"}
+    own = {**OWN, "recipe": 0.01, "federation": 0.015, "gain": 0.02, "verdict": verdict}
+    put(tmp_path / "state" / "abc" / "report.json", own)
+    put(tmp_path / "state" / "flower" / "supernode.log", "")
+    assert main(["report", str(tmp_path / "state")]) == 0
+    first, advice, numbers, parts, path = capsys.readouterr().out.splitlines()
+    assert (first, advice) == ("north, fedekd", "  join: it is clearly better")
+    assert "90.0 alone, 92.5 with the federation" in numbers
+    assert parts == "  recipe +1.0, federation +1.5, gain +2.0"
+    assert path.strip().endswith("report.json")
 
 
 def test_a_site_whose_federation_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,7 +52,7 @@ def write_report(given: argparse.Namespace) -> None:
 
 
 def _tell_site(state: Path) -> None:
-    """Print a site's own numbers, a line for each federation: there is nobody to compare it with."""
+    """Print a site's own numbers for each federation: there is nobody to compare it with."""
     from fedekd.flower.setup.folders import site_reports
     from fedekd.report.federation import own_numbers
     from fedekd.runs.federation_report import read_site_report
@@ -61,4 +61,4 @@ def _tell_site(state: Path) -> None:
     if not found:
         raise FedekdError(f"no federation of the site in {state} is complete yet; its log is {state / 'log'}")
     for path, content in found.items():
-        print(f"{own_numbers(read_site_report(content, path))} ({path})")
+        print(f"{own_numbers(read_site_report(content, path))}\n  {path}")

@@ -74,7 +74,7 @@ def verdict(report: FederationReport, site: SiteRow) -> str:
 
 
 def own_numbers(own: SiteReport) -> str:
-    """A site's own ``report.json`` in a line."""
+    """A site's own ``report.json`` in a few lines, what it should do first."""
     site: SiteRow = {
         "metric": own["metric"],
         "n": own["n_train"],
@@ -86,11 +86,10 @@ def own_numbers(own: SiteReport) -> str:
     report = FederationReport(own["method"], True, sites=[site], privacy={own["name"]: budget} if budget else None)
     n, alone, value, delta = cells(site, report.unit)
     metric, points = report.unit.titled, " points" if report.unit.percent else ""
-    line = f"{own['name']}, {own['method']}: {metric} {alone} alone, {value} with the federation"
-    lines = [f"{line}, Δ {delta}{points}, {n} training rows"]
-    if "verdict" in own:
-        told = [(name, own.get(name)) for name in ("recipe", "federation", "gain")]
-        shown = ", ".join(f"{name} {report.unit.delta(x)}" for name, x in told if isinstance(x, float))
-        lines += [*([shown] if shown else []), f"{own['verdict']['recommendation']}: {own['verdict']['reason']}"]
+    advice = [f"{own['verdict']['recommendation']}: {own['verdict']['reason']}"] if "verdict" in own else []
+    line = f"{metric} {alone} alone, {value} with the federation, Δ {delta}{points}, {n} training rows"
+    told = [(name, own.get(name)) for name in ("recipe", "federation", "gain")]
+    shown = ", ".join(f"{name} {report.unit.delta(x)}" for name, x in told if isinstance(x, float))
     seen = [f"the server saw {SUMS}"] if own.get("aggregation") == SECURE else []
-    return "; ".join([*lines, *report.budgets().values(), *seen])
+    lines = [*advice, line, *([shown] if shown else []), *report.budgets().values(), *seen]
+    return "\n  ".join([f"{own['name']}, {own['method']}", *lines])
