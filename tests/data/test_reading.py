@@ -11,7 +11,8 @@ import pytest
 
 from fedekd.data import federate, load_dataset
 from fedekd.dataset import Dataset, Reading
-from fedekd.runs.plan import fingerprint, plan
+from fedekd.runs.plan import plan
+from fedekd.runs.run_key import fingerprint
 from fedekd.settings import make_settings
 
 from .files import csv, npz

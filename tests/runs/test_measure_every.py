@@ -10,7 +10,8 @@ from fedekd.report.clients import LINES, print_clients, worst_and_best
 from fedekd.report.page import write_page
 from fedekd.runs import execution, history
 from fedekd.runs.observers import Observer
-from fedekd.runs.plan import make_job, plan, run_key
+from fedekd.runs.plan import make_job, plan
+from fedekd.runs.run_key import run_key
 from fedekd.runs.runner import run
 from fedekd.settings import make_settings
 from fedekd.units import Unit

@@ -25,8 +25,9 @@ from fedekd.runs import answers, details, saved_models
 from fedekd.runs.choosing import option
 from fedekd.runs.history import History
 from fedekd.runs.observers import ClientTrained, Note, Observer, RoundMeasured, RunFinished, RunsPlanned, RunStarted
-from fedekd.runs.plan import PlannedRun, RunSpec, model_titles, width
+from fedekd.runs.plan import PlannedRun, RunSpec, width
 from fedekd.runs.records import RECORD_VERSION
+from fedekd.runs.run_key import model_titles
 from fedekd.runs.store import Record, Store
 from fedekd.settings import MANY, Settings
 from fedekd.units import METRICS

@@ -1,0 +1,95 @@
+"""The name of a run: everything that decides its numbers, in sixteen digits."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import json
+from dataclasses import asdict, replace
+from functools import cache
+
+import numpy as np
+
+from fedekd import architectures, models
+from fedekd.dataset import Dataset
+from fedekd.engines.job import Job
+from fedekd.methods.base import Method
+from fedekd.settings import NEWER, model_name
+
+
+def run_key(job: Job, data_checksum: str) -> str:
+    """A changed setting gives another key, so that a finished run is never taken for another.
+
+    A setting that came later counts only where it is not at its default: the keys of runs from before it stay.
+    """
+    training = asdict(replace(job.training, device=job.training.device.split(":")[0]))
+    identity = {
+        "dataset": job.federation.dataset.name,
+        "data": data_checksum,
+        "partition": job.federation.partition,
+        "seed": job.seed,
+        "method": algorithm(job.method),
+        "params": asdict(job.method),
+        "training": {name: value for name, value in training.items() if (name, value) not in NEWER.items()},
+        "models": [architecture(job, role) for role in ("private", "proxy")],
+    }
+    return hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def algorithm(method: Method) -> str:
+    """A method of fedekd by its name; one of the user's by its code too, where Python can find it."""
+    kind = type(method)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if kind.__module__.startswith("fedekd."):
+        return name
+    with contextlib.suppress(OSError, TypeError):
+        return f"{name}\n{inspect.getsource(kind.original or kind)}"
+    return name
+
+
+def architecture(job: Job, role: str) -> str:
+    """A built-in model by its name; one of the user's by its layers too, which change while the name stays."""
+    return "\n".join(_architecture(job, role, own) for own in models.every_factory(job.factory(role)))
+
+
+def _architecture(job: Job, role: str, make: models.Factory) -> str:
+    dataset = job.federation.dataset
+    name = model_name(make).replace(":", ".")
+    if make is models.BUILT_IN[role]:
+        return name
+    clients = len(job.federation.clients) if models.takes_client(make) else 1
+    shape = tuple(dataset.x.shape[1:])
+    return "\n".join([name, *(_layers(role, make, shape, dataset.outputs, client) for client in range(clients))])
+
+
+def model_titles(job: Job) -> list[str]:
+    """What each client's private model is called in records; nothing where all have the default one."""
+    if job.private is models.private or not job.method.roles:
+        return []
+    return [_title(job, client) for client in range(len(job.federation.clients))]
+
+
+def _title(job: Job, client: int) -> str:
+    make, dataset = models.own_factory(job.private, client), job.federation.dataset
+    if models.takes_client(make):
+        module = models.build("private", make, dataset.x.shape[1:], dataset.outputs, job.seed, client)
+        size = sum(w.numel() for w in module.parameters())  # two that are both a Sequential may differ
+        return f"{type(module).__name__} ({size:,} weights)"
+    name = model_name(make)
+    return architectures.name_of(name) or name
+
+
+@cache
+def _layers(role: str, make: models.Factory, shape: tuple[int, ...], outputs: int, client: int) -> str:
+    module = models.build(role, make, shape, outputs, 0, client)
+    return f"{module} {[(name, *tensor.shape) for name, tensor in module.state_dict().items()]}"
+
+
+def fingerprint(dataset: Dataset) -> str:
+    digest = hashlib.sha256()
+    for array in (dataset.x, dataset.y, *(names.codes for names in (dataset.groups, dataset.subgroups) if names)):
+        digest.update(np.ascontiguousarray(array).data)
+    if dataset.gaps and dataset.fill != "median":
+        digest.update(dataset.fill.encode())
+    return digest.hexdigest()[:16]
