@@ -331,7 +331,8 @@ So on images, join where rows are few, with a method that reads the shared model
 trust: see [the method](method.md#second-opinion). With many sites try kNN-Per beside it, with plenty of rows Ditto;
 they send the whole model, of one architecture, and 1.2 to 1.4 times the bytes. On photographs of retinas the mean error
 falls too{f", but with {others} as much or more" if others else ""}, and single clients are too small to tell; on four
-hospitals it gives some tenths of a point. With the paper's short training, smoothing alone gives more than FedeKD and sends nothing.
+hospitals it gives some tenths of a point. With the paper's short training, smoothing alone gives more than FedeKD and
+sends nothing.
 
 ## With few rows, and with all
 50 rounds of 2 epochs (25 with all rows), Adam at 1e-3, five seeds, six clients unless said, the same test rows at every
