@@ -7,7 +7,7 @@ on the same rows:
 - any other metric, one seed: the paired swap test, which deals the two answers of each row to the two models at random.
   That takes the models for exchangeable. Where one is surer of itself than the other they are not: its log-likelihood
   has few but large losses. So Student's t with Hall's (1992) correction for skewness has to agree, other than on RMSE,
-  where it lowers no rate of false alarms. The interval is Student's with the bootstrap's standard error.
+  where it hardly lowers the rate of false alarms. The interval is Student's with the bootstrap's standard error.
 - several training seeds on the same rows: Student's t on the seeds' mean difference, whose variance is the bootstrap's
   over rows plus that between seeds. Two or three seeds tell the latter badly, so that no comparison's own counts for
   less than the mean over all that are shown; one that varies more than that counts with its own degrees of freedom.
