@@ -287,11 +287,13 @@ def many_trainings() -> str:
     )
     others = " and ".join(f"`{label}` {said(label, 'local')}" for label in ahead)
     more = f"Here others give more: the Δ of {others}. They send the whole model.\n\n" if ahead else ""
-    return f"""Ten seeds say little. On {len(seeds)} others, {seeds[0]} to {seeds[-1]}, which were not looked at before,
-what `second-opinion` owes to federation is {clear} zero: {said(OURS, twin)} points. Its recipe gives
-{said(twin, "local")} and its Δ is {said(OURS, "local")} (`fedekd run --dataset heart --methods
-{",".join(label for label in runs if label != "local")} --seeds {seeds[0]}-{seeds[-1]} --measure-every 20 --out
-results/hospitals`). On these 920 patients it is more than chance in training and splitting, and so small that no
+    ends = [k for k in range(1, len(seeds)) if seeds[k] != seeds[k - 1] + 1]
+    spans = [(int(span[0]), int(span[-1])) for span in np.split(np.array(seeds), ends)]
+    return f"""Ten seeds say little. On {len(seeds)} others, {" and ".join(f"{a} to {b}" for a, b in spans)}, which were
+not looked at before, what `second-opinion` owes to federation is {clear} zero: {said(OURS, twin)} points. Its recipe
+gives {said(twin, "local")} and its Δ is {said(OURS, "local")} (`fedekd run --dataset heart --methods
+{",".join(label for label in runs if label != "local")} --seeds {",".join(f"{a}-{b}" for a, b in spans)}
+--measure-every 20 --out results/hospitals`). On these 920 patients it is more than chance in training and splitting, and so small that no
 hospital could tell.
 
 {more}For linear models there is little to be had at all. If the hospitals could put their rows into one table, logistic

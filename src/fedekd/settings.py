@@ -261,7 +261,6 @@ def _check(settings: Settings) -> None:
     if split is not None and (not isinstance(split, int) or isinstance(split, bool) or split < 0):
         raise FedekdError(f"split_seed must be a whole number >= 0, got {split!r}")
     if settings.folds is not None:
-        _check_folds(settings.folds)
         tested = Counter(seed % settings.folds for seed in settings.seeds)
         if len(tested) < settings.folds or len(set(tested.values())) > 1:
             raise FedekdError(

@@ -60,6 +60,12 @@ def test_one_of_five_is_nearly_the_usual_split():
         np.testing.assert_array_equal(one, other)
 
 
+def test_more_folds_than_rows_are_refused():
+    with pytest.raises(FedekdError, match="a client has 6 rows, too few for 7 folds; take fewer folds"):
+        cut(np.arange(6), np.random.default_rng(0), None, Fold(0, 7))
+    assert [len(part) for part in cut(np.arange(6), np.random.default_rng(0), None, Fold(0, 6))] == [3, 2, 1]
+
+
 def test_settings_fill_in_seeds_and_split():
     settings = make_settings({"dataset": "heart", "folds": 4})
     assert settings.seeds == (0, 1, 2, 3)

@@ -82,6 +82,8 @@ def cut(
     order = rng.permutation(rows).astype(np.int64)
     first, second = int(0.6 * len(rows)), int(0.8 * len(rows))
     if fold is not None:
+        if len(rows) < fold.of:
+            raise FedekdError(f"a client has {len(rows)} rows, too few for {fold.of} folds; take fewer folds")
         start, end = (number * len(rows) // fold.of for number in (fold.number, fold.number + 1))
         order, second = np.roll(order, -end), len(rows) - (end - start)  # the fold comes last
         first = int(0.75 * second)

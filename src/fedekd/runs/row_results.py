@@ -45,7 +45,7 @@ def compared(
     folds: np.ndarray | None = None,
 ) -> Comparison | None:
     """Rows by seed, as ``rows_of`` gives them; ``clients`` says whose they are where they are of several, ``folds``
-    which training tested them where that are several."""
+    which training tested each where there were several."""
     if folds is not None:
         clients = folds if clients is None else clients + folds * (clients.max(initial=0) + 1)
     left, other = ([rows for rows in some if rows is not None] for some in (joined, alone))
