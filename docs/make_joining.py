@@ -293,8 +293,8 @@ def many_trainings() -> str:
 not looked at before, what `second-opinion` owes to federation is {clear} zero: {said(OURS, twin)} points. Its recipe
 gives {said(twin, "local")} and its Δ is {said(OURS, "local")} (`fedekd run --dataset heart --methods
 {",".join(label for label in runs if label != "local")} --seeds {",".join(f"{a}-{b}" for a, b in spans)}
---measure-every 20 --out results/hospitals`). On these 920 patients it is more than chance in training and splitting, and so small that no
-hospital could tell.
+--measure-every 20 --out results/hospitals`). On these 920 patients it is more than chance in training and
+splitting, and so small that no hospital could tell.
 
 {more}For linear models there is little to be had at all. If the hospitals could put their rows into one table, logistic
 regression would gain 0.33 points by it [+0.09, +0.57], over 100 splits, with the ridge and the weight of the other
