@@ -1,13 +1,14 @@
 """Whether the stacked engine on the GPU agrees with the serial engine on the CPU, for every method.
 
-python benchmarks/gpu_check.py [NAME ...] [--plain] [--quick] [--options] [--mixed] [--serial] [--turns]
+python benchmarks/gpu_check.py [NAME ...] [--plain] [--quick] [--options] [--mixed] [--serial] [--turns] [--lanes]
 
 --plain: without the fused kernels; --quick: fp32 and bf16 on the classification alone; --options: with weight decay, a
 learning rate that falls and augmented images, by sgd and momentum too; --mixed: with a CNN, a ResNet with batch norm
 and a perceptron with dropout in turn, or the ResNet alone where a method averages private models; --serial: the serial
 engine on the GPU, whose steps are CUDA graphs, in place of the stacked one; --turns: half of the clients take part in a
 round, in fp32, with their rows in main memory or on the GPU, and "when read": those in main memory brought one read
-after another in place of ahead, where any difference from ahead is a failure.
+after another in place of ahead, where any difference from ahead is a failure; --lanes: three chunks of two clients one
+after another and side by side, where any difference is a failure.
 """
 
 from __future__ import annotations
@@ -90,6 +91,7 @@ def main() -> None:
     turns = "--turns" in sys.argv
     if turns and "--serial" in sys.argv:
         raise SystemExit("--turns is about the stacked engine: leave --serial out")
+    lanes = "--lanes" in sys.argv
     if turns:
         stack.MANY = 2
     bad, names = 0, [name for name in sys.argv[1:] if not name.startswith("-")]
@@ -113,7 +115,13 @@ def main() -> None:
             try:
                 results, losses = {}, {}
                 kinds = ("fp32", "bf16") if quick else ("fp32", "tf32", "bf16")
-                wheres = ("main memory", "when read", "on the GPU") if turns else ("",)
+                wheres = (
+                    ("main memory", "when read", "on the GPU")
+                    if turns
+                    else ("one lane", "side by side")
+                    if lanes
+                    else ("",)
+                )
                 variants = [("cpu", "fp32", ""), *itertools.product(("cuda",), ("fp32",) if turns else kinds, wheres)]
                 for device, precision, where in variants:
                     member_rows.ROOM = 0.4 if where == "on the GPU" else 0.0
@@ -130,8 +138,9 @@ def main() -> None:
                     )
                     job = Job(data, method, 0, training, models_for(method, "--mixed" in sys.argv), proxy)
                     serial = device == "cpu" or "--serial" in sys.argv
-                    engine = Serial(job) if serial else Stacked([job], fused="--plain" not in sys.argv)
-                    for one in engine.stacks if where else ():
+                    options = {"fused": "--plain" not in sys.argv, "chunk": 2, "lanes": 1 if where == "one lane" else 3}
+                    engine = Serial(job) if serial else Stacked([job], **options)
+                    for one in engine.stacks if turns and not serial else ():
                         rows = next(w for tree in one.weights.values() for w in tree.values())
                         assert one.brings, "nothing is brought"
                         assert (rows.home.type == "cpu") == (where != "on the GPU"), "rows lie elsewhere"
@@ -148,6 +157,10 @@ def main() -> None:
                     ahead, when_read = "cuda fp32 main memory", "cuda fp32 when read"
                     for one in (results, losses):
                         assert np.array_equal(one[ahead], one[when_read]), f"{ahead} and {when_read} differ"
+                for kind in kinds if lanes else ():
+                    for one in (results, losses):
+                        pair = one[f"cuda {kind} one lane"], one[f"cuda {kind} side by side"]
+                        assert np.array_equal(*pair), f"{kind}: one lane and side by side differ"
                 reference = results.pop("cpu fp32")
                 gaps = {key: round(float(np.abs(v - reference).max()), 4) for key, v in results.items()}
                 lost = losses.pop("cpu fp32")

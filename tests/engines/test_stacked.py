@@ -134,7 +134,9 @@ def test_ragged_clients_cost_little():
     (step,), (group,) = methods.get("local").steps(0), engine.groups
     waiting = sorted(group.indices, key=lambda i: -len(engine.members[i].train))
     cuts = range(0, len(waiting), CHUNK)
-    chunks = [Chunk(engine, lambda _: step, step, group, waiting[i : i + CHUNK], 0) for i in cuts]
+    chunks = [
+        Chunk(engine, lambda _: step, step, group, waiting[i : i + CHUNK], 0, engine.lanes.lanes[0]) for i in cuts
+    ]
     done = sum((s.last - s.first) * s.active * 64 for chunk in chunks for s in chunk.segments)
     samples = 2 * sum(len(m.train) for m in engine.members)
     assert samples < done <= 1.25 * samples

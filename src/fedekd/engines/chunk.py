@@ -21,6 +21,7 @@ from fedekd.engines.batch_tables import BatchTables
 from fedekd.engines.cuda_graphs import WORTH_CAPTURING, capturing
 from fedekd.engines.groups import Find, MethodGroup, mapped
 from fedekd.engines.job import make_optimizer
+from fedekd.engines.lanes import Lane
 from fedekd.engines.layers import TrainingPass, dropout_key, step_key
 from fedekd.engines.on_device import fill, on_device
 from fedekd.engines.schedule import Schedule, schedule
@@ -50,10 +51,11 @@ class Chunk:
     """Trains one step's roles for some members of a group, which are sorted by falling size."""
 
     def __init__(
-        self, engine: Stack, find: Find, step: Train, group: MethodGroup, indices: list[int], again: int
+        self, engine: Stack, find: Find, step: Train, group: MethodGroup, indices: list[int], again: int, lane: Lane
     ) -> None:
         self.engine, self.find, self.step, self.group, self.indices = engine, find, step, group, indices
         self.again, self.training, self.method = again, engine.training.of(step), group.method
+        self.lane = lane
         self.features = group.method.needs_features
         self.lr: float | Tensor = engine.settings_of(step).lr
         if engine.graphs and self.training.lr_schedule != "constant":
@@ -242,7 +244,7 @@ class Chunk:
                     segment.graph.replay()
                 elif segment.warm and self._worth_capturing(segment, t):
                     segment.graph = torch.cuda.CUDAGraph()
-                    with capturing(segment.graph, engine.pool):
+                    with capturing(segment.graph, self.lane.pool):
                         self._advance(segment)
                     segment.optimizer.zero_grad()  # gives the gradients' memory back to the pool
                     segment.graph.replay()
@@ -255,8 +257,6 @@ class Chunk:
                 for n, w in tree.items():
                     engine.weights[role][n][self.at] = w
         engine.steps[self.at] = self.inputs["steps"]
-        if self.step.gradients:
-            self._leave_gradients()
         for i, steps in zip(self.indices, self.steps, strict=True):
             member = engine.members[i]
             if steps:
@@ -269,13 +269,13 @@ class Chunk:
         rounds = engine.training.rounds - 1 - engine.round_number if engine.training.participation == 1 else 0
         return engine.graphs and segment.last - now + rounds * (segment.last - segment.first) > WORTH_CAPTURING
 
-    def _leave_gradients(self) -> None:
-        count, group = self.inputs["steps"].clamp(min=1), self.group
-        means = {
+    def gradients(self) -> dict[str, dict[str, Tensor]]:
+        """Their means over the steps of the round."""
+        count = self.inputs["steps"].clamp(min=1)
+        return {
             role: {n: total / count.view(-1, *[1] * (total.dim() - 1)) for n, total in tree.items()}
             for role, tree in self.totals.items()
         }
-        group.gradients.put(means, group.places(self.indices), f"method {group.method.name!r}: gradients")
 
     def _advance(self, segment: Segment) -> None:
         segment.optimizer.zero_grad()

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 WORTH_CAPTURING = 4  # steps of one size under which a CUDA graph does not pay
+ROOM = 0.25  # of the GPU's memory that should be free for a graph
 _pools: dict[torch.device, tuple[Any, torch.cuda.CUDAGraph]] = {}
 
 
 def graph_pool(device: torch.device) -> tuple[Any, torch.cuda.CUDAGraph]:
     """Memory that all graphs share, and a graph that keeps it alive between them."""
-    gc.collect()  # an engine and its chunks point at each other, so earlier ones still hold their memory
     pool, keeper = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
     with capturing(keeper, pool):
         torch.zeros(1, device=device)
@@ -25,18 +26,41 @@ def graph_pool(device: torch.device) -> tuple[Any, torch.cuda.CUDAGraph]:
 
 @contextmanager
 def capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
-    """Capture a graph. Nothing is collected meanwhile: an old graph that is destroyed then spoils the new one.
+    """Capture a graph on the current stream, or on one of its own where that is the default one.
 
-    Other threads, such as a ``RowMover``'s, may use the GPU meanwhile.
+    Nothing is collected meanwhile: an old graph that is destroyed then spoils the new one. What the GPU still has to do
+    goes on, and other threads, such as a ``RowMover``'s, may use it meanwhile.
     """
-    enabled = gc.isenabled()
+    enabled, now = gc.isenabled(), torch.cuda.current_stream()
     gc.disable()
     try:
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            yield
+        _make_room()
+        with torch.cuda.stream(now if now != torch.cuda.default_stream(now.device) else _capture_stream(now.device)):
+            graph.capture_begin(pool, capture_error_mode="thread_local")
+            try:
+                yield
+            except BaseException:
+                with suppress(RuntimeError):  # the capture is spoilt; what spoilt it is the error to tell
+                    graph.capture_end()
+                raise
+            graph.capture_end()
     finally:
         if enabled:
             gc.enable()
+
+
+def _make_room() -> None:
+    """A graph takes its memory from what nobody holds, not even to use it again; on a GPU that is nearly full, give
+    that back."""
+    free, whole = torch.cuda.mem_get_info()
+    if free < ROOM * whole:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+
+@cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 class GraphedStep:

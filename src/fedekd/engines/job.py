@@ -240,9 +240,13 @@ class TrustLog:
     def copy(self) -> tuple[Tensor, Tensor]:
         return self.counts.clone(), self.sums.clone()
 
-    def restore(self, copied: tuple[Tensor, Tensor]) -> None:
-        self.counts.copy_(copied[0])
-        self.sums.copy_(copied[1])
+    def restore(self, copied: tuple[Tensor, Tensor], models: Sequence[int] | None = None) -> None:
+        """What was copied, of these models alone where they are named."""
+        at = slice(None) if models is None else torch.as_tensor(models, device=self.counts.device)
+        for now, then in zip(
+            (self.counts.view(-1, BINS), self.sums.T), (copied[0].view(-1, BINS), copied[1].T), strict=True
+        ):
+            now[at] = then[at]
 
     def rows(self) -> Tensor:
         """On the CPU, for each model: the counts of all bins, the sum of w and the sum of w^2."""

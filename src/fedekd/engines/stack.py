@@ -19,10 +19,10 @@ from fedekd import parts, rng
 from fedekd.engines import return_checks
 from fedekd.engines.batch import label_counts
 from fedekd.engines.chunk import Chunk
-from fedekd.engines.cuda_graphs import graph_pool
 from fedekd.engines.forward import Forward, padded
 from fedekd.engines.groups import Find, MethodGroup, make_groups, mapped, split
 from fedekd.engines.job import Advance, Job, Scale, Training, TrustLog, pick_device
+from fedekd.engines.lanes import Lane, Lanes
 from fedekd.engines.member_rows import MANY, MemberRows, worth_bringing
 from fedekd.engines.on_device import on_device
 from fedekd.errors import FedekdError
@@ -31,6 +31,7 @@ from fedekd.methods.base import Copy, Exchange, Method, Remember, Step, Train
 from fedekd.trees import pick
 
 SHRINK_STAGES = 12  # stack sizes that a chunk goes through on a GPU
+LANES = 3  # chunks that train side by side on a GPU
 CHUNK = 96  # models trained at once: more gain little speed, and clients of like size waste less padding
 
 
@@ -60,6 +61,7 @@ class Stack:
         chunk: int = CHUNK,
         fused: bool = True,
         graphs: bool = True,
+        lanes: int = LANES,
     ) -> None:
         """``data``: the dataset's rows on the device, which stacks share.
 
@@ -72,9 +74,7 @@ class Stack:
         self.limit, self.fused = chunk, fused
         self.graphs = graphs and self.device.type == "cuda"
         self.shrink_stages = SHRINK_STAGES if self.graphs else None
-        self.pool: Any = None
-        if self.graphs:
-            self.pool, self.pool_keeper = graph_pool(self.device)
+        self.lanes = Lanes(self.device, lanes, self.graphs)
         dataset, (self.x, self.y) = first.federation.dataset, data
         self.scales = Scale.stack([Scale.of(job.federation, self.device) for job in jobs])
         self.job_of = torch.tensor([m.job for m in self.members], device=self.device)
@@ -167,18 +167,26 @@ class Stack:
         def work(group: MethodGroup, indices: list[int]) -> None:
             left = sorted(indices, key=lambda i: -len(getattr(self.members[i], step.split)))
             while left:
-                now, before = left[: self.limit], self.trust_log.copy()
-                try:
-                    self._chunk(where, step, group, now, again, teachers).train()
-                except torch.OutOfMemoryError:
-                    self._shrink(len(now))
-                    self.trust_log.restore(before)
-                    continue
+                now = left[: self.limit]
+                lane = self._lane(where, step, now)
+                with self.lanes.within(lane):
+                    before = self.trust_log.copy()
+                    try:
+                        chunk = self._chunk(where, step, group, now, again, teachers, lane)
+                        chunk.train()
+                        if step.gradients:
+                            left_behind.append((group, now, chunk.gradients()))
+                    except torch.OutOfMemoryError:
+                        self._shrink(len(now))
+                        self.trust_log.restore(before, now)
+                        continue
                 left = left[self.limit :]
 
-        here = list(here)
-        with self._seeded(step.roles[0], again):
+        here, left_behind = list(here), list[tuple[MethodGroup, list[int], Any]]()
+        with self._seeded(step.roles[0], again), self.lanes.side_by_side():
             self.by_group(here, work)
+        for group, members, means in left_behind:  # to one tensor for all, which no lane may write while others read
+            group.gradients.put(means, group.places(members), f"method {group.method.name!r}: gradients")
         self._ask_whether_finite(step.roles, here)
 
     @contextmanager
@@ -208,7 +216,14 @@ class Stack:
             )
 
     def _chunk(
-        self, where: tuple[Any, ...], step: Train, group: MethodGroup, indices: list[int], again: int, teachers: Any
+        self,
+        where: tuple[Any, ...],
+        step: Train,
+        group: MethodGroup,
+        indices: list[int],
+        again: int,
+        teachers: Any,
+        lane: Lane,
     ) -> Chunk:
         """The chunk of an earlier round, if its step is the same, with its buffers and graphs."""
         key, own = (where, *indices), self.find(where)(group.method)
@@ -216,23 +231,34 @@ class Stack:
         if known is None or known[0] != own or known[1].group is not group or not known[1].fits():
             if self.training.participation < 1:
                 self.chunks.clear()  # other members each round: earlier chunks would only take memory
-            known = self.chunks[key] = own, Chunk(self, self.find(where), step, group, indices, again)
+            known = self.chunks[key] = own, Chunk(self, self.find(where), step, group, indices, again, lane)
         known[1].teachers = teachers
         return known[1]
 
+    def _lane(self, where: tuple[Any, ...], step: Train, indices: list[int]) -> Lane:
+        """Where these members train: where they have trained before, else where there is least to do in this step."""
+        known = self.chunks.get((where, *indices))
+        if known is not None:
+            return known[1].lane
+        return self.lanes.least(where, sum(len(getattr(self.members[i], step.split)) for i in indices))
+
     def _shrink(self, models: int) -> None:
-        """Make room: rows that were brought go first, then a chunk has fewer models."""
+        """Make room: rows that were brought go first, then chunks train one by one, then a chunk has fewer models."""
+        lanes = len(self.lanes)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # other lanes may be at work in what is given back
         if self.brings:
             self.brings = False
             for rows in self.brought:
                 rows.give_up()
+        elif lanes > 1:
+            lanes = 1
         elif models == 1:
             raise FedekdError("one model's batch does not fit on the device; lower --batch-size") from None
         else:
             self.limit = (models + 1) // 2
         self.chunks.clear()
-        if self.graphs:
-            self.pool, self.pool_keeper = graph_pool(self.device)
+        self.lanes = Lanes(self.device, lanes, self.graphs)
         torch.cuda.empty_cache()
 
     # --- the other steps ---------------------------------------------------------------------------------
