@@ -123,7 +123,8 @@ def first_gradient(x: Tensor, dy: Tensor, code: Tensor, precision: str, tile: Ti
     parts, sums = (dy.new_empty((m, splits, n, *k), dtype=torch.float32) for k in ((c, 3, 3), ()))
     triton_kernels.first_wgrad[(m * splits * -(-n // rows),)](
         x, dy, code, parts, sums, *x.stride(), positions, per, splits, h, w, height, width, c, n,
-        dtype == torch.bfloat16, multiply, rows, _power(9 * c), depth, num_warps=warps, num_stages=stages,
+        dtype == torch.bfloat16, multiply, rows, _power(9 * c), _power(16 * c), depth,
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return parts.sum(1), sums.sum(1)
 

@@ -6,7 +6,8 @@ code per value: 0..3, the position in the 2x2 window that won (row by row), or 4
 flows. Backward, ``unpool`` spreads the gradient to full resolution by that code. Two more matrix products follow: the
 convolution with mirrored weights gives the input's gradient, ``wgrad`` the weights'. First layers (up to 4 input
 channels) are bound by memory, not arithmetic: their taps and channels form the depth of a single product, and
-``first_wgrad`` never writes the spread gradient. No atomics: equal stacks give equal bits.
+``first_wgrad`` routes the pooled gradient in registers and never writes the spread one. No atomics: equal stacks give
+equal bits.
 """
 
 from __future__ import annotations
@@ -43,12 +44,14 @@ def _pool(acc, BM: constexpr, BN: constexpr):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _taps(x, top, left, corner, live, k, x_h, x_w, x_c, H: constexpr, W: constexpr, C: constexpr):  # type: ignore[no-untyped-def]
-    """What the 3x3 kernels of some positions see: [positions, k], where k counts channel and tap as the weights do."""
-    y, z = top[:, None] + k[None, :] % 9 // 3, left[:, None] + k[None, :] % 3
-    inside = live[:, None] & (k < 9 * C)[None, :] & (y >= 0) & (y < H) & (z >= 0) & (z < W)
-    at = corner[:, None] + (k // 9 * x_c + k % 9 // 3 * x_h + k % 3 * x_w)[None, :]
-    return tl.load(x + at, mask=inside, other=0.0)
+def _taps(  # type: ignore[no-untyped-def]
+    x, top, left, corner, live, k, x_h, x_w, x_c, H: constexpr, W: constexpr, C: constexpr, SIDE: constexpr
+):  # fmt: skip
+    """Squares of the image from some corners on: [corners, k], where k counts channel and pixel as the weights do."""
+    dy, dx, c = k % (SIDE * SIDE) // SIDE, k % SIDE, k // (SIDE * SIDE)
+    y, z = top[:, None] + dy[None, :], left[:, None] + dx[None, :]
+    inside = live[:, None] & (c < C)[None, :] & (y >= 0) & (y < H) & (z >= 0) & (z < W)
+    return tl.load(x + corner[:, None] + (c * x_c + dy * x_h + dx * x_w)[None, :], mask=inside, other=0.0)
 
 
 @_jit
@@ -83,7 +86,7 @@ def conv(  # type: ignore[no-untyped-def]
         k = tl.arange(0, BK)
         at = w + n[None, :] * (9 * C) + k[:, None]
         weights = tl.load(at, mask=(k < 9 * C)[:, None] & (n < N)[None, :], other=0.0)
-        image = _taps(x, top, left, corner, live, k, x_h, x_w, x_c, H, W, C).to(weights.dtype)
+        image = _taps(x, top, left, corner, live, k, x_h, x_w, x_c, H, W, C, 3).to(weights.dtype)
         acc = tl.dot(image, weights, acc, input_precision=PRECISION)
     else:
         for i in range(9 * KB):
@@ -180,30 +183,47 @@ def wgrad(  # type: ignore[no-untyped-def]
 
 
 @_jit
+def _route(acc, patch, grad, position, q: constexpr, PRECISION: constexpr):  # type: ignore[no-untyped-def]
+    """The sum goes on by the gradients whose position in the window won."""
+    return tl.dot(patch, tl.where(position == q, grad, 0.0).to(patch.dtype), acc, input_precision=PRECISION)
+
+
+@_jit
 def first_wgrad(  # type: ignore[no-untyped-def]
     x, dy, code, dw, db, x_m, x_b, x_h, x_w, x_c, rows, per, splits,
     H: constexpr, W: constexpr, QH: constexpr, QW: constexpr, C: constexpr, N: constexpr,
-    HALF: constexpr, PRECISION: constexpr, BN: constexpr, BK: constexpr, BP: constexpr,
+    HALF: constexpr, PRECISION: constexpr, BN: constexpr, BT: constexpr, BK: constexpr, BP: constexpr,
 ):  # fmt: skip
-    """dw [m, splits, N, C * 9] and db [m, splits, N] of a first layer, from the pooled gradient and its code."""
+    """dw [m, splits, N, C * 9] and db [m, splits, N] of a first layer, from the pooled gradient and its code.
+
+    What the four positions of a window see lies in one patch of 4x4 pixels, which is read once. Each position has a
+    sum over whole patches; in the end its 9 taps are picked out of the 16 pixels, from its own corner on.
+    """
     TN: constexpr = (N + BN - 1) // BN
     kind: constexpr = tl.bfloat16 if HALF else tl.float32
     pid, k = tl.program_id(0), tl.arange(0, BK)
     n, part = pid % TN * BN + tl.arange(0, BN), (pid // TN).to(tl.int64)
     model, begin = part // splits, pid // TN % splits * per
     x += model * x_m
-    acc, total = tl.zeros((BN, BK), tl.float32), tl.zeros((BP, BN), tl.float32)
+    acc0, total = tl.zeros((BK, BN), tl.float32), tl.zeros((BP, BN), tl.float32)
+    acc1, acc2, acc3 = acc0, acc0, acc0
     for i in range(begin, min(begin + per, rows), BP):
         p = i + tl.arange(0, BP)
         mask, at = (p < rows)[:, None] & (n < N)[None, :], model * rows * N + p[:, None] * N + n[None, :]
-        grad, position = tl.load(dy + at, mask=mask, other=0.0), tl.load(code + at, mask=mask, other=4)
+        grad, position = tl.load(dy + at, mask=mask, other=0.0), tl.load(code + at, mask=mask, other=0)
         total += tl.where(position < 4, grad, 0.0).to(tl.float32)
-        for q in tl.static_range(4):
-            top, left = p // QW % QH * 2 + q // 2 - 1, p % QW * 2 + q % 2 - 1
-            corner = p // (QH * QW) * x_b + top * x_h + left * x_w
-            image = _taps(x, top, left, corner, p < rows, k, x_h, x_w, x_c, H, W, C).to(kind)
-            routed = tl.where(position == q, grad, 0.0).to(kind)
-            acc = tl.dot(tl.trans(routed), image, acc, input_precision=PRECISION)
+        top, left = p // QW % QH * 2 - 1, p % QW * 2 - 1
+        corner = p // (QH * QW) * x_b + top * x_h + left * x_w
+        patch = tl.trans(_taps(x, top, left, corner, p < rows, k, x_h, x_w, x_c, H, W, C, 4).to(kind))
+        acc0 = _route(acc0, patch, grad, position, 0, PRECISION)
+        acc1 = _route(acc1, patch, grad, position, 1, PRECISION)
+        acc2 = _route(acc2, patch, grad, position, 2, PRECISION)
+        acc3 = _route(acc3, patch, grad, position, 3, PRECISION)
     tl.store(db + part * N + n, tl.sum(total, axis=0), mask=n < N)
-    at = dw + part * (9 * N * C) + n[:, None] * (9 * C) + k[None, :]
-    tl.store(at, acc, mask=(n < N)[:, None] & (k < 9 * C)[None, :])
+    t = tl.arange(0, BT)
+    tap = tl.minimum(t, 9 * C - 1)
+    pixel = (tap // 9 * 16 + tap % 9 // 3 * 4 + tap % 3)[:, None] + tl.zeros((BT, BN), tl.int32)
+    acc = tl.gather(acc0, pixel, 0) + tl.gather(acc1, pixel + 1, 0)
+    acc += tl.gather(acc2, pixel + 4, 0) + tl.gather(acc3, pixel + 5, 0)
+    at = dw + part * (9 * N * C) + n[None, :] * (9 * C) + t[:, None]
+    tl.store(at, acc, mask=(n < N)[None, :] & (t < 9 * C)[:, None])
