@@ -286,3 +286,26 @@ def test_sums_are_split_to_fill_the_chip() -> None:
         assert (parts - 1) * each < rows <= parts * each
     assert fused_conv._split(12544, 64, 10_000, cpu)[0] == 1
     assert fused_conv._split(12544, 64, 60, cpu)[0] > 1
+
+
+@runs
+def test_weights_that_lie_taps_first_get_gradients_that_lie_so() -> None:
+    x, w, b, dy = draw(2, 3, (8, 6), 5, 24)
+    ordered = fused_conv.taps_first(w).copy_(w)
+    assert ordered.permute(0, 3, 4, 1, 2).is_contiguous()
+    found = []
+    for weights in (w, ordered):
+        leaf = weights.detach().requires_grad_()
+        fused_conv.conv_relu_pool(x, leaf, b, EXACT).backward(dy)
+        assert leaf.grad is not None
+        assert leaf.grad.stride() == weights.stride()
+        found.append(leaf.grad)
+    assert torch.equal(*found)
+
+
+def test_only_layers_after_the_first_have_ordered_weights() -> None:
+    lowered = fused_conv.lower(models.private((1, 28, 28), 10), "fp32")
+    names = fused_conv.ordered_weights(lowered)
+    assert len(names) == 2
+    assert names < dict(lowered.named_parameters()).keys()
+    assert not fused_conv.ordered_weights(models.private((1, 28, 28), 10))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fedekd.engines import augment, return_checks
+from fedekd.engines import augment, return_checks, stacked_adam
 from fedekd.engines.batch_tables import BatchTables
 from fedekd.engines.cuda_graphs import WORTH_CAPTURING, capturing
 from fedekd.engines.groups import Find, MethodGroup, mapped
@@ -25,6 +25,7 @@ from fedekd.engines.lanes import Lane
 from fedekd.engines.layers import TrainingPass, dropout_key, step_key
 from fedekd.engines.on_device import fill, on_device
 from fedekd.engines.schedule import Schedule, schedule
+from fedekd.engines.stacked_adam import Moments, StackedAdam
 from fedekd.methods.base import Method, Train
 from fedekd.methods.batch import Batch
 from fedekd.trees import pick
@@ -42,7 +43,7 @@ class Segment:
     last: int
     active: int
     leaves: dict[str, dict[str, Tensor]]
-    optimizer: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer | StackedAdam
     warm: bool = False  # whether a step was done: a CUDA graph cannot be captured from the first
     graph: torch.cuda.CUDAGraph | None = None
 
@@ -82,7 +83,7 @@ class Chunk:
         self.drops = any(engine.forward.drops[role] for role in step.roles)
         self.keys = torch.zeros(len(indices), dtype=torch.int32, device=device)  # of each member's dropout this round
         self.weights, self.final, self.moment, self.square, self.total, self.totals = (
-            {role: {n: torch.empty_like(w[self.at]) for n, w in tree.items()} for role, tree in trees.items()}
+            {r: {n: engine.forward.room(r, n, w[self.at]) for n, w in tree.items()} for r, tree in trees.items()}
             if wanted
             else {}
             for wanted in (
@@ -94,6 +95,12 @@ class Chunk:
                 step.gradients,
             )
         )
+        self.rate: Tensor | None = None
+        """The learning rate where our own Adam reads it."""
+        every = [w for tree in self.weights.values() for w in tree.values()]
+        if engine.fused and self.square and stacked_adam.usable(every, device):
+            self.rate = torch.zeros((), device=device)
+            self.corrections = stacked_adam.corrections(int(self.steps.max()), device)
         self.inputs: dict[str, Any] = {}  # what else a step reads: frozen outputs, fixed weights, what clients know
         self.segments = self._segments()
 
@@ -116,9 +123,16 @@ class Chunk:
         leaves = {r: {n: w[:active].detach().requires_grad_() for n, w in tree.items()} for r, tree in trees}
         return Segment(first, last, active, leaves, self._optimizer(leaves, active))
 
-    def _optimizer(self, leaves: dict[str, dict[str, Tensor]], active: int) -> torch.optim.Optimizer:
+    def _optimizer(self, leaves: dict[str, dict[str, Tensor]], active: int) -> torch.optim.Optimizer | StackedAdam:
         """It works on views of the first weights and moments, which `load` has set to zero; `train` sets its step."""
         device, every = self.engine.device, [w for tree in leaves.values() for w in tree.values()]
+        if self.rate is not None:
+            kept = [
+                Moments(w, self.moment[role][n][:active], self.square[role][n][:active])
+                for role, tree in leaves.items()
+                for n, w in tree.items()
+            ]
+            return StackedAdam(kept, self.rate, self.clock, self.corrections, self.training.weight_decay)
         made = make_optimizer(self.training, every, lr=self.lr, capturable=device.type == "cuda")
         for role, tree in self.moment.items():
             for n, moment in tree.items():
@@ -222,6 +236,8 @@ class Chunk:
         return dropout_key(seed, root, member.client, self.engine.round_number, self.again)
 
     def _set_rate(self, lr: float) -> None:
+        if self.rate is not None:
+            self.rate.fill_(lr)
         if isinstance(self.lr, Tensor):
             self.lr.fill_(lr)
             return

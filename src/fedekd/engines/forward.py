@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from fedekd import models
-from fedekd.engines import augment
+from fedekd.engines import augment, stacked_linear
 from fedekd.engines.client_models import EVALUATION_BATCH
 from fedekd.engines.groups import MethodGroup, mapped
 from fedekd.engines.layers import TrainingPass, drops, training_pass
@@ -45,6 +45,8 @@ class Forward:
         self.plain = {role: heads.get(role) or plain[self.method.root(role)] for role in self.method.roles}
         """By role, the module as the user wrote it; the one below may have been rewritten for the GPU."""
         self.templates = {role: heads.get(role) or quick[self.method.root(role)] for role in self.method.roles}
+        self.ordered = {role: self._ordered(module) for role, module in self.templates.items()}
+        """By role, the weights that kernels read in an order of their own: see ``fused_conv.taps_first``."""
         self.trainable = {role: frozenset(models.trainable(module)) for role, module in self.plain.items()}
         self.rest = {
             role: [n for n in _state(module) if n not in self.trainable[role]] for role, module in self.plain.items()
@@ -65,8 +67,24 @@ class Forward:
             from fedekd.engines import fused_conv
 
             if fused_conv.available(self.engine.device):
-                return fused_conv.lower(module, self.engine.training.precision)
+                module = fused_conv.lower(module, self.engine.training.precision)
+            return stacked_linear.lower(module)
         return module
+
+    def _ordered(self, module: nn.Module) -> frozenset[str]:
+        if self.engine.device.type != "cuda":
+            return frozenset()
+        from fedekd.engines import fused_conv
+
+        return fused_conv.ordered_weights(module)
+
+    def room(self, role: str, name: str, weights: Tensor) -> Tensor:
+        """For such stacked weights to train in."""
+        if name not in self.ordered[role]:
+            return torch.empty_like(weights)
+        from fedekd.engines import fused_conv
+
+        return fused_conv.taps_first(weights)
 
     def initial(self) -> dict[str, dict[str, Any]]:
         """What all members begin with, weights and buffers, [members, ...]."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedekd.engines import triton_kernels
+from fedekd.engines.mapped_function import over_models
 from fedekd.errors import FedekdError, unknown
 
 # What a product reads, and how Triton multiplies float32. Sums, biases and weight gradients are float32 in all three.
@@ -103,7 +104,9 @@ def weight_gradient(x: Tensor, d: Tensor, dw: Tensor, precision: str, tile: Tile
     rows, columns, positions = min(rows, _power(n)), min(columns, _power(c)), batch * height * width
     tiles = 3 * -(-n // rows) * -(-c // columns)
     splits, per = _split(positions, depth, m * tiles, x.device)
-    parts = dw.new_empty((m, splits, 3, 3, n, c))  # summed below and put into the order of the weights
+    ordered = dw.permute(0, 3, 4, 1, 2)  # as the kernel writes it, which is as it lies after `taps_first`
+    at_once = splits == 1 and ordered.is_contiguous()
+    parts = ordered.unsqueeze(1) if at_once else dw.new_empty((m, splits, 3, 3, n, c))
     # The matrix unit takes no transposed tf32: copies for it cost more than three products of bf16 halves.
     halves = 2 if precision == "tf32" and x.is_cuda else 1  # Triton's interpreter cannot multiply bf16
     if halves == 2:
@@ -112,7 +115,8 @@ def weight_gradient(x: Tensor, d: Tensor, dw: Tensor, precision: str, tile: Tile
         x, d, parts, *x.stride()[:4], x.stride(-1), positions, per, splits, h, w, height, width, c, n, halves,
         PRECISIONS[precision][1], rows, columns, depth, num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    torch.sum(parts.permute(0, 1, 4, 5, 2, 3), 1, out=dw)
+    if not at_once:
+        torch.sum(parts, 1, out=ordered)
 
 
 def first_gradient(x: Tensor, dy: Tensor, code: Tensor, precision: str, tile: Tile) -> tuple[Tensor, Tensor]:
@@ -157,7 +161,7 @@ class _Layer(torch.autograd.Function):
         (x, w, code), precision = ctx.saved_tensors, ctx.precision
         m, c, n, dy = x.shape[0], x.shape[4], w.shape[1], dy.contiguous()
         dx = x.new_empty(x.shape) if ctx.needs_input_grad[0] else None
-        dw, db = w.new_empty(w.shape), w.new_empty((m, n))
+        dw, db = torch.empty_like(w), w.new_empty((m, n))
         if c <= FEW:
             dw, db = first_gradient(x, dy, code, precision, tile("first_wgrad", c, n, precision))
             if dx is None:
@@ -175,10 +179,7 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
-        size, dims = info.batch_size, zip(inputs[:3], in_dims[:3], strict=True)
-        whole = [t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0) for t, dim in dims]
-        outputs = _Layer.apply(*(t.flatten(0, 1) for t in whole), inputs[3])
-        return tuple(t.unflatten(0, (size, -1)) for t in outputs), (0, 0)
+        return over_models(_Layer, info, in_dims, inputs)
 
 
 def conv_relu_pool(x: Tensor, w: Tensor, b: Tensor, precision: str) -> Tensor:
@@ -210,8 +211,19 @@ class ConvReluPool(nn.Module):
         if not _runs(x.device):
             return nn.functional.max_pool2d(nn.functional.conv2d(x, self.weight, self.bias, padding=1).relu(), 2)
         # In memory the channels are innermost. Like any convolution, it gives bf16 to the next layer in autocast only.
-        y = conv_relu_pool(x.permute(0, 2, 3, 1)[None], self.weight[None], self.bias[None], self.precision)[0]
+        y = conv_relu_pool(x.permute(0, 2, 3, 1)[None], self.weight[None], self.bias[None], self.precision).squeeze(0)
         return y.permute(0, 3, 1, 2).to(y.dtype if torch.is_autocast_enabled(x.device.type) else x.dtype)
+
+
+def ordered_weights(module: nn.Module) -> frozenset[str]:
+    """The weights of a lowered module that should lie as `taps_first` has them, so that nothing puts them in order."""
+    layers = ((name, m) for name, m in module.named_modules() if isinstance(m, ConvReluPool))
+    return frozenset(f"{name}.weight" for name, m in layers if m.weight.shape[1] > FEW)
+
+
+def taps_first(w: Tensor) -> Tensor:
+    """Room for such stacked weights [m, out, in, 3, 3], in memory [m, 3, 3, out, in]."""
+    return torch.empty_like(w.permute(0, 3, 4, 1, 2), memory_format=torch.contiguous_format).permute(0, 3, 4, 1, 2)
 
 
 def _fusible(conv: nn.Module, relu: nn.Module, pool: nn.Module) -> TypeGuard[nn.Conv2d]:

@@ -1,4 +1,4 @@
-"""What runs on the GPU: the programs of the stacked convolution (Triton), which `fused_conv` launches.
+"""What runs on the GPU, in Triton: the programs of the stacked convolution, which `fused_conv` launches, and Adam.
 
 The forward program is a matrix product whose left rows are gathered from the image on the way (implicit GEMM); bias,
 ReLU and pooling happen in registers, so the full-resolution maps never reach memory. Beside the pooled map it writes a
@@ -28,7 +28,7 @@ INSTALLED = triton is not None
 
 def _jit(fn: Any) -> Any:
     # Batch sizes and splits vary from step to step; a compilation for each would cost more than it gains.
-    return triton.jit(fn, do_not_specialize=("rows", "per", "splits")) if triton else fn
+    return triton.jit(fn, do_not_specialize=("rows", "per", "splits", "size")) if triton else fn
 
 
 @_jit
@@ -227,3 +227,23 @@ def first_wgrad(  # type: ignore[no-untyped-def]
     acc += tl.gather(acc2, pixel + 4, 0) + tl.gather(acc3, pixel + 5, 0)
     at = dw + part * (9 * N * C) + n[None, :] * (9 * C) + t[:, None]
     tl.store(at, acc, mask=(n < N)[None, :] & (t < 9 * C)[:, None])
+
+
+@_jit
+def adam(  # type: ignore[no-untyped-def]
+    w, g, m, v, rate, clock, table, size,
+    DECAY: constexpr, BETA1: constexpr, BETA2: constexpr, EPS: constexpr, B: constexpr,
+):  # fmt: skip
+    """One step for weights w with gradients g, in place: m and v are the running means, in the order of memory."""
+    lr, step = tl.load(rate), tl.load(clock)
+    scale, root = lr * tl.load(table + 2 * step), tl.load(table + 2 * step + 1)
+    i = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
+    there = i < size
+    grad, mean = tl.load(g + i, mask=there, other=0.0), tl.load(m + i, mask=there, other=0.0)
+    square, weight = tl.load(v + i, mask=there, other=0.0), tl.load(w + i, mask=there, other=0.0)
+    mean += (1 - BETA1) * (grad - mean)
+    square += (1 - BETA2) * (grad * grad - square)
+    weight -= lr * DECAY * weight
+    tl.store(m + i, mean, mask=there)
+    tl.store(v + i, square, mask=there)
+    tl.store(w + i, weight - scale * mean / (tl.sqrt(square) * root + EPS), mask=there)
