@@ -88,27 +88,47 @@ class ClientStack(Stack):
         return {n: torch.stack([made[i][n] for i in here]) for n in made[here[0]]}
 
     def hand_out(self, step: Exchange, here: Sequence[int], answer: Any) -> None:
-        """One answer to all of these members, who are of one job, or one for each of them."""
-        role, group = step.target, next(g for g in self.groups if here[0] in g.indices)
-        at = on_device(list(here), self.device)
-        if role is not None:
-            tied = self.forward.tied[role]
-            shapes = {n: self.weights[role][n].shape[1:] for n in self.forward.kept[role]}
-            shapes |= {n: shapes[own] for n, own in tied.items()}
-            for place in range(len(here)) if step.each else range(1):
-                return_checks.fits(group.method, role, answer_of(answer, place, step.each), shapes)
-        if not isinstance(answer, dict):
+        """One answer to all of these members, or one for each of them."""
+        group = next(g for g in self.groups if here[0] in g)
+        single = step.each and not isinstance(answer, dict)  # trees, which may differ
+        for place in range(len(here)) if single else range(1):
+            self._check_fits(group, step, answer_of(answer, place, step.each))
+        if single:
             answer = {n: torch.stack([one[n] for one in answer]) for n in answer[0]}
+        self._receive(step, here, {n: t if step.each else t.expand(len(here), *t.shape) for n, t in answer.items()})
+
+    def hand_out_one_of(
+        self, step: Exchange, here: Sequence[int], answers: Sequence[dict[str, Tensor]], which: Sequence[int]
+    ) -> None:
+        """To each of these members one of several answers to all, such as its job's."""
+        for i, k in dict(zip(which, here, strict=True)).items():
+            self._check_fits(next(g for g in self.groups if k in g), step, answers[i])
+        at = on_device(list(which), self.device)
+        self._receive(step, here, {n: torch.stack([one[n] for one in answers])[at] for n in answers[0]})
+
+    def _check_fits(self, group: MethodGroup, step: Exchange, answer: Any) -> None:
+        role = step.target
         if role is not None:
-            answer = {n: t for n, t in answer.items() if n not in tied}
-            for n, t in answer.items():
+            shapes = {n: self.weights[role][n].shape[1:] for n in self.forward.kept[role]}
+            shapes |= {n: shapes[own] for n, own in self.forward.tied[role].items()}
+            return_checks.fits(group.method, role, answer, shapes)
+
+    def _receive(self, step: Exchange, here: Sequence[int], wide: dict[str, Tensor]) -> None:
+        """``wide``: [here, ...]."""
+        role, at = step.target, on_device(list(here), self.device)
+        if role is not None:
+            wide = {n: t for n, t in wide.items() if n not in self.forward.tied[role]}
+            for n, t in wide.items():
                 self.weights[role][n][at] = t
             if role not in self.method.reads_weights:
                 return
-            answer = self.forward.only_trainable(role, answer)
-        wide = {n: t if step.each else t.expand(len(here), *t.shape) for n, t in answer.items()}
-        what = f"method {group.method.name!r}: received"
-        group.received.put({step.name: wide}, group.places(here), what)
+            wide = self.forward.only_trainable(role, wide)
+        for group in self.groups:
+            mine = [k for k, i in enumerate(here) if i in group]
+            if mine:
+                own = wide if len(mine) == len(here) else pick(wide, on_device(mine, self.device))
+                what = f"method {group.method.name!r}: received"
+                group.received.put({step.name: own}, group.places([here[k] for k in mine]), what)
 
     # --- answers -----------------------------------------------------------------------------------------
 
