@@ -18,6 +18,7 @@ from torch import Tensor
 from fedekd.engines import return_checks
 from fedekd.engines.client import Client
 from fedekd.engines.client_stack import ClientStack
+from fedekd.engines.forward import RowTable
 from fedekd.engines.job import (
     BINS,
     SERVER,
@@ -311,7 +312,7 @@ class Stacked:
         for j, own in enumerate(there):
             rows = getattr(stack.members[j], step.refine.split)
             found = [
-                (order, {"": one.forward.outputs(role, places, [rows] * len(places))[0]})
+                (order, {"": one.forward.outputs(role, RowTable(one, places, [rows] * len(places)))[0]})
                 for one, places, order in self._by_stack(own)
             ]
             teachers[j] = self._gathered(found)[""]
@@ -356,8 +357,8 @@ class Stacked:
             test, val = self._answered("test"), self._answered("val")
 
         def answers(i: int) -> Callable[[str], np.ndarray]:
-            pairs, task = {"test": test[i][2], "val": val[i][2]}, self.jobs[self.members[i].job].task
-            return lambda split: task.answers(*pairs[split]).cpu().numpy()
+            pairs, job = {"test": test[i][2], "val": val[i][2]}, self.jobs[self.members[i].job]
+            return lambda split: job.task.answers(*pairs[split]()).cpu().numpy()
 
         return self._by_job(
             [
@@ -369,7 +370,7 @@ class Stacked:
     def _by_job(self, of_members: Sequence[T]) -> list[list[T]]:
         return [[of_members[i] for i in own] for own in self.by_job]
 
-    def _answered(self, split: str) -> list[tuple[np.ndarray, np.ndarray, tuple[Tensor, Tensor]]]:
+    def _answered(self, split: str) -> list[tuple[np.ndarray, np.ndarray, Callable[[], tuple[Tensor, Tensor]]]]:
         """By member: see ``ClientStack.answered``."""
         found = {
             own[k]: tuple(rest)
