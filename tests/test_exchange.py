@@ -25,7 +25,9 @@ from fedekd.exchange import (
     averaging_weights,
     same_shapes,
     shared_roles,
+    shares,
     size,
+    up_together,
 )
 from fedekd.methods.base import Exchange, Method
 from lines import one_line
@@ -263,6 +265,38 @@ def test_numbers_that_are_not_finite_are_refused(bad, dtype):
         )
     assert "layer.w" in one_line(error)
     assert (door.bytes_up, door.log) == (0, [])
+
+
+def test_many_doors_together_take_and_refuse_what_each_would():
+    clients = [["a", "b"], ["c"], ["d", "e"]]
+    stack = {"w": torch.ones(5, 2, 3), "n": torch.zeros(5, dtype=torch.long)}
+    apart, together = ([Door(frozenset({"proxy"})) for _ in clients] for _ in range(2))
+    later = []
+    up_together(together, "proxy", clients, stack, later)
+    for door, own, rows in zip(apart, clients, ([0, 1], [2], [3, 4]), strict=True):
+        door.up("proxy", own, {n: t[rows] for n, t in stack.items()})
+    assert together == apart
+    stack["w"][2:, 0, 1] = math.nan
+    for check in later:
+        check()  # what was asked does not change any more
+    up_together(together, "proxy", clients, stack, later)
+    with pytest.raises(FedekdError, match="client c diverged: its proxy has NaN or inf in w"):
+        later[-1]()
+    with pytest.raises(FedekdError, match="private of client a may not leave"):
+        up_together(together, "private", clients, stack, later)
+
+
+def test_the_mean_alone_is_what_combining_gives():
+    trained = {"w": torch.zeros(4)}
+    stack = {"w": torch.randn(3, 4), "running": torch.randn(3, 2), "n": torch.arange(3)}
+    one, other = (Aggregator({"proxy": trained}, clients=3) for _ in range(2))
+    for weights in ([1.0, 1.0, 1.0], [5.0, 2.0, 1.0]):
+        ours = one.mean("proxy", stack, shares(weights, torch.device("cpu")))
+        theirs = other.combine(Exchange("proxy"), stack, weights, range(3), 0)
+        for found, wanted in ((ours, theirs), (one.sent["proxy"], other.sent["proxy"])):
+            assert found.keys() == wanted.keys()
+            assert all(torch.equal(found[n], wanted[n]) for n in wanted)
+        assert one.memory == other.memory
 
 
 def test_the_largest_finite_numbers_pass():

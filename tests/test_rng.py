@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import zlib
 
 import numpy as np
 import pytest
@@ -29,6 +30,14 @@ def test_a_stream_belongs_to_its_seed_and_key(seed, other, key, another):
     assert rng.integer(seed, *key) == rng.integer(seed, *key)
     if (seed, key) != (other, another):
         assert rng.integer(seed, *key) != rng.integer(other, *another)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.sampled_from([0, 2**32 - 1, 2**32, 2**70]) | st.integers(0, 2**33), KEYS)
+def test_the_streams_are_those_of_numpys_spawn_keys(seed, key):
+    words = tuple(zlib.crc32(k.encode()) if isinstance(k, str) else k for k in key)
+    wanted = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=words))
+    assert rng.stream(seed, *key).bit_generator.state == wanted.state
 
 
 @pytest.mark.parametrize("key", [("",), ("weights", ""), (0, "", 1)])

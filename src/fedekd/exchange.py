@@ -54,22 +54,52 @@ class Door:
 
         Whether they are finite can be asked of the device now and looked at ``later``, without waiting for it here.
         """
+        self.may(name, clients)
+        floats, good = finite(stack)
+        if floats:
+            check = partial(_check_finite, good, name, clients, floats)
+            check() if later is None else later.append(check)
+        self.took(name, clients, size(stack))
+        return stack
+
+    def may(self, name: str, clients: Sequence[str]) -> None:
         if name not in self.names:
             raise FedekdError(f"the {name} of client {clients[0]} may not leave it: only {sorted(self.names)} may")
-        floats = {key: t for key, t in stack.items() if t.is_floating_point()}
-        finite = [torch.isfinite(t).reshape(len(t), math.prod(t.shape[1:])).all(1) for t in floats.values()]
-        if finite:
-            good = torch.stack(finite)
-            check = partial(_check_finite, good, name, clients, list(floats))
-            check() if later is None else later.append(check)
-        self.bytes_up += size(stack)
+
+    def took(self, name: str, clients: Sequence[str], bytes_: int) -> None:
+        self.bytes_up += bytes_
         self.log += [(client, name) for client in clients]
-        return stack
 
     def down(self, answer: Message, clients: int) -> Message:
         """Count an answer to all alike; one with a row for each client counts once."""
         self.bytes_down += size(answer) * clients
         return answer
+
+
+def up_together(
+    doors: Sequence[Door], name: str, clients: Sequence[Sequence[str]], stack: Message, later: list[Callable[[], None]]
+) -> None:
+    """``Door.up`` for many doors, whose clients' uploads lie in this order in one tree: one question to the device."""
+    counts = [len(own) for own in clients]
+    for door, own in zip(doors, clients, strict=True):
+        door.may(name, own)
+        door.took(name, own, size(stack) // sum(counts) * len(own))
+    floats, good = finite(stack)
+
+    def check() -> None:
+        if not bool(good.all()):
+            for one, own in zip(good.split(counts, 1), clients, strict=True):
+                _check_finite(one, name, own, floats)
+
+    if floats:
+        later.append(check)
+
+
+def finite(stack: Message) -> tuple[list[str], Tensor]:
+    """The tensors that could be other than finite, and whether they are: [tensors, clients], on their device."""
+    floats = {key: t for key, t in stack.items() if t.is_floating_point()}
+    found = [torch.isfinite(t).reshape(len(t), math.prod(t.shape[1:])).all(1) for t in floats.values()]
+    return list(floats), torch.stack(found) if found else torch.empty(0)
 
 
 def _check_finite(good: Tensor, name: str, clients: Sequence[str], tensors: Sequence[str]) -> None:
@@ -119,8 +149,7 @@ class Aggregator:
         round: int,
     ) -> Any:
         """The answer to one exchange. ``messages`` are trees, or one tree of [K, ...]."""
-        share = torch.tensor(weights, dtype=torch.float64)
-        share = (share / share.sum()).float().to(_device(messages), non_blocking=True)
+        share = shares(weights, _device(messages))
         previous, memory = self.sent.get(step.name, {}), self.memory.get(step.name, {})
         mean = _Asked(self.about.get("average", average))
         facts = {"clients": len(weights), **self.about, "weights": share, "average": mean, "round": round}
@@ -149,6 +178,13 @@ class Aggregator:
         self.sent[step.name] = dict(answer)
         return {**buffers, **answer}
 
+    def mean(self, name: str, messages: Message, share: Tensor) -> dict[str, Tensor]:
+        """What ``combine`` answers where models travel and a method wants no more than their mean."""
+        answer, trained = average(messages, share), self.sent.get(name, {})
+        self.sent[name] = {n: t for n, t in answer.items() if n in trained}
+        self.memory.setdefault(name, {})
+        return answer
+
     def state(self) -> dict[str, Any]:
         return {"sent": self.sent, "memory": self.memory}
 
@@ -165,6 +201,12 @@ class _Asked:
     def __call__(self, stack: Message, weights: Tensor) -> dict[str, Tensor]:
         self.asked = True
         return self.how(stack, weights)
+
+
+def shares(weights: Sequence[float], device: torch.device) -> Tensor:
+    """The weights of a mean: their sum is 1."""
+    share = torch.tensor(weights, dtype=torch.float64)
+    return (share / share.sum()).float().to(device, non_blocking=True)
 
 
 def _apart(messages: Message | Sequence[Message], names: Message) -> tuple[Any, Any]:

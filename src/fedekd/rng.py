@@ -17,7 +17,11 @@ def stream(seed: int, *key: str | int) -> np.random.Generator:
     if any(isinstance(k, int) and not 0 <= k < 2**32 for k in key):
         raise ValueError(f"a number of {key} is not in 0..2**32-1: another key has that stream")
     words = [zlib.crc32(k.encode()) if isinstance(k, str) else int(k) for k in key]
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=tuple(words))))
+    if 0 <= seed < 2**32:  # what numpy makes of a spawn_key, in half the time: a round of many clients needs thousands
+        seeds = np.random.SeedSequence(np.array([seed, 0, 0, 0, *words], np.uint32))
+    else:
+        seeds = np.random.SeedSequence(seed, spawn_key=tuple(words))
+    return np.random.Generator(np.random.PCG64(seeds))
 
 
 def integer(seed: int, *key: str | int) -> int:

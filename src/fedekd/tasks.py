@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
@@ -76,7 +77,7 @@ class Classification(Task):
         return float((output.argmax(-1) == target).double().mean())
 
     def value(self, errors: np.ndarray) -> float:
-        return float((errors == 0).mean())
+        return float(np.count_nonzero(errors == 0) / len(errors)) if len(errors) else math.nan
 
     def errors(self, output: Tensor, target: Tensor) -> Tensor:
         return (output.argmax(-1) != target).int()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedekd.engines import augment
-from fedekd.engines.on_device import fill
+from fedekd.engines.on_device import on_device
 from fedekd.engines.schedule import Schedule
 
 
@@ -40,7 +40,7 @@ class BatchTables:
         mixed: bool,
         device: torch.device,
     ) -> None:
-        self.splits, self.size, self.augmented, self.mixed = splits, size, augmented, mixed
+        self.splits, self.augmented, self.mixed, self.device = splits, augmented, mixed, device
         lengths = np.array([len(rows) for rows in splits])
         self.steps = epochs * -(-lengths // size)
         """Of each model."""
@@ -57,39 +57,48 @@ class BatchTables:
             torch.zeros((*shape, width), device=device),
             torch.zeros_like(rows) if mixed else rows,
         )
-        """Of all steps, [steps, models, batch, ...]."""
+        """Of all steps, [steps, models, batch, ...]; what is padding stays zero."""
+        places = [_places(len(mine), epochs, size, k, len(splits)) for k, mine in enumerate(splits)]
+        self.places = on_device(np.concatenate(places), device)
+        """Where in the tables' flat rows each entry of all schedules belongs, model by model and epoch by epoch."""
+        self.rows = on_device(np.concatenate(splits).astype(np.int32), device)
+        """All models' rows, one after another, and the place of its model's first one for each entry."""
+        self.first = on_device(np.repeat(np.cumsum(lengths) - lengths, epochs * lengths), device)
+        self.whole.real.view(-1)[self.places] = True
+        if augmented:
+            epoch = [np.repeat(np.arange(epochs), n) for n in lengths]
+            self.before = on_device(self.longest * np.concatenate(epoch), device)
 
     def load(self, plans: Sequence[Schedule]) -> None:
         """Fill the tables with another round's batches."""
-        shape = self.whole.rows.shape
-        positions, rows, lessons, partners = (np.zeros(shape, np.int32) for _ in range(4))
-        real = np.zeros(shape, bool)
-        uniform, moves = (np.zeros(table.shape, np.float32) for table in (self.whole.uniform, self.whole.moves))
-        for at, (mine, plan) in enumerate(zip(self.splits, plans, strict=True)):
-            epochs, n = plan.order.shape
-            full = -(-n // self.size) * self.size
-            for table, part in (
-                (positions, plan.order),
-                (rows, mine[plan.order]),
-                (real, np.True_),
-                (uniform, plan.uniform),
-                (moves, np.take_along_axis(plan.moves, plan.order[:, :, None], axis=1)),
-                (lessons, plan.order + self.longest * np.arange(epochs)[:, None]),
-                (partners, mine[np.take_along_axis(plan.partners, plan.order, axis=1)] if self.mixed else 0),
-            ):
-                padded = np.zeros((epochs, full, *table.shape[3:]), table.dtype)
-                padded[:, :n] = part
-                table[: self.steps[at], at] = padded.reshape(self.steps[at], *table.shape[2:])
-        fill(self.whole.positions, positions)
-        fill(self.whole.rows, rows)
-        fill(self.whole.real, real)
-        fill(self.whole.uniform, uniform)
+        order = on_device(_joined([plan.order for plan in plans], np.int32), self.device)
+        self._put(self.whole.positions, order)
+        self._put(self.whole.rows, self.rows[order + self.first])
+        if self.whole.uniform.shape[-1]:
+            self._put(self.whole.uniform, _joined([plan.uniform for plan in plans], np.float32))
         if self.augmented:
-            fill(self.whole.moves, moves)
-            fill(self.whole.lessons, lessons)
+            moves = [np.take_along_axis(plan.moves, plan.order[:, :, None], axis=1) for plan in plans]
+            self._put(self.whole.moves, _joined(moves, np.float32))
+            self._put(self.whole.lessons, order + self.before)
         if self.mixed:
-            fill(self.whole.partners, partners)
+            partners = [np.take_along_axis(plan.partners, plan.order, axis=1) for plan in plans]
+            others = on_device(_joined(partners, np.int32), self.device)
+            self._put(self.whole.partners, self.rows[others + self.first])
+
+    def _put(self, table: Tensor, entries: Any) -> None:
+        table.view(-1, *table.shape[3:])[self.places] = on_device(entries, self.device).to(table.dtype)
 
     def at(self, step: Tensor, active: int) -> BatchRows:
         """That step's batches of the first models; ``step`` is on the device, where a CUDA graph reads it."""
         return BatchRows(*(table.index_select(0, step)[0, :active] for table in self.whole))
+
+
+def _places(rows: int, epochs: int, size: int, model: int, models: int) -> np.ndarray:
+    """Of a model's rows in all epochs: the place of each, where [steps, models, size] are flat."""
+    row, epoch = np.arange(rows), np.arange(epochs)[:, None]
+    step = epoch * -(-rows // size) + row // size
+    return ((step * models + model) * size + row % size).ravel()
+
+
+def _joined(each: Sequence[np.ndarray], kind: Any) -> np.ndarray:
+    return np.concatenate([one.reshape(-1, *one.shape[2:]) for one in each], dtype=kind, casting="same_kind")

@@ -191,13 +191,14 @@ class Chunk:
     def _taught(self, role: str, rows: Sequence[np.ndarray], plans: Sequence[Schedule]) -> Both:
         """What a frozen role gives for all rows; where rows are altered, for those of one epoch after another."""
         outputs, epochs = self.engine.forward.outputs, self.training.epochs if self.augmented else 0
+        table = self.engine.table(self.step.split, self.indices)
         if not epochs:
-            return outputs(role, self.indices, rows, self.features)
+            return outputs(role, table, self.features)
         found = []
         for epoch in range(epochs):
             moves = [plan.moves[epoch] for plan in plans]
             others = [r[plan.partners[epoch]] for r, plan in zip(rows, plans, strict=True)] if self.step.mixed else None
-            found.append(outputs(role, self.indices, rows, self.features, self.tables.longest, moves, others))
+            found.append(outputs(role, table, self.features, moves, others))
         return torch.cat([o for o, _ in found], dim=1), torch.cat([f for _, f in found], dim=1)
 
     def fits(self) -> bool:

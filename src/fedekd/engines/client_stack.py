@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from fedekd import parts
 from fedekd.engines import return_checks
-from fedekd.engines.forward import padded
+from fedekd.engines.forward import RowTable
 from fedekd.engines.groups import MethodGroup, split
 from fedekd.engines.member_rows import AtWork, MemberRows, home_of
 from fedekd.engines.on_device import on_device
@@ -23,11 +24,16 @@ from fedekd.methods.base import Exchange
 from fedekd.tasks import make_task
 from fedekd.trees import moved, pick
 
+Answered = tuple[int, np.ndarray, np.ndarray, Callable[[], tuple[Tensor, Tensor]]]
 KEPT = {"pool", "row", "shared"}
 
 
 def _plain(leaf: Any) -> Any:
     return leaf.state() if isinstance(leaf, MemberRows) else leaf
+
+
+def _rows_of(out: Tensor, y: Tensor, at: int, n: int) -> tuple[Tensor, Tensor]:
+    return out[at, :n], y[at, :n]
 
 
 class ClientStack(Stack):
@@ -88,27 +94,47 @@ class ClientStack(Stack):
         return {n: torch.stack([made[i][n] for i in here]) for n in made[here[0]]}
 
     def hand_out(self, step: Exchange, here: Sequence[int], answer: Any) -> None:
-        """One answer to all of these members, who are of one job, or one for each of them."""
-        role, group = step.target, next(g for g in self.groups if here[0] in g.indices)
-        at = on_device(list(here), self.device)
-        if role is not None:
-            tied = self.forward.tied[role]
-            shapes = {n: self.weights[role][n].shape[1:] for n in self.forward.kept[role]}
-            shapes |= {n: shapes[own] for n, own in tied.items()}
-            for place in range(len(here)) if step.each else range(1):
-                return_checks.fits(group.method, role, answer_of(answer, place, step.each), shapes)
-        if not isinstance(answer, dict):
+        """One answer to all of these members, or one for each of them."""
+        group = next(g for g in self.groups if here[0] in g)
+        single = step.each and not isinstance(answer, dict)  # trees, which may differ
+        for place in range(len(here)) if single else range(1):
+            self._check_fits(group, step, answer_of(answer, place, step.each))
+        if single:
             answer = {n: torch.stack([one[n] for one in answer]) for n in answer[0]}
+        self._receive(step, here, {n: t if step.each else t.expand(len(here), *t.shape) for n, t in answer.items()})
+
+    def hand_out_one_of(
+        self, step: Exchange, here: Sequence[int], answers: Sequence[dict[str, Tensor]], which: Sequence[int]
+    ) -> None:
+        """To each of these members one of several answers to all, such as its job's."""
+        for i, k in dict(zip(which, here, strict=True)).items():
+            self._check_fits(next(g for g in self.groups if k in g), step, answers[i])
+        at = on_device(list(which), self.device)
+        self._receive(step, here, {n: torch.stack([one[n] for one in answers])[at] for n in answers[0]})
+
+    def _check_fits(self, group: MethodGroup, step: Exchange, answer: Any) -> None:
+        role = step.target
         if role is not None:
-            answer = {n: t for n, t in answer.items() if n not in tied}
-            for n, t in answer.items():
+            shapes = {n: self.weights[role][n].shape[1:] for n in self.forward.kept[role]}
+            shapes |= {n: shapes[own] for n, own in self.forward.tied[role].items()}
+            return_checks.fits(group.method, role, answer, shapes)
+
+    def _receive(self, step: Exchange, here: Sequence[int], wide: dict[str, Tensor]) -> None:
+        """``wide``: [here, ...]."""
+        role, at = step.target, on_device(list(here), self.device)
+        if role is not None:
+            wide = {n: t for n, t in wide.items() if n not in self.forward.tied[role]}
+            for n, t in wide.items():
                 self.weights[role][n][at] = t
             if role not in self.method.reads_weights:
                 return
-            answer = self.forward.only_trainable(role, answer)
-        wide = {n: t if step.each else t.expand(len(here), *t.shape) for n, t in answer.items()}
-        what = f"method {group.method.name!r}: received"
-        group.received.put({step.name: wide}, group.places(here), what)
+            wide = self.forward.only_trainable(role, wide)
+        for group in self.groups:
+            mine = [k for k, i in enumerate(here) if i in group]
+            if mine:
+                own = wide if len(mine) == len(here) else pick(wide, on_device(mine, self.device))
+                what = f"method {group.method.name!r}: received"
+                group.received.put({step.name: own}, group.places([here[k] for k in mine]), what)
 
     # --- answers -----------------------------------------------------------------------------------------
 
@@ -135,33 +161,33 @@ class ClientStack(Stack):
                 group.memory, group.gradients = memory, gradients
             self.trust_log.restore(trust)
 
-    def answered(self, split: str) -> Iterator[tuple[int, np.ndarray, np.ndarray, tuple[Tensor, Tensor]]]:
+    def answered(self, split: str) -> list[Answered]:
         """Of each member, row by row of a split: the errors of its answers, their losses, and outputs with targets.
 
         The latter stay on the device. The others are found there for many members at once: one by one they would take
-        longer than the training.
+        longer than the training. They are fetched when all of it has been asked for, not waited for in between.
         """
-        found: list[tuple[int, np.ndarray, np.ndarray, tuple[Tensor, Tensor]]] = []
+        asked: list[tuple[RowTable, Tensor, Tensor, Tensor, Tensor]] = []
 
         def work(group: MethodGroup, indices: list[int]) -> None:
             roles = self.forward.answering(group.method)
             pieces = [indices[start : start + self.limit] for start in range(0, len(indices), self.limit)]
             for here, then in zip(pieces, [*pieces[1:], [] if self.personal else self.next_round], strict=True):
-                rows = [getattr(self.members[i], split) for i in here]
+                table = self.table(split, here)
                 with self.at_work(here, then, roles):
-                    out = self.forward.predictions(group, here, rows, split)
-                table, _ = padded(rows, self.device)
-                scale = self.scale_of(on_device(list(here), self.device))
-                y = scale.targets(self.y[table])
-                unit = scale.std.reshape(len(here), 1)
-                wrong = make_task(self.task.name, unit).errors(out, y).cpu().numpy()
-                loss = self.task.loss(out.flatten(0, 1), y.flatten()).view(table.shape).double().cpu().numpy()
-                for at, i in enumerate(here):
-                    n = len(rows[at])
-                    found.append((i, wrong[at, :n], loss[at, :n], (out[at, :n], y[at, :n])))
+                    out = self.forward.predictions(group, table, split)
+                y = table.scale.targets(self.y[table.rows])
+                wrong = make_task(self.task.name, table.scale.std.reshape(len(here), 1)).errors(out, y)
+                loss = self.task.loss(out.flatten(0, 1), y.flatten()).view(y.shape).double()
+                asked.append((table, wrong, loss, out, y))
 
         self.by_group(range(len(self.members)), work)
-        yield from found
+        found: list[Answered] = []
+        for table, wrong, loss, out, y in asked:
+            errors, losses = wrong.cpu().numpy(), loss.cpu().numpy()
+            for at, (i, n) in enumerate(zip(table.indices, table.lengths, strict=True)):
+                found.append((i, errors[at, :n], losses[at, :n], partial(_rows_of, out, y, at, n)))
+        return found
 
     # --- state -------------------------------------------------------------------------------------------
 

@@ -30,6 +30,25 @@ EVALUATION_VALUES = 2**29  # of the inputs at most at once: large images go in s
 Both = tuple[Tensor, Tensor]  # outputs, and features where they are asked for (else the outputs again)
 
 
+class RowTable:
+    """The rows that some members are asked about, on the device: what of it no round changes."""
+
+    def __init__(
+        self, engine: Stack, indices: Sequence[int], rows: Sequence[np.ndarray], longest: int | None = None
+    ) -> None:
+        self.indices, self.lengths = list(indices), [len(r) for r in rows]
+        self.rows, self.mask = padded(rows, engine.device, longest)
+        self.at = on_device(self.indices, engine.device)
+        self.scale = engine.scale_of(self.at)
+        self.order = on_device(sorted(range(len(rows)), key=lambda i: -self.lengths[i]), engine.device)
+        """Those with the most rows first."""
+        self.sorted = self.at[self.order]
+        self.sorted_scale = engine.scale_of(self.sorted)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
 class Forward:
     def __init__(self, engine: Stack, fused: bool) -> None:
         self.engine, self.method, self.fused = engine, engine.method, fused
@@ -116,16 +135,15 @@ class Forward:
         """One small forward pass in either mode, to learn whether torch.func can map the user's modules."""
         engine = self.engine
         rows = [member.train[:2] for member in engine.members[:2]]
-        table, real = padded(rows, engine.device)
-        at = torch.arange(len(rows), device=engine.device)
+        table = RowTable(engine, range(len(rows)), rows)
         for role, template in self.templates.items():
             try:
-                self.outputs(role, range(len(rows)), rows)
+                self.outputs(role, table)
                 if role not in self.method.heads:
-                    x = engine.scale_of(at).inputs(engine.x[table])
+                    x = table.scale.inputs(engine.x[table.rows])
                     with torch.no_grad():
                         key = torch.zeros(len(rows), dtype=torch.int32, device=engine.device)
-                        self(role, pick(engine.weights[role], at), x, False, TrainingPass(key, real))
+                        self(role, pick(engine.weights[role], table.at), x, False, TrainingPass(key, table.mask))
             except (RuntimeError, ValueError, TypeError) as error:
                 reason = str(error).strip().split("\n")[0][:120]
                 raise NotStackable(f"torch.func cannot map {type(template).__name__} ({reason})") from None
@@ -211,44 +229,39 @@ class Forward:
     def outputs(
         self,
         role: str,
-        indices: Sequence[int],
-        rows: Sequence[np.ndarray],
+        table: RowTable,
         features: bool = False,
-        longest: int | None = None,
         moves: Sequence[np.ndarray] | None = None,
         partners: Sequence[np.ndarray] | None = None,
     ) -> Both:
-        """Frozen models' outputs on whole splits, padded to the longest, or further: [models, n, ...].
+        """Frozen models' outputs on all rows of a table: [models, n, ...].
 
         With ``moves``, on the rows as they are altered.
         """
         engine = self.engine
-        at = on_device(list(indices), engine.device)
         if role in self.method.heads:
-            below = self.outputs(self.method.heads[role], indices, rows, True, longest, moves, partners)[1]
-            return self._head(role, pick(engine.weights[role], at), below)
-        table, _ = padded(rows, engine.device, longest)
-        lengths, drawn, others = [len(r) for r in rows], None, None
+            below = self.outputs(self.method.heads[role], table, True, moves, partners)[1]
+            return self._head(role, pick(engine.weights[role], table.at), below)
+        lengths, drawn, others = table.lengths, None, None
         if partners is not None:
-            others, _ = padded(partners, engine.device, longest)
+            others, _ = padded(partners, engine.device, table.rows.shape[1])
         if moves is not None:
-            drawn = torch.zeros(*table.shape, moves[0].shape[-1])
+            drawn = torch.zeros(*table.rows.shape, moves[0].shape[-1])
             for i, own in enumerate(moves):
                 drawn[i, : len(own)] = torch.from_numpy(own)
             drawn = on_device(drawn, engine.device)
-        order = on_device(sorted(range(len(rows)), key=lambda i: -lengths[i]), engine.device)
-        weights, scale = pick(engine.weights[role], at[order]), engine.scale_of(at[order])
+        weights, scale = pick(engine.weights[role], table.sorted), table.sorted_scale
         result: Both | None = None
-        size = self._at_once(len(rows))
+        size = self._at_once(len(table))
         for start in range(0, max(1, *lengths, 1), size):
             active = max(1, sum(n > start for n in lengths))
-            here = order[:active]
-            part = table[here, start : start + size]
+            here = table.order[:active]
+            part = table.rows[here, start : start + size]
             altered = [t if t is None else t[here, start : start + size] for t in (drawn, others)]
             x = augment.inputs(engine.x, scale.first(active), part, *altered)
             out = self(role, {n: w[:active] for n, w in weights.items()}, x, features)
             if result is None:
-                result = tuple(o.new_zeros(len(rows), table.shape[1], *o.shape[2:]) for o in out)  # type: ignore[assignment]
+                result = tuple(o.new_zeros(*table.rows.shape, *o.shape[2:]) for o in out)  # type: ignore[assignment]
             assert result is not None
             for whole, o in zip(result, out, strict=True):
                 whole[here, start : start + part.shape[1]] = o
@@ -264,23 +277,19 @@ class Forward:
         return ("private",) if _private_answers(method) else method.roles
 
     @torch.no_grad()
-    def predictions(
-        self, group: MethodGroup, indices: Sequence[int], rows: Sequence[np.ndarray], split: str = ""
-    ) -> Tensor:
-        """What the method answers for these rows, padded to the longest: [models, n, ...]."""
+    def predictions(self, group: MethodGroup, table: RowTable, split: str = "") -> Tensor:
+        """What the method answers for a table's rows: [models, n, ...]."""
         engine, method = self.engine, group.method
         if _private_answers(method):
-            return self.outputs("private", indices, rows)[0]
+            return self.outputs("private", table)[0]
         self.learning = frozenset()
-        table, mask = padded(rows, engine.device)
-        at = on_device(list(indices), engine.device)
-        scale, features = engine.scale_of(at), method.needs_features
+        indices, scale, features = table.indices, table.scale, method.needs_features
         answers = [role for role in method.answers if role in method.roles]
         roles = (*answers, *(below for role, below in method.heads.items() if role in answers))
-        weights: dict[str, Any] = {role: pick(engine.weights[role], at) for role in method.roles}
-        found, size = [], self._at_once(len(rows))
-        for start in range(0, table.shape[1], size):
-            part = table[:, start : start + size]
+        weights: dict[str, Any] = {role: pick(engine.weights[role], table.at) for role in method.roles}
+        found, size = [], self._at_once(len(table))
+        for start in range(0, table.rows.shape[1], size):
+            part = table.rows[:, start : start + size]
             x = scale.inputs(engine.x[part])
             out = self.through(dict.fromkeys(roles), weights, x, {}, features)
             seen = {
@@ -293,7 +302,7 @@ class Forward:
                 "rest": {role: {n: weights[role][n] for n in self.rest[role]} for role in method.roles},
                 "uniform": torch.zeros(*part.shape, method.uniforms, device=engine.device),
                 "rows": torch.arange(start, start + part.shape[1], device=engine.device).expand(part.shape),
-                "mask": mask[:, start : start + size],
+                "mask": table.mask[:, start : start + size],
             }
             found.append(mapped(engine, group, indices, lambda m, batch: m.predict(replace(batch, split=split)), seen))
         return torch.cat(found, dim=1)

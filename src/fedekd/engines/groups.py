@@ -41,6 +41,11 @@ class MemberState:
     def names(self, place: int) -> frozenset[str]:
         return frozenset(name for name, owners in self.owners.items() if place in owners)
 
+    @property
+    def complete(self) -> bool:
+        """Whether everyone has everything."""
+        return all(len(owners) == self.rows for owners in self.owners.values())
+
     def of(self, places: Sequence[int]) -> dict[str, Any]:
         """Copies of what these members have; all of them must have the same names."""
         at, known = torch.tensor(places), self.names(places[0])
@@ -116,6 +121,8 @@ class MethodGroup:
 
     def alike(self, indices: Sequence[int]) -> list[list[int]]:
         """Members who know the same things by name, so that one function can be mapped over them."""
+        if indices and all(kept.complete for kept in (self.received, self.memory, self.gradients)):
+            return [list(indices)]
         found: dict[Any, list[int]] = {}
         for i, place in zip(indices, self.places(indices), strict=True):
             known = tuple(kept.names(place) for kept in (self.received, self.memory, self.gradients))

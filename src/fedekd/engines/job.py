@@ -262,8 +262,8 @@ def trust_of_round(round: int, rows: Tensor) -> list[dict[str, Any]]:
 
 
 def _distribution(row: Tensor) -> dict[str, Any] | None:
-    counts, (sum_, squares) = row[:BINS], row[BINS:].tolist()
-    total = float(counts.sum())
+    *counts, sum_, squares = row.tolist()
+    total = sum(counts)  # of whole numbers, which is exact
     if total == 0:
         return None
     mean = sum_ / total

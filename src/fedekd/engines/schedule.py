@@ -58,11 +58,15 @@ def schedule(
         if epochs
         else np.empty((0, n), np.int64)
     )
-    uniform = rng.stream(seed, "uniform", role, client, round, *more).random((epochs, n, draws), dtype=np.float32)
-    drawn = rng.stream(seed, "mixed" if mixed else "augment", role, client, round, *more)
     width = MIXES if mixed else MOVES if augment else 0
-    moves = drawn.random((epochs, n, width), dtype=np.float32)
-    partners = drawn.integers(0, n, (epochs, n)) if mixed and n else np.empty((epochs, 0), np.int64)
+    uniform, moves = (np.empty((epochs, n, wide), np.float32) for wide in (draws, width))
+    partners = np.empty((epochs, 0), np.int64)
+    if draws:  # making a stream takes longer than drawing from it
+        uniform = rng.stream(seed, "uniform", role, client, round, *more).random((epochs, n, draws), dtype=np.float32)
+    if width:
+        drawn = rng.stream(seed, "mixed" if mixed else "augment", role, client, round, *more)
+        moves = drawn.random((epochs, n, width), dtype=np.float32)
+        partners = drawn.integers(0, n, (epochs, n)) if mixed and n else partners
     return Schedule(order, uniform, moves, partners, batch_size)
 
 

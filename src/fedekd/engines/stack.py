@@ -19,7 +19,7 @@ from fedekd import parts, rng
 from fedekd.engines import return_checks
 from fedekd.engines.batch import label_counts
 from fedekd.engines.chunk import Chunk
-from fedekd.engines.forward import Forward, padded
+from fedekd.engines.forward import Forward, RowTable
 from fedekd.engines.groups import Find, MethodGroup, make_groups, mapped, split
 from fedekd.engines.job import Advance, Job, Scale, Training, TrustLog, pick_device
 from fedekd.engines.lanes import Lane, Lanes
@@ -94,6 +94,7 @@ class Stack:
         self.groups = make_groups(self)
         self.steps = torch.zeros(len(self.members), dtype=torch.long, device=self.device)
         self.chunks: dict[tuple[Any, ...], tuple[Any, Chunk]] = {}
+        self.tables: dict[tuple[Any, ...], RowTable] = {}
         self.trust_log = TrustLog(len(self.members), self.device)
         self.unsettled: list[Callable[[], None]] = []
         """Checks whose answers the device still works on; whoever trains the stack has to ``settle`` them."""
@@ -119,6 +120,18 @@ class Stack:
     def scale_of(self, indices: Tensor) -> Scale:
         """Each member's scale, to be applied to [models, B, ...]."""
         return self.scales.of_rows(self.job_of[indices])
+
+    def table(self, split: str | None, indices: Sequence[int], longest: int | None = None) -> RowTable:
+        """These members' rows of a split, or none; kept where the same members come again in every round."""
+        key = (split, longest, *indices)
+        found = self.tables.get(key)
+        if found is None:
+            none = np.empty(0, np.int64)
+            rows = [getattr(self.members[i], split) if split else none for i in indices]
+            found = RowTable(self, indices, rows, longest)
+            if self.training.participation == 1:
+                self.tables[key] = found
+        return found
 
     def find(self, where: tuple[Any, ...]) -> Find:
         """How to get a step from a method: by its place in a round, or among what is done before answering."""
@@ -258,6 +271,7 @@ class Stack:
         else:
             self.limit = (models + 1) // 2
         self.chunks.clear()
+        self.tables.clear()
         self.lanes = Lanes(self.device, lanes, self.graphs)
         torch.cuda.empty_cache()
 
@@ -308,28 +322,25 @@ class Stack:
         A split is padded to the longest of all members, whoever is here: what is kept of it has one shape.
         """
         name, roles = (step.split, step.roles) if step else (None, ())
-        rows = [getattr(self.members[i], name) if name else np.empty(0, int) for i in indices]
-        longest = max(len(getattr(m, name)) for m in self.members) if name else 0
-        table, mask = padded(rows, self.device, longest)
-        uniform = torch.zeros((*table.shape, self.method.uniforms))
-        for row, (i, r) in enumerate(zip(indices, rows, strict=True)):
+        table = self.table(name, indices, max(len(getattr(m, name)) for m in self.members) if name else 0)
+        uniform = torch.zeros((*table.rows.shape, self.method.uniforms))
+        for row, (i, n) in enumerate(zip(indices, table.lengths, strict=True)) if self.method.uniforms else ():
             key = (self.jobs[self.members[i].job].seed, "remember", self.members[i].client, self.round_number)
-            uniform[row, : len(r)] = torch.from_numpy(rng.stream(*key).random((len(r), self.method.uniforms))).float()
+            uniform[row, :n] = torch.from_numpy(rng.stream(*key).random((n, self.method.uniforms))).float()
         needs = group.method.needs_features
-        out = {role: self.forward.outputs(role, indices, rows, needs, longest) for role in roles}
-        at = on_device(indices, self.device)
+        out = {role: self.forward.outputs(role, table, needs) for role in roles}
         seen = {
             **self.known(group, indices),
-            "y": self.scale_of(at).targets(self.y[table]),
+            "y": table.scale.targets(self.y[table.rows]),
             "outputs": {role: o for role, (o, _) in out.items()},
             "features": {role: f for role, (_, f) in out.items()} if needs else {},
             "weights": {
-                role: self.forward.only_trainable(role, pick(self.weights[role], at))
+                role: self.forward.only_trainable(role, pick(self.weights[role], table.at))
                 for role in self.method.reads_weights
             },
             "uniform": on_device(uniform, self.device),
-            "rows": torch.arange(table.shape[1], device=self.device).expand(table.shape),
-            "mask": mask,
+            "rows": torch.arange(table.rows.shape[1], device=self.device).expand(table.rows.shape),
+            "mask": table.mask,
         }
         return mapped(self, group, indices, call, seen, self.settings_of().lr)
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from fedekd.engines import return_checks
 from fedekd.engines.client import Client
 from fedekd.engines.client_stack import ClientStack
+from fedekd.engines.forward import RowTable
 from fedekd.engines.job import (
     BINS,
     SERVER,
@@ -36,7 +37,7 @@ from fedekd.engines.schedule import numbered, participants
 from fedekd.engines.server import server_facts
 from fedekd.engines.stack import CHUNK, SHRINK_STAGES, Stack, StackMember, settle
 from fedekd.engines.stackable import check, kinds
-from fedekd.exchange import Aggregator, Door, answer_of, averaging_weights, exchanges, same_shapes
+from fedekd.exchange import Aggregator, Door, answer_of, averaging_weights, exchanges, same_shapes, shares, up_together
 from fedekd.methods.base import Exchange
 from fedekd.trees import copied, moved
 
@@ -146,8 +147,9 @@ class Stacked:
         rows = torch.zeros(len(self.members), BINS + 2, dtype=torch.float64)
         for stack, own in zip(self.stacks, self.kinds, strict=True):
             rows[own] = stack.trust_log.rows()
-        for own, history in zip(self.by_job, self.trust, strict=True):
-            history += trust_of_round(self.round_number, rows[own])
+        if rows.any():
+            for own, history in zip(self.by_job, self.trust, strict=True):
+                history += trust_of_round(self.round_number, rows[own])
         self.round_number += 1
         for stack in self.stacks:
             stack.round_number = self.round_number
@@ -189,28 +191,61 @@ class Stacked:
         if self.alone:
             self._exchange_alone(index, step, here)
             return
-        there = [[i for i in here if self.members[i].job == j] for j in range(len(self.jobs))]
+        there = self._of_jobs(here)
+        answers = self._answers(index, step, here, there)
+        for j, answer in enumerate(answers):
+            for place in range(len(there[j])) if step.each else range(1):
+                self.doors[j].down(answer_of(answer, place, step.each), 1 if step.each else len(there[j]))
+        if self._means_only(index, step):
+            for stack, places, order in self._by_stack(here):
+                stack.hand_out_one_of(step, places, answers, [self.members[here[at]].job for at in order])
+        else:
+            for own, answer in zip(there, answers, strict=True):
+                self._hand_out(step, own, answer)
+        if not step.each:
+            present = set(here)
+            self.latest[step.name] = answers if self.training.participation < 1 else []
+            self.missed[step.name] = [i for i in range(len(self.members)) if i not in present]
+
+    def _of_jobs(self, here: Sequence[int]) -> list[list[int]]:
+        found: list[list[int]] = [[] for _ in self.jobs]
+        for i in here:
+            found[self.members[i].job].append(i)
+        return found
+
+    def _means_only(self, index: int, step: Exchange) -> bool:
+        """Whether every job's answer is the mean of models, so that many things can be done for all jobs at once."""
+        every = (self._of_job(index, job) for job in self.jobs)
+        return self.training.combine == "mean" and not any(s.combine or s.send or s.refine or s.each for s in every)
+
+    def _answers(self, index: int, step: Exchange, here: Sequence[int], there: list[list[int]]) -> list[Any]:
+        """By job, what the server makes of its members' uploads."""
+        names = [[self.members[i].name for i in own] for own in there]
+        weights = [
+            averaging_weights(self.training.weighting, [len(self.members[i].train) for i in own]) for own in there
+        ]
+        if self._means_only(index, step):
+            every = self._every_upload(index, step, here)
+            up_together(self.doors, step.name, names, every, self.unsettled)
+            pieces = {n: t.split([len(own) for own in there]) for n, t in every.items()}
+            share = {w: shares(w, self.device) for w in set(map(tuple, weights))}
+            # A job's part is copied: where it begins in memory could decide in which order the GPU adds.
+            return [
+                server.mean(step.name, {n: each[j].clone() for n, each in pieces.items()}, share[tuple(weights[j])])
+                for j, server in enumerate(self.servers)
+            ]
         at_once = step.combine or step.send or step.refine or self.training.combine != "mean"
         if at_once:  # what a method or a robust mean makes of NaN is no one's to know
             settle(self.unsettled)
         uploads, answers = self._uploads(index, step, here, there), []
         for j, job in enumerate(self.jobs):
-            names = [self.members[i].name for i in there[j]]
-            mine = self.doors[j].up(step.name, names, uploads[j], None if at_once else self.unsettled)
-            weights = averaging_weights(self.training.weighting, [len(self.members[i].train) for i in there[j]])
+            mine = self.doors[j].up(step.name, names[j], uploads[j], None if at_once else self.unsettled)
             numbers = [self.members[i].client for i in there[j]]
             exchange = self._of_job(index, job)
-            answers.append(self.servers[j].combine(exchange, mine, weights, numbers, self.round_number))
+            answers.append(self.servers[j].combine(exchange, mine, weights[j], numbers, self.round_number))
         if step.refine:
             self._refine(index, step, there, answers)
-        for j, answer in enumerate(answers):
-            for place in range(len(there[j])) if step.each else range(1):
-                self.doors[j].down(answer_of(answer, place, step.each), 1 if step.each else len(there[j]))
-            self._hand_out(step, there[j], answer)
-        if not step.each:
-            present = set(here)
-            self.latest[step.name] = answers if self.training.participation < 1 else []
-            self.missed[step.name] = [i for i in range(len(self.members)) if i not in present]
+        return answers
 
     def _of_job(self, index: int, job: Job) -> Exchange:
         step = job.method.steps(self.round_number)[index]
@@ -219,7 +254,11 @@ class Stacked:
 
     def _exchange_alone(self, index: int, step: Exchange, here: Sequence[int]) -> None:
         """Each member's upload is combined with nobody's, and comes back to it; nothing passes a door."""
-        there = [[i for i in here if self.members[i].job == j] for j in range(len(self.jobs))]
+        if not any(self._of_job(index, job).combine for job in self.jobs):  # the mean of one is itself
+            for stack, places, _ in self._by_stack(here):
+                stack.hand_out(replace(step, each=True), places, stack.uploads(index, step, places))
+            return
+        there = self._of_jobs(here)
         uploads = self._uploads(index, step, here, there)
         for j, (job, own) in enumerate(zip(self.jobs, there, strict=True)):
             exchange = self._of_job(index, job)
@@ -236,12 +275,16 @@ class Stacked:
         self, index: int, step: Exchange, here: Sequence[int], there: Sequence[Sequence[int]]
     ) -> list[dict[str, Tensor]]:
         """By job, what its members that take part send, [members, ...]."""
-        every = self._gathered(
-            [(order, stack.uploads(index, step, places)) for stack, places, order in self._by_stack(here)]
-        )
+        every = self._every_upload(index, step, here)
         row = {i: at for at, i in enumerate(here)}
         at = [on_device([row[i] for i in own], self.device) for own in there]
         return [{n: t[own] for n, t in every.items()} for own in at]
+
+    def _every_upload(self, index: int, step: Exchange, here: Sequence[int]) -> dict[str, Tensor]:
+        """[here, ...]"""
+        return self._gathered(
+            [(order, stack.uploads(index, step, places)) for stack, places, order in self._by_stack(here)]
+        )
 
     def _hand_out(self, step: Exchange, indices: Sequence[int], answer: Any) -> None:
         """One answer to all of these members, who are of one job, or one for each of them."""
@@ -269,7 +312,7 @@ class Stacked:
         for j, own in enumerate(there):
             rows = getattr(stack.members[j], step.refine.split)
             found = [
-                (order, {"": one.forward.outputs(role, places, [rows] * len(places))[0]})
+                (order, {"": one.forward.outputs(role, RowTable(one, places, [rows] * len(places)))[0]})
                 for one, places, order in self._by_stack(own)
             ]
             teachers[j] = self._gathered(found)[""]
@@ -314,8 +357,8 @@ class Stacked:
             test, val = self._answered("test"), self._answered("val")
 
         def answers(i: int) -> Callable[[str], np.ndarray]:
-            pairs, task = {"test": test[i][2], "val": val[i][2]}, self.jobs[self.members[i].job].task
-            return lambda split: task.answers(*pairs[split]).cpu().numpy()
+            pairs, job = {"test": test[i][2], "val": val[i][2]}, self.jobs[self.members[i].job]
+            return lambda split: job.task.answers(*pairs[split]()).cpu().numpy()
 
         return self._by_job(
             [
@@ -327,7 +370,7 @@ class Stacked:
     def _by_job(self, of_members: Sequence[T]) -> list[list[T]]:
         return [[of_members[i] for i in own] for own in self.by_job]
 
-    def _answered(self, split: str) -> list[tuple[np.ndarray, np.ndarray, tuple[Tensor, Tensor]]]:
+    def _answered(self, split: str) -> list[tuple[np.ndarray, np.ndarray, Callable[[], tuple[Tensor, Tensor]]]]:
         """By member: see ``ClientStack.answered``."""
         found = {
             own[k]: tuple(rest)

@@ -63,8 +63,8 @@ class History:
             values = [in_metric(one, training.metric) for one in own]
             curve.append([value for value, _ in values])
             rows = [packing.pack(one.errors) for one in own]
-            losses = [[past[k][1] for past in seen if math.isfinite(past[k][1])] for k in range(len(own))]
-            better.append([k for k, one in enumerate(own) if one.val_loss < min(losses[k], default=math.inf)])
+            lowest = self._lowest(run)
+            better.append([k for k, one in enumerate(own) if one.val_loss < lowest[k]])
             for k in better[-1]:
                 best[k] = (round, values[k][0], rows[k])
                 if training.metric or training.choose_rounds:
@@ -74,6 +74,11 @@ class History:
             if all(math.isfinite(one.train_loss) for one in own):
                 self.training[run].append([_short(one.train_loss) for one in own])
         return better
+
+    def _lowest(self, run: int) -> list[float]:
+        """By client: the lowest finite validation loss so far, which is that of its best round."""
+        before = dict(zip(self.measured[:-1][::-1], self.validation[run][::-1], strict=False))
+        return [math.inf if best is None else before[best[0]][k][1] for k, best in enumerate(self.best[run])]
 
     @property
     def measured(self) -> list[int]:
