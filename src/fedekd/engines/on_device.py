@@ -21,4 +21,5 @@ def fill(target: Tensor, values: Any) -> None:
 
 
 def _ready(host: Tensor, device: torch.device) -> Tensor:
-    return host.pin_memory() if device.type == "cuda" and host.nbytes >= PINNED else host
+    fetched = device.type == "cuda" and not host.is_cuda and host.nbytes >= PINNED
+    return host.pin_memory() if fetched else host
