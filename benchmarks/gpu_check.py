@@ -14,6 +14,7 @@ after another and side by side, where any difference is a failure.
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import traceback
 from typing import Any
@@ -180,5 +181,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(4)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "4")))
     main()
