@@ -28,7 +28,7 @@ INSTALLED = triton is not None
 
 def _jit(fn: Any) -> Any:
     # Batch sizes and splits vary from step to step; a compilation for each would cost more than it gains.
-    return triton.jit(fn, do_not_specialize=("rows", "per", "splits", "size")) if triton else fn
+    return triton.jit(fn, do_not_specialize=("rows", "per", "splits")) if triton else fn
 
 
 @_jit
