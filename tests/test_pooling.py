@@ -22,7 +22,7 @@ def rows():
 
 def test_a_head_is_linear_discriminant_analysis(rows):
     x, y = rows
-    weight, bias = pooling.lda_head(x, y, torch.ones(60), 3, 0.3)
+    (weight,), (bias,) = pooling.lda_heads(x, y, torch.ones(60), 3, [0.3])
     theirs = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=0.3).fit(x.numpy(), y.numpy())
     torch.testing.assert_close(
         torch.log_softmax(x @ weight.T + bias, -1),
@@ -35,15 +35,17 @@ def test_a_head_is_linear_discriminant_analysis(rows):
 def test_padding_does_not_count_and_a_class_that_was_not_seen_is_not_guessed(rows):
     x, y = rows
     real = (torch.arange(60) < 40) & (y != 2)
-    padded = pooling.lda_head(x, y, real, 3, 0.3)
-    short = pooling.lda_head(x[real], y[real], torch.ones(int(real.sum())), 3, 0.3)
+    padded = pooling.lda_heads(x, y, real, 3, [0.1, 0.3])
+    short = pooling.lda_heads(x[real], y[real], torch.ones(int(real.sum())), 3, [0.1, 0.3])
     torch.testing.assert_close(padded, short)
-    assert 2 not in (x @ padded[0].T + padded[1]).argmax(-1)
+    assert not torch.allclose(*padded[0])
+    for weight, bias in zip(*padded, strict=True):
+        assert 2 not in (x @ weight.T + bias).argmax(-1)
 
 
 def test_a_regressions_head_is_ridge_regression(rows):
     x, y = rows[0], rows[0] @ torch.arange(7.0).double() + 5
-    weight, bias = pooling.ridge_head(x, y, torch.ones(60), 0.5)
+    (weight,), (bias,) = pooling.ridge_heads(x, y, torch.ones(60), [0.5])
     covariance = np.cov(x.numpy().T, bias=True)
     strength = 60 * np.diag(covariance).mean() * (0.5 + 1e-4) / 0.5
     theirs = Ridge(alpha=strength).fit(x.numpy(), y.numpy() / 0.5)  # half the covariance: twice the weights
@@ -55,7 +57,7 @@ def test_a_near_head_is_logistic_regression_drawn_to_what_was_given(rows):
     x, y = rows
     given = torch.randn(60, 3, generator=torch.Generator().manual_seed(1)).double()
     real = torch.arange(60) < 50
-    weight, bias = pooling.near_head(x, given, y, real, 0.1, steps=3000)
+    (weight,), (bias,) = pooling.near_heads(x, given, y, real, [0.1], steps=3000)
     level = float((x[:50].square().mean() + 1e-6).sqrt())
     wide = torch.cat([x, torch.full((60, 1), level).double()], 1)[real]
 
@@ -75,7 +77,7 @@ def test_a_near_head_never_fits_worse_with_more_steps(rows):
     x, y = rows
     given, costs = torch.zeros(60, 3).double(), []
     for steps in (0, 1, 5, 20, 60):
-        weight, bias = pooling.near_head(x, given, y, torch.ones(60), 1e-3, steps)
+        (weight,), (bias,) = pooling.near_heads(x, given, y, torch.ones(60), [1e-3], steps)
         costs.append(float(torch.nn.functional.cross_entropy(x @ weight.T + bias, y)))
     assert costs == sorted(costs, reverse=True)
     assert costs[-1] < 0.5 * costs[0]
@@ -84,22 +86,24 @@ def test_a_near_head_never_fits_worse_with_more_steps(rows):
 def test_a_near_ridge_explains_what_is_left(rows):
     x = rows[0]
     given, y = x[:, 0], 3 * x[:, 0] + 5
-    weight, bias = pooling.near_ridge(x, given, y, torch.ones(60), 1e-9)
+    (weight,), (bias,) = pooling.near_ridges(x, given, y, torch.ones(60), [1e-9])
     torch.testing.assert_close(weight[0], 2.0 * torch.eye(7)[0].double(), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(bias, torch.tensor([5.0]).double(), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("fit", [pooling.near_head, pooling.near_ridge])
+@pytest.mark.parametrize("fit", [pooling.near_heads, pooling.near_ridges])
 def test_a_strong_pull_changes_nothing_and_padding_does_not_count(rows, fit):
     x, y = rows
-    values = fit is pooling.near_ridge
+    values = fit is pooling.near_ridges
     given, y = (x[:, 0], x[:, 1]) if values else (x[:, :3], y)
-    for found in fit(x, given, y, torch.ones(60), 1e9):
+    for found in fit(x, given, y, torch.ones(60), [1e9]):
         assert found.abs().max() < 1e-6
     real = torch.arange(60) % 3 > 0
-    padded = fit(x, given, y, real, 0.1)
-    torch.testing.assert_close(padded, fit(x[real], given[real], y[real], torch.ones(int(real.sum())), 0.1))
-    mapped = vmap(lambda x, given, y: fit(x, given, y, real, 0.1))(*(torch.stack([one, one]) for one in (x, given, y)))
+    padded = fit(x, given, y, real, [0.1, 0.5])
+    torch.testing.assert_close(padded, fit(x[real], given[real], y[real], torch.ones(int(real.sum())), [0.1, 0.5]))
+    mapped = vmap(lambda x, given, y: fit(x, given, y, real, [0.1, 0.5]))(
+        *(torch.stack([one, one]) for one in (x, given, y))
+    )
     for one, other in zip(mapped, padded, strict=True):
         torch.testing.assert_close(one[1], other)
 

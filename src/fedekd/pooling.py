@@ -16,69 +16,80 @@ SHARES = (1.0, 0.5, 0.2, 0.05, 0.0)
 ABSENT = -30.0  # log-odds of a class that a client has never seen
 
 
-def lda_head(features: Tensor, y: Tensor, real: Tensor, classes: int, shrinkage: float) -> tuple[Tensor, Tensor]:
-    """Weight [C, D] and bias [C] of linear discriminant analysis with a shrunken covariance."""
+def lda_heads(
+    features: Tensor, y: Tensor, real: Tensor, classes: int, shrinkages: Sequence[float]
+) -> tuple[Tensor, Tensor]:
+    """Weights [S, C, D] and biases [S, C] of linear discriminant analysis with a covariance shrunken S times."""
     real = real.to(features.dtype)
     own = F.one_hot(y, classes).to(features.dtype) * real.unsqueeze(-1)
     counts, rows = own.sum(0), real.sum().clamp(min=1)
     means = own.T @ features / counts.clamp(min=1).unsqueeze(-1)
     within = (features - own @ means) * real.unsqueeze(-1)
     seen = counts > 0
-    weight = torch.linalg.solve(_covariance(within, rows, shrinkage), means.T).T
+    weight = _solved(_covariances(within, rows, shrinkages), means.T).mT
     weight = torch.where(seen.unsqueeze(-1), weight, 0.0)
     bias = torch.where(seen, (counts.clamp(min=1) / rows).log() - (weight * means).sum(-1) / 2, ABSENT)
     return weight, bias
 
 
-def ridge_head(features: Tensor, y: Tensor, real: Tensor, shrinkage: float) -> tuple[Tensor, Tensor]:
-    """Weight [1, D] and bias [1] of ridge regression, which leaves the mean alone."""
+def ridge_heads(features: Tensor, y: Tensor, real: Tensor, shrinkages: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Weights [S, 1, D] and biases [S, 1] of ridge regression, which leaves the mean alone."""
     real = real.to(features.dtype)
     rows = real.sum().clamp(min=1)
     centre, level = (real @ features) / rows, (real * y).sum() / rows
     centred = (features - centre) * real.unsqueeze(-1)
-    weight = torch.linalg.solve(_covariance(centred, rows, shrinkage), centred.T @ (y - level) / rows)
-    return weight.unsqueeze(0), (level - weight @ centre).unsqueeze(0)
+    weight = _solved(_covariances(centred, rows, shrinkages), (centred.T @ (y - level) / rows).unsqueeze(-1)).mT
+    return weight, level - weight @ centre
 
 
-def near_head(
-    features: Tensor, given: Tensor, y: Tensor, real: Tensor, shrinkage: float, steps: int = 60
+def near_heads(
+    features: Tensor, given: Tensor, y: Tensor, real: Tensor, shrinkages: Sequence[float], steps: int = 60
 ) -> tuple[Tensor, Tensor]:
-    """Weight [C, D] and bias [C] whose logits are added to ``given`` [B, C]: logistic regression drawn to no change.
+    """Weights [S, C, D] and biases [S, C] whose logits are added to ``given`` [B, C]: logistic regression drawn to no
+    change, S times.
 
     Each step minimises a parabola that lies above the loss everywhere (Böhning, 1992), so that none goes too far.
     """
-    wide, level, pull = _widened(features, real, shrinkage)
+    wide, level, pull = _widened(features, real, shrinkages)
     own = F.one_hot(y, given.shape[-1]).to(wide.dtype)
-    inverse = torch.linalg.inv(wide.T @ wide / 2 + pull)
-    change = wide.new_zeros(given.shape[-1], wide.shape[-1])
+    inverse = torch.linalg.inv_ex(wide.T @ wide / 2 + pull).inverse
+    change = wide.new_zeros(len(shrinkages), given.shape[-1], wide.shape[-1])
     for _ in range(steps):
-        off = torch.softmax(given + wide @ change.T, -1) - own
-        change = change - (off.T @ wide + change @ pull) @ inverse
-    return change[:, :-1], change[:, -1] * level
+        off = torch.softmax(given + wide @ change.mT, -1) - own
+        change = change - (off.mT @ wide + change @ pull) @ inverse
+    return change[..., :-1], change[..., -1] * level
 
 
-def near_ridge(features: Tensor, given: Tensor, y: Tensor, real: Tensor, shrinkage: float) -> tuple[Tensor, Tensor]:
-    """Weight [1, D] and bias [1] whose values are added to ``given`` [B]: ridge regression drawn to no change."""
-    wide, level, pull = _widened(features, real, shrinkage)
-    change = torch.linalg.solve(wide.T @ wide + pull, wide.T @ (y - given)).unsqueeze(0)
-    return change[:, :-1], change[:, -1] * level
+def near_ridges(
+    features: Tensor, given: Tensor, y: Tensor, real: Tensor, shrinkages: Sequence[float]
+) -> tuple[Tensor, Tensor]:
+    """Weights [S, 1, D] and biases [S, 1] of values added to ``given`` [B]: ridge regression drawn to no change."""
+    wide, level, pull = _widened(features, real, shrinkages)
+    change = _solved(wide.T @ wide + pull, (wide.T @ (y - given)).unsqueeze(-1)).mT
+    return change[..., :-1], change[..., -1] * level
 
 
-def _widened(features: Tensor, real: Tensor, shrinkage: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Features with a constant of their own size beside them (0 in padding), that constant, and the ridge."""
+def _widened(features: Tensor, real: Tensor, shrinkages: Sequence[float]) -> tuple[Tensor, Tensor, Tensor]:
+    """Features with a constant of their own size beside them (0 in padding), that constant, and the ridges [S, ...]."""
     real = real.to(features.dtype).unsqueeze(-1)
     level = ((features * real).square().mean(-1).sum() / real.sum().clamp(min=1) + 1e-6).sqrt()
     wide = torch.cat([features, level.expand(features.shape[0], 1)], -1) * real
-    pull = shrinkage * level.square() * real.sum().clamp(min=1)
-    return wide, level, pull * torch.eye(wide.shape[-1], dtype=wide.dtype, device=wide.device)
+    identity = torch.eye(wide.shape[-1], dtype=wide.dtype, device=wide.device)
+    size = level.square() * real.sum().clamp(min=1)
+    return wide, level, torch.stack([shrinkage * size * identity for shrinkage in shrinkages])
 
 
-def _covariance(centred: Tensor, rows: Tensor, shrinkage: float) -> Tensor:
+def _covariances(centred: Tensor, rows: Tensor, shrinkages: Sequence[float]) -> Tensor:
     """Drawn towards a sphere of the mean variance, and a little even without shrinkage, so that it can be inverted."""
     covariance = centred.T @ centred / rows
     scale = covariance.diagonal().mean() + 1e-6
     identity = torch.eye(len(covariance), dtype=centred.dtype, device=centred.device)
-    return (1 - shrinkage) * covariance + (shrinkage + 1e-4) * scale * identity
+    return torch.stack([(1 - s) * covariance + (s + 1e-4) * scale * identity for s in shrinkages])
+
+
+def _solved(matrices: Tensor, right: Tensor) -> Tensor:
+    """For matrices that can be inverted, so that nobody waits for the device to say whether they can."""
+    return torch.linalg.solve_ex(matrices, right.expand(len(matrices), *right.shape)).result
 
 
 def pooled(weights: Tensor, opinions: Tensor) -> Tensor:
@@ -116,7 +127,9 @@ def weigh(
     weights = centre.expand(len(rows), panels, experts)
 
     def fit(weights: Tensor) -> Tensor:
-        return (rows.unsqueeze(1) * losses(pooled(weights, opinions), y)).sum(-1)
+        """Of weights [..., K, S, E]."""
+        flat = losses(pooled(weights.flatten(0, -3), opinions), y).unflatten(0, weights.shape[:-2])
+        return (rows.unsqueeze(1) * flat).sum(-1)
 
     def cost(weights: Tensor) -> Tensor:
         found = fit(weights) + caution * (weights - centre).square().sum(-1) / 2
@@ -127,9 +140,10 @@ def weigh(
         return weights, fit(weights)
     for _ in range(NEWTON):
         slope, bend = _derivatives(weights, opinions, y, rows)
-        way = torch.linalg.solve(bend + (caution + 1e-6) * identity, slope + caution * (weights - centre))
+        pull = (slope + caution * (weights - centre)).unsqueeze(-1)
+        way = torch.linalg.solve_ex(bend + (caution + 1e-6) * identity, pull).result.squeeze(-1)
         tries = torch.stack([weights - share * way for share in SHARES])
-        best = torch.stack([cost(one) for one in tries]).argmin(0)
+        best = cost(tries).argmin(0)
         weights = tries.gather(0, best[None, ..., None].expand(1, *weights.shape))[0]
     return weights, fit(weights)
 
@@ -141,7 +155,7 @@ def _shares(opinions: Tensor, y: Tensor, rows: Tensor, caution: float, centre: T
     pull = caution * (identity + 1)
     bend = 2 * torch.einsum("seb,sfb,kb->ksef", more, more, rows) + pull + 1e-6 * identity
     slope = 2 * torch.einsum("seb,sb,kb->kse", more, y - first, rows) + pull @ centre[1:]
-    shares = torch.linalg.solve(bend, slope).clamp(min=0)
+    shares = torch.linalg.solve_ex(bend, slope.unsqueeze(-1)).result.squeeze(-1).clamp(min=0)
     shares = shares / shares.sum(-1, keepdim=True).clamp(min=1)
     return torch.cat([1 - shares.sum(-1, keepdim=True), shares], -1)
 

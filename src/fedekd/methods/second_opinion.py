@@ -72,16 +72,15 @@ class SecondOpinion(Method):
 
     def fit_heads(self, batch: Batch) -> dict[str, Any]:
         """One head for each strength."""
-        import torch
+        weight, bias = self.fitted(batch)
+        return {"weight": weight, "bias": bias}
 
-        weights, biases = zip(*(self.fit_head(batch, strength) for strength in self.strengths), strict=True)
-        return {"weight": torch.stack(weights), "bias": torch.stack(biases)}
-
-    def fit_head(self, batch: Batch, strength: float) -> tuple[Tensor, Tensor]:
+    def fitted(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Weights [strengths, classes, features] and biases [strengths, classes]."""
         features, classes = batch.features["proxy"].flatten(1), batch.outputs["proxy"].shape[-1]
         if batch.task.name == "regression":
-            return pooling.ridge_head(features, batch.y, batch.real, strength)
-        return pooling.lda_head(features, batch.y, batch.real, classes, strength)
+            return pooling.ridge_heads(features, batch.y, batch.real, self.strengths)
+        return pooling.lda_heads(features, batch.y, batch.real, classes, self.strengths)
 
     def opinions(self, batch: Batch) -> Tensor:
         """[strengths, 3, B, ...]: of the private model, of the averaged proxy, and of the head of each strength."""

@@ -27,10 +27,10 @@ class SecondOpinionNear(SecondOpinion):
     strengths: ClassVar[tuple[float, ...]] = (0.01, 0.1, 1.0)  # of what draws a head to the averaged one
     drawn_to: ClassVar[tuple[float, ...]] = (1 / 3, 1 / 3, 1 / 3)
 
-    def fit_head(self, batch: Batch, strength: float) -> tuple[Tensor, Tensor]:
-        """What a head adds to the averaged proxy's outputs."""
-        fit = pooling.near_ridge if batch.task.name == "regression" else pooling.near_head
-        return fit(batch.features["proxy"].flatten(1), self.with_prior(batch), batch.y, batch.real, strength)
+    def fitted(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """What heads add to the averaged proxy's outputs."""
+        fit = pooling.near_ridges if batch.task.name == "regression" else pooling.near_heads
+        return fit(batch.features["proxy"].flatten(1), self.with_prior(batch), batch.y, batch.real, self.strengths)
 
     def heads_say(self, batch: Batch) -> Tensor:
         return self.with_prior(batch) + super().heads_say(batch)
