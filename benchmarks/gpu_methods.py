@@ -1,11 +1,12 @@
 """What a method costs on a GPU beside FML, which trains both models without a gate: a stack of 60 models in bf16.
 
-    python benchmarks/gpu_methods.py [--quick] [--small] [METHOD ...]
+    python benchmarks/gpu_methods.py [--quick] [--small] [--chunk N] [METHOD ...]
 
 Ten federations of six clients of unequal size, images of 28x28, batch 64, two epochs a round. "first" has the eager
 steps, compiling and the capture of CUDA graphs; "round" is a later round; "kernels" and "busy" are of such a round: how
 many kernels the GPU ran, and in what share of the round's time. Rows are written as soon as they are known, to
 $OUT/gpu_methods.json or benchmarks/results. With --small clients have a tenth of the rows, and there are 24 models.
+--chunk: at most so many models train together, so that a stack of 60 has several chunks side by side.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from torch.profiler import ProfilerActivity, profile
 from fedekd import methods
 from fedekd.data import Dataset, Federation, Split
 from fedekd.engines.job import Job, Training
-from fedekd.engines.stacked import Stacked
+from fedekd.engines.stacked import CHUNK, Stacked
 
 ROUNDS, FEDERATIONS = 5, 10
 CLIENTS = (2600, 1900, 1300, 800, 500, 300)
@@ -69,13 +70,15 @@ def kernels_of(engine: Stacked) -> tuple[int, float, list[tuple[str, int, float]
     return sum(map(len, found.values())), sum(map(sum, found.values())), top
 
 
-def measured(name: str, small: bool) -> dict[str, Any]:
+def measured(name: str, small: bool, chunk: int) -> dict[str, Any]:
     gc.collect()
     torch.cuda.empty_cache()
     training = Training(ROUNDS + 1, 2, 64, 1e-4, device="cuda", precision="bf16")
     data, rounds, measuring = federation(0.1 if small else 1.0), [], []
     began = time.perf_counter()
-    engine = Stacked([Job(data, methods.get(name), seed, training) for seed in range(4 if small else FEDERATIONS)])
+    engine = Stacked(
+        [Job(data, methods.get(name), seed, training) for seed in range(4 if small else FEDERATIONS)], chunk=chunk
+    )
     torch.cuda.synchronize()
     made = time.perf_counter() - began
     for _ in range(ROUNDS):
@@ -95,7 +98,7 @@ def measured(name: str, small: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def show(names: Sequence[str], kernels: bool = False, small: bool = False) -> None:
+def show(names: Sequence[str], kernels: bool = False, small: bool = False, chunk: int = CHUNK) -> None:
     """Measure these methods and print a line for each, with the kernels that took most of a round if asked for."""
     path = (
         Path(os.environ.get("OUT", Path(__file__).parent / "results")) / f"gpu_methods{'_small' if small else ''}.json"
@@ -105,7 +108,7 @@ def show(names: Sequence[str], kernels: bool = False, small: bool = False) -> No
     print(f"{'method':18}" + "".join(f"{name:>8}" for name in columns) + "  busy  / FML")
     for name in names:
         try:
-            found = table[name] = measured(name, small)
+            found = table[name] = measured(name, small, chunk)
         except Exception as error:
             print(f"{name:18} {type(error).__name__}: {error}"[:500], flush=True)
             continue
@@ -122,7 +125,8 @@ if __name__ == "__main__":
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--small", action="store_true", help="a tenth of the rows, four federations")
     parser.add_argument("--kernels", action="store_true", help="the kernels that took most of a round")
+    parser.add_argument("--chunk", type=int, default=CHUNK, metavar="N", help="models that train together at most")
     parser.add_argument("methods", nargs="*")
     options = parser.parse_args()
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
-    show(options.methods or (QUICK if options.quick else METHODS), options.kernels, options.small)
+    show(options.methods or (QUICK if options.quick else METHODS), options.kernels, options.small, options.chunk)
