@@ -139,7 +139,9 @@ def main() -> None:
                     )
                     job = Job(data, method, 0, training, models_for(method, "--mixed" in sys.argv), proxy)
                     serial = device == "cpu" or "--serial" in sys.argv
-                    options = {"fused": "--plain" not in sys.argv, "chunk": 2, "lanes": 1 if where == "one lane" else 3}
+                    options: dict[str, Any] = {"fused": "--plain" not in sys.argv}
+                    if lanes:
+                        options |= {"chunk": 2, "lanes": 1 if where == "one lane" else 3}
                     engine = Serial(job) if serial else Stacked([job], **options)
                     for one in engine.stacks if turns and not serial else ():
                         rows = next(w for tree in one.weights.values() for w in tree.values())

@@ -62,8 +62,9 @@ class BatchTables:
         self.places = on_device(np.concatenate(places), device)
         """Where in the tables' flat rows each entry of all schedules belongs, model by model and epoch by epoch."""
         self.rows = on_device(np.concatenate(splits).astype(np.int32), device)
-        """All models' rows, one after another, and the place of its model's first one for each entry."""
+        """All models' rows, one after another."""
         self.first = on_device(np.repeat(np.cumsum(lengths) - lengths, epochs * lengths), device)
+        """For each entry, where its model's rows begin among these."""
         self.whole.real.view(-1)[self.places] = True
         if augmented:
             epoch = [np.repeat(np.arange(epochs), n) for n in lengths]

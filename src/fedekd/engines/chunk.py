@@ -166,7 +166,6 @@ class Chunk:
     def _read(self, plans: Sequence[Schedule]) -> dict[str, Any]:
         """Everything that a step reads and a round may change, as it is now."""
         engine, step = self.engine, self.step
-        rows = self.tables.splits
         below = [self.method.heads[role] for role in step.roles if role in self.method.heads]
         frozen = dict.fromkeys([*step.frozen, *(role for role in below if role not in step.roles)])
         fixed = {
@@ -178,7 +177,7 @@ class Chunk:
         inputs = {
             **engine.known(self.group, self.indices),
             "steps": steps,
-            "taught": {r: self._taught(r, rows, plans) for r in frozen},
+            "taught": {role: self._taught(role, plans) for role in frozen},
             "fixed": fixed,
         }
         if self.teachers is not None:
@@ -188,7 +187,7 @@ class Chunk:
     def _stays(self, role: str, name: str) -> bool:
         return name not in self.weights.get(role, {}) and name not in self.buffers.get(role, {})
 
-    def _taught(self, role: str, rows: Sequence[np.ndarray], plans: Sequence[Schedule]) -> Both:
+    def _taught(self, role: str, plans: Sequence[Schedule]) -> Both:
         """What a frozen role gives for all rows; where rows are altered, for those of one epoch after another."""
         outputs, epochs = self.engine.forward.outputs, self.training.epochs if self.augmented else 0
         table = self.engine.table(self.step.split, self.indices)
@@ -197,7 +196,8 @@ class Chunk:
         found = []
         for epoch in range(epochs):
             moves = [plan.moves[epoch] for plan in plans]
-            others = [r[plan.partners[epoch]] for r, plan in zip(rows, plans, strict=True)] if self.step.mixed else None
+            mixed = zip(self.tables.splits, plans, strict=True) if self.step.mixed else ()
+            others = [rows[plan.partners[epoch]] for rows, plan in mixed] or None
             found.append(outputs(role, table, self.features, moves, others))
         return torch.cat([o for o, _ in found], dim=1), torch.cat([f for _, f in found], dim=1)
 
@@ -287,7 +287,7 @@ class Chunk:
         return engine.graphs and segment.last - now + rounds * (segment.last - segment.first) > WORTH_CAPTURING
 
     def gradients(self) -> dict[str, dict[str, Tensor]]:
-        """Their means over the steps of the round."""
+        """Their means over the steps of the round, where the step keeps them."""
         count = self.inputs["steps"].clamp(min=1)
         return {
             role: {n: total / count.view(-1, *[1] * (total.dim() - 1)) for n, total in tree.items()}

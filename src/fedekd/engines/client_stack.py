@@ -32,7 +32,7 @@ def _plain(leaf: Any) -> Any:
     return leaf.state() if isinstance(leaf, MemberRows) else leaf
 
 
-def _rows_of(out: Tensor, y: Tensor, at: int, n: int) -> tuple[Tensor, Tensor]:
+def _of_member(out: Tensor, y: Tensor, at: int, n: int) -> tuple[Tensor, Tensor]:
     return out[at, :n], y[at, :n]
 
 
@@ -129,12 +129,7 @@ class ClientStack(Stack):
             if role not in self.method.reads_weights:
                 return
             wide = self.forward.only_trainable(role, wide)
-        for group in self.groups:
-            mine = [k for k, i in enumerate(here) if i in group]
-            if mine:
-                own = wide if len(mine) == len(here) else pick(wide, on_device(mine, self.device))
-                what = f"method {group.method.name!r}: received"
-                group.received.put({step.name: own}, group.places([here[k] for k in mine]), what)
+        self.put("received", {step.name: wide}, here)
 
     # --- answers -----------------------------------------------------------------------------------------
 
@@ -186,7 +181,7 @@ class ClientStack(Stack):
         for table, wrong, loss, out, y in asked:
             errors, losses = wrong.cpu().numpy(), loss.cpu().numpy()
             for at, (i, n) in enumerate(zip(table.indices, table.lengths, strict=True)):
-                found.append((i, errors[at, :n], losses[at, :n], partial(_rows_of, out, y, at, n)))
+                found.append((i, errors[at, :n], losses[at, :n], partial(_of_member, out, y, at, n)))
         return found
 
     # --- state -------------------------------------------------------------------------------------------

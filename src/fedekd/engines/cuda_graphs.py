@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 WORTH_CAPTURING = 4  # steps of one size under which a CUDA graph does not pay
-ROOM = 0.25  # of the GPU's memory that should be free for a graph
 _pools: dict[torch.device, tuple[Any, torch.cuda.CUDAGraph]] = {}
 
 
 def graph_pool(device: torch.device) -> tuple[Any, torch.cuda.CUDAGraph]:
-    """Memory that all graphs share, and a graph that keeps it alive between them."""
+    """Memory that graphs share which are replayed one after another, and a graph that keeps it alive between them."""
     pool, keeper = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
     with capturing(keeper, pool):
         torch.zeros(1, device=device)
@@ -50,10 +49,9 @@ def capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
 
 
 def _make_room() -> None:
-    """A graph takes its memory from what nobody holds, not even to use it again; on a GPU that is nearly full, give
-    that back."""
-    free, whole = torch.cuda.mem_get_info()
-    if free < ROOM * whole:
+    """A graph takes its memory from what nobody holds, not even to use it again: give that back where it may lack."""
+    cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()  # about what a step needs, after one was done
+    if torch.cuda.mem_get_info()[0] < cached:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
 

@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -300,7 +300,8 @@ def bf16_warning(precision: str, device: str) -> str:
 
 @contextmanager
 def precision(name: str, device: torch.device) -> Iterator[None]:
-    """Matrix arithmetic of the wanted precision inside the block, the caller's settings after it."""
+    """Matrix arithmetic of the wanted precision inside the block, on this GPU where it is one of several; the caller's
+    settings after it."""
     if name not in PRECISIONS:
         raise unknown("precision", name, PRECISIONS)
     if name == "tf32" and device.type != "cuda":
@@ -310,7 +311,8 @@ def precision(name: str, device: torch.device) -> Iterator[None]:
     cuda.allow_tf32 = cudnn.allow_tf32 = name != "fp32"
     cudnn.deterministic = True
     try:
-        yield
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            yield
     finally:
         cuda.allow_tf32, cudnn.allow_tf32, cudnn.deterministic = before
 

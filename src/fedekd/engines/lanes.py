@@ -51,38 +51,37 @@ class Lanes:
 
     @contextmanager
     def side_by_side(self) -> Iterator[None]:
-        """Lanes begin when what was asked for before is done, and what is asked for later waits for them."""
-        self._wait(before=True)
+        """What is asked for later waits for all lanes."""
         try:
             yield
         finally:
-            self._wait(before=False)
+            self._join()
 
     @contextmanager
     def within(self, lane: Lane) -> Iterator[None]:
-        """What is asked of the device meanwhile is done in the lane."""
+        """What is asked of the device meanwhile is done in the lane, after what was asked for outside of lanes."""
         if lane.stream is None:
             yield
             return
-        if self.in_turn:
-            self._wait(before=True)
+        lane.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(lane.stream):
             yield
         if self.in_turn or self._draws():
             self.in_turn = True
-            self._wait(before=False)
+            self._join()
 
     def _draws(self) -> bool:
-        """Whether something drew from torch's own generator since it was seeded: its graphs share one counter."""
+        """Whether something drew from torch's own generator since it was seeded: in torch 2.11 and 2.12 all of its
+        graphs share one counter."""
         return len(self.lanes) > 1 and int(torch.cuda.get_rng_state(self.device).view(torch.int64)[1]) > 0
 
-    def _wait(self, before: bool) -> None:
+    def _join(self) -> None:
         for lane in self.lanes:
             if lane.stream is not None:
-                main = torch.cuda.current_stream(self.device)
-                (lane.stream if before else main).wait_stream(main if before else lane.stream)
+                torch.cuda.current_stream(self.device).wait_stream(lane.stream)
 
 
 @cache
 def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
+    """The same for all ``Lanes``: whoever waits for some waits for those that replace them too."""
     return torch.cuda.Stream(device)

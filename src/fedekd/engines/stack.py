@@ -6,7 +6,7 @@ sum of the models' losses is differentiated once, which gives each model its own
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -181,25 +181,25 @@ class Stack:
             left = sorted(indices, key=lambda i: -len(getattr(self.members[i], step.split)))
             while left:
                 now = left[: self.limit]
+                self.lanes.in_turn |= self._moves_when_written(step)
                 lane = self._lane(where, step, now)
                 with self.lanes.within(lane):
                     before = self.trust_log.copy()
                     try:
-                        chunk = self._chunk(where, step, group, now, again, teachers, lane)
-                        chunk.train()
-                        if step.gradients:
-                            left_behind.append((group, now, chunk.gradients()))
+                        gradients = self._train_chunk(where, step, group, now, again, teachers, lane)
                     except torch.OutOfMemoryError:
                         self._shrink(len(now))
                         self.trust_log.restore(before, now)
+                        self._wait()  # the next try may be in another lane
                         continue
+                left_behind.append((now, gradients))
                 left = left[self.limit :]
 
-        here, left_behind = list(here), list[tuple[MethodGroup, list[int], Any]]()
+        here, left_behind = list(here), list[tuple[list[int], dict[str, Any]]]()
         with self._seeded(step.roles[0], again), self.lanes.side_by_side():
             self.by_group(here, work)
-        for group, members, means in left_behind:  # to one tensor for all, which no lane may write while others read
-            group.gradients.put(means, group.places(members), f"method {group.method.name!r}: gradients")
+        for members, gradients in left_behind:  # to one tensor for all, which no lane may write while others read
+            self.put("gradients", gradients, members)
         self._ask_whether_finite(step.roles, here)
 
     @contextmanager
@@ -248,6 +248,11 @@ class Stack:
         known[1].teachers = teachers
         return known[1]
 
+    def _moves_when_written(self, step: Train) -> bool:
+        """Whether writing some members' weights may move all members' to a larger tensor."""
+        own = (w for role in step.roles for w in self.weights[role].values())
+        return any(isinstance(w, MemberRows) and w.near is None for w in own)
+
     def _lane(self, where: tuple[Any, ...], step: Train, indices: list[int]) -> Lane:
         """Where these members train: where they have trained before, else where there is least to do in this step."""
         known = self.chunks.get((where, *indices))
@@ -255,11 +260,29 @@ class Stack:
             return known[1].lane
         return self.lanes.least(where, sum(len(getattr(self.members[i], step.split)) for i in indices))
 
+    def _train_chunk(self, *about: Any) -> dict[str, Any]:
+        """The gradients that it leaves. Nobody else keeps the chunk, so that it makes room when it is forgotten."""
+        chunk = self._chunk(*about)
+        chunk.train()
+        return chunk.gradients()
+
+    def put(self, what: str, found: Mapping[str, Any], members: Sequence[int]) -> None:
+        """What these members know of one kind, in whatever groups they are by now."""
+        for group in self.groups:
+            mine = [k for k, i in enumerate(members) if i in group]
+            if mine:
+                own = found if len(mine) == len(members) else pick(found, on_device(mine, self.device))
+                places = group.places([members[k] for k in mine])
+                getattr(group, what).put(own, places, f"method {group.method.name!r}: {what}")
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def _shrink(self, models: int) -> None:
         """Make room: rows that were brought go first, then chunks train one by one, then a chunk has fewer models."""
         lanes = len(self.lanes)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # other lanes may be at work in what is given back
+        self._wait()  # other lanes may be at work in what is given back
         if self.brings:
             self.brings = False
             for rows in self.brought:
@@ -324,9 +347,10 @@ class Stack:
         name, roles = (step.split, step.roles) if step else (None, ())
         table = self.table(name, indices, max(len(getattr(m, name)) for m in self.members) if name else 0)
         uniform = torch.zeros((*table.rows.shape, self.method.uniforms))
-        for row, (i, n) in enumerate(zip(indices, table.lengths, strict=True)) if self.method.uniforms else ():
-            key = (self.jobs[self.members[i].job].seed, "remember", self.members[i].client, self.round_number)
-            uniform[row, :n] = torch.from_numpy(rng.stream(*key).random((n, self.method.uniforms))).float()
+        if self.method.uniforms:
+            for row, (i, n) in enumerate(zip(indices, table.lengths, strict=True)):
+                key = (self.jobs[self.members[i].job].seed, "remember", self.members[i].client, self.round_number)
+                uniform[row, :n] = torch.from_numpy(rng.stream(*key).random((n, self.method.uniforms))).float()
         needs = group.method.needs_features
         out = {role: self.forward.outputs(role, table, needs) for role in roles}
         seen = {

@@ -76,8 +76,9 @@ class Stacked:
             i: (stack, k) for stack, own in zip(self.stacks, self.kinds, strict=True) for k, i in enumerate(own)
         }
         self._check_shapes()
-        for stack in self.stacks:
-            stack.forward.try_mapping()
+        with precision(self.training.precision, self.device):
+            for stack in self.stacks:
+                stack.forward.try_mapping()
         self.doors = [Door(frozenset(self.exchanges)) for _ in jobs]
         self.alone = self.method.twin == "alone"
         """Whether every member is a federation of its own, with a server of its own."""
@@ -196,7 +197,7 @@ class Stacked:
         for j, answer in enumerate(answers):
             for place in range(len(there[j])) if step.each else range(1):
                 self.doors[j].down(answer_of(answer, place, step.each), 1 if step.each else len(there[j]))
-        if self._means_only(index, step):
+        if self._means_only(step):
             for stack, places, order in self._by_stack(here):
                 stack.hand_out_one_of(step, places, answers, [self.members[here[at]].job for at in order])
         else:
@@ -213,10 +214,9 @@ class Stacked:
             found[self.members[i].job].append(i)
         return found
 
-    def _means_only(self, index: int, step: Exchange) -> bool:
+    def _means_only(self, step: Exchange) -> bool:
         """Whether every job's answer is the mean of models, so that many things can be done for all jobs at once."""
-        every = (self._of_job(index, job) for job in self.jobs)
-        return self.training.combine == "mean" and not any(s.combine or s.send or s.refine or s.each for s in every)
+        return self.training.combine == "mean" and not (step.combine or step.send or step.refine or step.each)
 
     def _answers(self, index: int, step: Exchange, here: Sequence[int], there: list[list[int]]) -> list[Any]:
         """By job, what the server makes of its members' uploads."""
@@ -224,7 +224,7 @@ class Stacked:
         weights = [
             averaging_weights(self.training.weighting, [len(self.members[i].train) for i in own]) for own in there
         ]
-        if self._means_only(index, step):
+        if self._means_only(step):
             every = self._every_upload(index, step, here)
             up_together(self.doors, step.name, names, every, self.unsettled)
             pieces = {n: t.split([len(own) for own in there]) for n, t in every.items()}
@@ -254,16 +254,15 @@ class Stacked:
 
     def _exchange_alone(self, index: int, step: Exchange, here: Sequence[int]) -> None:
         """Each member's upload is combined with nobody's, and comes back to it; nothing passes a door."""
-        if not any(self._of_job(index, job).combine for job in self.jobs):  # the mean of one is itself
+        if not step.combine:  # the mean of one is itself
             for stack, places, _ in self._by_stack(here):
                 stack.hand_out(replace(step, each=True), places, stack.uploads(index, step, places))
             return
         there = self._of_jobs(here)
         uploads = self._uploads(index, step, here, there)
         for j, (job, own) in enumerate(zip(self.jobs, there, strict=True)):
-            exchange = self._of_job(index, job)
-            answers: Any = [] if exchange.combine else uploads[j]  # the mean of one is itself
-            for place, i in enumerate(own if exchange.combine else ()):
+            exchange, answers = self._of_job(index, job), []
+            for place, i in enumerate(own):
                 upload = {n: t[place : place + 1] for n, t in uploads[j].items()}
                 number = self.members[i].client
                 answer = self.servers[i].combine(exchange, upload, [1.0], [number], self.round_number)

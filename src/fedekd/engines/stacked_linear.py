@@ -35,8 +35,10 @@ class _Product(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         x, w = ctx.saved_tensors
-        dx = torch.bmm(dy, w).to(x.dtype) if ctx.needs_input_grad[0] else None
-        return dx, _in_float32(dy.mT, x.to(ctx.kind)), dy.sum(1, dtype=torch.float32), None
+        wants_x, wants_w, wants_b, _ = ctx.needs_input_grad
+        dx = torch.bmm(dy, w).to(x.dtype) if wants_x else None
+        dw = _in_float32(dy.mT, x.to(ctx.kind)) if wants_w else None
+        return dx, dw, dy.sum(1, dtype=torch.float32) if wants_b else None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
@@ -50,7 +52,10 @@ def _in_float32(a: Tensor, b: Tensor) -> Tensor:
 
 
 class StackedLinear(nn.Linear):
-    """An ``nn.Linear`` that may be mapped over models; of what is no plain batch of rows, it is that layer itself."""
+    """An ``nn.Linear`` that may be mapped over models, and differentiated once.
+
+    Of what is no plain batch of rows, and without a bias, it is that layer itself.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() != 2 or self.bias is None:
