@@ -6,7 +6,10 @@ import os
 import pytest
 import torch
 
-from fedekd.engines import fused_conv, stacked_adam
+from fedekd import methods
+from fedekd.engines import fused_conv, stacked_adam, triton_kernels
+from fedekd.engines.stacked import Stacked
+from tiny import job
 
 INTERPRETED = importlib.util.find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")
@@ -48,3 +51,41 @@ def test_steps_are_torchs(decay: float) -> None:
 
 def test_elsewhere_torchs_own_is_used() -> None:
     assert not stacked_adam.usable([torch.zeros(1)], torch.device("cpu"))
+
+
+class InTorch:
+    """The kernel's arithmetic, called as the kernel is."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> "InTorch":
+        return self
+
+    def __call__(self, w, g, m, v, rate, clock, table, size, decay, beta1, beta2, eps, block, num_warps) -> None:
+        assert w.stride() == g.stride() == m.stride() == v.stride()
+        assert size == w.numel()
+        scale, root = table[int(clock)]
+        m += (1 - beta1) * (g - m)
+        v += (1 - beta2) * (g * g - v)
+        w -= rate * decay * w + rate * scale * m / (v.sqrt() * root + eps)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"weight_decay": 0.1}, {"lr_schedule": "cosine", "rounds": 3}],
+    ids=lambda s: next(iter(s), "plain"),
+)
+@pytest.mark.parametrize("name", ["fedekd", "scaffold"])
+def test_a_stack_trains_with_it_as_with_torchs(images, monkeypatch, name: str, settings: dict) -> None:
+    """Clients are of unequal size; the learning rate may fall from round to round."""
+    made = job(images, methods.get(name), **settings)
+    plain, ours = Stacked([made]), Stacked([made])
+    plain.round()
+    plain.round()
+    monkeypatch.setattr(stacked_adam, "usable", lambda weights, device: True)
+    monkeypatch.setattr(triton_kernels, "adam", InTorch(), raising=False)
+    ours.round()
+    ours.round()
+    (chunk, *_) = [chunk for _, chunk in ours.stacks[0].chunks.values()]
+    assert isinstance(chunk.segments[0].optimizer, stacked_adam.StackedAdam)
+    for role, tree in plain.stacks[0].weights.items():
+        for n, w in tree.items():
+            torch.testing.assert_close(ours.stacks[0].weights[role][n], w, rtol=1e-3, atol=1e-4)
