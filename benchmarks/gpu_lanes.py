@@ -13,13 +13,13 @@ import gc
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from gpu import images
+from gpu_methods import timed
 
 from fedekd import methods
 from fedekd.data import Dataset, Federation, Split
@@ -48,16 +48,7 @@ def measured(dataset: Dataset, lanes: int) -> dict[str, Any]:
     training = Training(ROUNDS + 1, 2, 64, 1e-4, device="cuda", precision="bf16")
     every = [federation(dataset, seed) for seed in range(FEDERATIONS)]
     jobs = [Job(one, methods.get(name), seed, training) for name in VARIANTS for seed, one in enumerate(every)]
-    engine, rounds, measuring = Stacked(jobs, lanes=lanes), [], []
-    for _ in range(ROUNDS):
-        began = time.perf_counter()
-        engine.round()
-        torch.cuda.synchronize()
-        middle = time.perf_counter()
-        engine.measure()
-        torch.cuda.synchronize()
-        rounds.append(round(middle - began, 3))
-        measuring.append(round(time.perf_counter() - middle, 3))
+    rounds, measuring = ([round(t, 3) for t in times] for times in timed(Stacked(jobs, lanes=lanes), ROUNDS))
     gibibytes = round(torch.cuda.max_memory_reserved() / 2**30, 1)
     return {"lanes": lanes, "rounds": rounds, "measuring": measuring, "reserved": gibibytes}
 

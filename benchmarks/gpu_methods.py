@@ -70,26 +70,33 @@ def kernels_of(engine: Stacked) -> tuple[int, float, list[tuple[str, int, float]
     return sum(map(len, found.values())), sum(map(sum, found.values())), top
 
 
-def measured(name: str, small: bool, chunk: int) -> dict[str, Any]:
-    gc.collect()
-    torch.cuda.empty_cache()
-    training = Training(ROUNDS + 1, 2, 64, 1e-4, device="cuda", precision="bf16")
-    data, rounds, measuring = federation(0.1 if small else 1.0), [], []
-    began = time.perf_counter()
-    engine = Stacked(
-        [Job(data, methods.get(name), seed, training) for seed in range(4 if small else FEDERATIONS)], chunk=chunk
-    )
-    torch.cuda.synchronize()
-    made = time.perf_counter() - began
-    for _ in range(ROUNDS):
+def timed(engine: Stacked, rounds: int) -> tuple[list[float], list[float]]:
+    """Seconds of each round, and of measuring all models after it."""
+    training, measuring = [], []
+    for _ in range(rounds):
         began = time.perf_counter()
         engine.round()
         torch.cuda.synchronize()
         middle = time.perf_counter()
         engine.measure()
         torch.cuda.synchronize()
-        rounds.append(middle - began)
+        training.append(middle - began)
         measuring.append(time.perf_counter() - middle)
+    return training, measuring
+
+
+def measured(name: str, small: bool, chunk: int) -> dict[str, Any]:
+    gc.collect()
+    torch.cuda.empty_cache()
+    training = Training(ROUNDS + 1, 2, 64, 1e-4, device="cuda", precision="bf16")
+    data = federation(0.1 if small else 1.0)
+    began = time.perf_counter()
+    engine = Stacked(
+        [Job(data, methods.get(name), seed, training) for seed in range(4 if small else FEDERATIONS)], chunk=chunk
+    )
+    torch.cuda.synchronize()
+    made = time.perf_counter() - began
+    rounds, measuring = timed(engine, ROUNDS)
     kernels, busy, top = kernels_of(engine)
     typical = statistics.median(rounds[2:])
     return {
