@@ -122,13 +122,14 @@ class Forward:
                     trees.append(_state(self.plain[role] if head else built_for(job, root, start[1])))
                 which.append(places[start])
             at = torch.tensor(which)
+            there = on_device(at, engine.device)
             starts = {n: torch.stack([tree[n] for tree in trees]) for n in trees[0]}
             if engine.in_turns:
                 each = sum(t[0].numel() * t.element_size() for t in starts.values())
                 home = home_of(len(at) * each * len(self.method.roles), engine.device)
                 found[role] = {n: MemberRows(t, at, home, engine.device) for n, t in starts.items()}
             else:
-                found[role] = {n: t[at].to(engine.device) for n, t in starts.items()}
+                found[role] = {n: t.to(engine.device)[there] for n, t in starts.items()}
         return found
 
     def try_mapping(self) -> None:
