@@ -158,7 +158,7 @@ def _equalities(lab: Lab, records: Records, classification: list[str]) -> str:
     return (
         f"\n**λ = 0 against Local** on the GPU: largest |Avg Δ| {max(map(abs, zero)):.4f} over {len(zero)} runs. On the"
         " CPU it is 0 to the bit (`tests/methods/test_equalities.py`); on the GPU sums are split by the size of the"
-        f" stack, so last bits differ. FedType's no-gradient control has a largest |Δ| of {max(control):g} over"
+        f" stack, so last bits differ. FedType's no-gradient control has a largest |Δ| of {max(control):.4f} over"
         f" {len(control)} client-runs, {np.mean(control):.4f} on average: both were trained by a later version of the"
         " engine than Local.\n"
     )

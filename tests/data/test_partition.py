@@ -50,11 +50,12 @@ def test_published_partitions_in_full(key: str) -> None:
     seed=st.integers(0, 2**32),
 )
 def test_every_row_has_one_place(rows: int, classes: int, clients: int, alpha: float, seed: int) -> None:
+    """With five rows a client, a thousand draws for six clients at alpha 0.3 may all fail."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, classes, rows)
-    for parts in (partition.dirichlet(labels, clients, alpha, rng, 5), partition.iid(rows, clients, rng, 5)):
+    for parts in (partition.dirichlet(labels, clients, alpha, rng, 3), partition.iid(rows, clients, rng, 3)):
         np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(rows))
-        assert min(map(len, parts)) >= 5
+        assert min(map(len, parts)) >= 3
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
