@@ -91,7 +91,12 @@ class BatchTables:
 
     def at(self, step: Tensor, active: int) -> BatchRows:
         """That step's batches of the first models; ``step`` is on the device, where a CUDA graph reads it."""
-        return BatchRows(*(table.index_select(0, step)[0, :active] for table in self.whole))
+        found: dict[int, Tensor] = {}  # some are one tensor
+        for table in self.whole:
+            if id(table) not in found:
+                part = table.index_select(0, step)[0, :active]
+                found[id(table)] = part.long() if part.dtype == torch.int32 else part  # as indices have to be
+        return BatchRows(*(found[id(table)] for table in self.whole))
 
 
 def _places(rows: int, epochs: int, size: int, model: int, models: int) -> np.ndarray:

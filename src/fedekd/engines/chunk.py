@@ -101,6 +101,9 @@ class Chunk:
         if engine.fused and self.square and stacked_adam.usable(every, device):
             self.rate = torch.zeros((), device=device)
             self.corrections = stacked_adam.corrections(int(self.steps.max()), device)
+        self.trust: Tensor | None = None
+        """Of all steps, [steps, models, batch], where the loss tells it: looked at once when the round ends."""
+        self.each = torch.arange(len(indices), device=device)[:, None]
         self.inputs: dict[str, Any] = {}  # what else a step reads: frozen outputs, fixed weights, what clients know
         self.segments = self._segments()
 
@@ -269,6 +272,9 @@ class Chunk:
                     self._advance(segment)
                     segment.warm = True
                 self._take(np.flatnonzero(self.steps == t + 1))
+        if self.trust is not None:
+            trust, real = (t.transpose(0, 1).flatten(1) for t in (self.trust, self.tables.whole.real))
+            engine.trust_log.add(trust, self.at, real)
         for final in (self.final, self.final_buffers):
             for role, tree in final.items():
                 for n, w in tree.items():
@@ -325,10 +331,7 @@ class Chunk:
         fixed = pick(known["fixed"], mine)
         buffers = pick(self.buffers, mine)
         weights = {role: {**fixed[role], **buffers.get(role, {}), **segment.leaves.get(role, {})} for role in fixed}
-        taught = {
-            role: (_taken(whole[0][:active], lessons), _taken(whole[1][:active], lessons))
-            for role, whole in known["taught"].items()
-        }
+        taught = {role: self._lesson(whole, lessons) for role, whole in known["taught"].items()}
         key = step_key(self.keys[:active], self.clock) if self.drops else None
         training = TrainingPass(key, real)
         out = engine.forward.through(self.step.roles, weights, x, taught, self.features, training)
@@ -343,20 +346,28 @@ class Chunk:
             "weights": {role: engine.forward.only_trainable(role, weights[role]) for role in self.method.reads_weights},
             "rest": {role: {n: tree[n] for n in engine.forward.rest[role]} for role, tree in weights.items()},
             "uniform": uniform,
-            "rows": positions.long(),
+            "rows": positions,
             "mask": real,
         }
         if "teachers" in known:
-            each = known["teachers"][:active]
-            seen["teachers"] = torch.stack([_taken(each[:, k], positions) for k in range(each.shape[1])], dim=1)
+            given, each = known["teachers"][:active], self.each[:active]
+            seen["teachers"] = torch.stack([given[each, k, positions] for k in range(given.shape[1])], dim=1)
         if key is not None:
             seen["dropout"] = key
         losses, extra = mapped(
             engine, self.group, self.indices[:active], self._one, seen, self.lr, pick(self.varying, mine), training
         )
         if "trust" in extra:
-            engine.trust_log.add(extra["trust"], self.at[:active], real)
+            if self.trust is None:
+                self.trust = torch.zeros(self.tables.whole.real.shape, device=engine.device)
+            self.trust[:, :active].index_copy_(0, self.clock, extra["trust"].detach().float().unsqueeze(0))
         return losses.sum()
+
+    def _lesson(self, whole: Both, places: Tensor) -> Both:
+        """What a frozen role gave for the rows at these places of every model."""
+        (outputs, features), each = whole, self.each[: len(places)]
+        taken = outputs[each, places]
+        return taken, taken if features is outputs else features[each, places]
 
     @torch.no_grad()
     def _move(self, active: int) -> None:
@@ -374,8 +385,3 @@ class Chunk:
 def _shapes(tree: Any) -> Any:
     leaves, spec = pytree.tree_flatten(tree)
     return [leaf.shape for leaf in leaves], spec
-
-
-def _taken(whole: Tensor, positions: Tensor) -> Tensor:
-    """whole[i, positions[i]] for every model i."""
-    return whole[torch.arange(len(whole), device=whole.device)[:, None], positions.long()]

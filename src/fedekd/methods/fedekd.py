@@ -64,7 +64,7 @@ class FedeKD(Method):
         return weights
 
     def energies(self, batch: Batch) -> Tensor:
-        private, proxy = batch.outputs["private"], batch.outputs["proxy"]
+        private, proxy = batch.outputs["private"].detach(), batch.outputs["proxy"].detach()
         match batch.task.energy if self.energy == "auto" else self.energy:
             case "kl":
                 return gate.energy_kl(private, proxy)
