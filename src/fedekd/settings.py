@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from fedekd.errors import FedekdError, unknown
 from fedekd.files import check_name
@@ -33,6 +33,8 @@ NEWER: dict[str, Any] = {
     "measure_every": 1,
 }
 """Training settings that older records and run keys lack, and what those were run with."""
+ChosenBy = Literal["metric", "loss"]
+"""What of the validation rows chooses the best that a client can do alone."""
 SHORTCUTS = ("beta", "lambda_kd", "energy")  # parameters that every gated method takes
 CHOICES = {
     "partition": ("auto", "dirichlet", "iid", "sites"),
@@ -45,6 +47,7 @@ CHOICES = {
     "augment": ("none", "flip-crop"),
     "task": ("classification", "regression"),
     "metric": tuple(METRICS),
+    "chosen_by": get_args(ChosenBy),
     "models": ("first", "all", "none"),
     "alone": ("plain", "menu"),
     "decimal": (".", ","),
@@ -94,6 +97,11 @@ class Settings:
     partition: str = _help("how rows are split: auto, dirichlet, iid or sites", "auto")
     metric: str | None = _help(
         "what Δ is taken in: accuracy (default), balanced_accuracy, macro_f1, auroc, nll, ece; rmse (default), mae, r2"
+    )
+    chosen_by: ChosenBy = _help(  # noqa: RUF009
+        "how validation rows choose the best a client can do alone: by the metric, or by the loss, unless that of "
+        "plain Local is within one standard error of the lowest",
+        "metric",
     )
     fraction: float = _help("share of each client's training and validation rows to keep; test rows all stay", 1.0)
     device: str = _help("cpu, cuda or auto", "cpu")

@@ -58,6 +58,18 @@ def test_a_line_more_and_what_it_was_chosen_from(tmp_path, capsys):
     assert "runs are missing" not in printed["--best-of"]
 
 
+def test_the_page_of_a_study_has_it_in_its_tables(tmp_path, capsys):
+    both = [*runs(), *({**one, "dataset": "wards", "key": f"{one['key']} wards"} for one in runs())]
+    folder, page = write(tmp_path / "grid", both), tmp_path / "page.html"
+    for words in ("", "--best-of"):
+        assert main(["report", folder, "--out", str(page), *words.split()]) == 0
+        assert ("ditto (best of 2)" in page.read_text(encoding="utf-8")) == bool(words)
+    assert main(["report", write(tmp_path / "one", runs()), "--best-of"]) == 2
+    assert "--best-of is for the page of a study" in capsys.readouterr().err
+    assert main(["report", folder, folder, "--best-of"]) == 2
+    assert main(["report", folder, "--site", "0", "--best-of"]) == 2
+
+
 def test_clients_choose_the_better_of_the_two():
     (table,) = [one for one in make_tables(runs(), best_of=True) if one.name == "transfer_cls"]
     average, worst = (
@@ -93,5 +105,7 @@ def test_its_recipe_and_federation_where_every_twin_was_run():
 
 def test_nothing_to_choose_from_is_said(tmp_path, capsys):
     for labels in (("local", "local-smooth", "ditto"), ("local", "ditto", "ditto (lam=3.0)")):
-        assert main(["table", write(tmp_path / "grid", runs(labels)), "--best-of"]) == 2
-        assert WITHOUT in capsys.readouterr().err
+        for command in ("table", "report"):
+            both = [*runs(labels), *({**one, "dataset": "wards", "key": f"{one['key']} w"} for one in runs(labels))]
+            assert main([command, write(tmp_path / "grid", both), "--best-of"]) == 2
+            assert WITHOUT in capsys.readouterr().err

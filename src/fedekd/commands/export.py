@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from fedekd.commands.parser import command
+from fedekd.commands.parser import add_chosen_by, command
 
 
 def add(commands: Any) -> None:
@@ -25,6 +25,7 @@ def add(commands: Any) -> None:
     export.add_argument(
         "--with-rows", action="store_true", help="allow a model that predicts from training rows, and so contains them"
     )
+    add_chosen_by(export)
 
 
 def export_model(given: argparse.Namespace) -> None:
@@ -43,6 +44,7 @@ def export_model(given: argparse.Namespace) -> None:
         private=given.private,
         proxy=given.proxy,
         with_rows=given.with_rows,
+        chosen_by=given.chosen_by,
     )
     if metadata.keeps_rows:
         print(
@@ -50,4 +52,5 @@ def export_model(given: argparse.Namespace) -> None:
         )
     card = card_path(Path(given.to))
     print(f"client {metadata.client}, {metadata.method}, seed {metadata.seed}: {given.to}, its model card {card}")
-    print(verdict(metadata, read_records(Path(given.folder) / "results.jsonl"), Path(given.folder)))
+    records = read_records(Path(given.folder) / "results.jsonl", given.chosen_by)
+    print(verdict(metadata, records, Path(given.folder)))

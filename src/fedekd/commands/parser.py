@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedekd.errors import FedekdError, unknown
-from fedekd.settings import DEFAULT_PRESET, Settings
+from fedekd.settings import CHOICES, DEFAULT_PRESET, Settings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -80,6 +80,20 @@ def add_setting(parser: Any, name: str, kind: type, text: str) -> None:
     placeholder = PLACEHOLDERS.get(name, {int: "N", float: "X"}.get(kind, "NAME"))
     flag = "--" + name.replace("_", "-")
     parser.add_argument(flag, dest=name, type=kind, metavar=placeholder, help=text.replace("%", "%%"))
+
+
+def add_choices(parser: Any) -> None:
+    """What validation rows choose, for what is made of records that are there."""
+    best = "one more line for a method with several configurations: each client with the one its validation rows choose"
+    parser.add_argument("--best-of", action="store_true", help=best)
+    add_chosen_by(parser, ", and with --best-of a configuration", ", or of the method as it is,")
+
+
+def add_chosen_by(parser: Any, also: str = "", or_that: str = "") -> None:
+    text = f"how validation rows choose the best a client can do alone{also}: by the metric, or by the loss, unless "
+    text += f"that of plain Local{or_that} is within one standard error of the lowest (default: as the last run or "
+    text += "study in DIR was told)"
+    parser.add_argument("--chosen-by", choices=CHOICES["chosen_by"], help=text)
 
 
 def add_switch(parser: Any, name: str, text: str) -> None:

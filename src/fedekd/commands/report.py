@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from fedekd.commands.parser import command
+from fedekd.commands.parser import add_choices, command
 from fedekd.errors import FedekdError
 
 
@@ -23,6 +23,7 @@ def add(commands: Any) -> None:
         "--thumbnails", action="store_true",
         help="show training samples that a gate distrusts: rows, labels, and pictures if `run --thumbnails` kept them",
     )  # fmt: skip
+    add_choices(report)
 
 
 def write_report(given: argparse.Namespace) -> None:
@@ -30,25 +31,31 @@ def write_report(given: argparse.Namespace) -> None:
 
     folder, out = Path(given.folder), Path(given.out) if given.out else None
     if given.other is not None:
-        if given.site is not None or given.thumbnails:
-            raise FedekdError("two runs are compared as a whole: leave out --site and --thumbnails")
-        print(write_difference(folder, given.other, out))
+        if given.site is not None or given.thumbnails or given.best_of:
+            raise FedekdError("two runs are compared as a whole: leave out --site, --thumbnails and --best-of")
+        print(write_difference(folder, given.other, out, given.chosen_by))
         return
     if given.site is not None:
-        print(write_handout(folder, given.site, out))
+        if given.best_of:
+            raise FedekdError("--best-of is for the page of a study: leave out --site")
+        print(write_handout(folder, given.site, out, given.chosen_by))
         return
+    how = {"thumbnails": given.thumbnails, "chosen_by": given.chosen_by, "best_of": given.best_of}
     if (folder / "results.jsonl").exists():
-        print(write_page(folder, out, thumbnails=given.thumbnails))
+        print(write_page(folder, out, **how))
         return
     from fedekd.flower.setup.folders import server_state, site_state
     from fedekd.report.page import write_federation
 
-    if (state := server_state(folder)) is not None:
+    state, own = server_state(folder), site_state(folder)
+    if (state or own) and (given.chosen_by or given.best_of):
+        raise FedekdError("a real site chooses when its federation ends, by chosen_by in its site.toml")
+    if state is not None:
         print(write_federation(state, out))
-    elif (own := site_state(folder)) is not None:
+    elif own is not None:
         _tell_site(own)
     else:
-        print(write_page(folder, out))
+        print(write_page(folder, out, **how))
 
 
 def _tell_site(state: Path) -> None:

@@ -26,7 +26,7 @@ GROUPS = {  # every field of Settings that has an option, in one of them
         "seeds", "rounds", "epochs", "batch_size", "lr", "lr_schedule", "optimizer", "weight_decay", "augment",
         "choose_rounds", "weighting", "combine", "participation", "measure_every", "device", "precision", "engine",
     ),
-    "output": ("metric", "out", "models", "thumbnails"),
+    "output": ("metric", "chosen_by", "out", "models", "thumbnails"),
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from fedekd.commands.parser import command
 from fedekd.errors import FedekdError
 
-STUDY = ("data", "out", "seeds", "rounds", "epochs", "device", "precision", "engine")
+STUDY = ("data", "out", "seeds", "rounds", "epochs", "device", "precision", "engine", "chosen_by")
 
 
 def add(commands: Any) -> None:

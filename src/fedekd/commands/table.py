@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from fedekd.commands.parser import command
+from fedekd.commands.parser import add_choices, command
 
 
 def add(commands: Any) -> None:
@@ -15,12 +15,7 @@ def add(commands: Any) -> None:
     table.add_argument("--format", default="markdown", choices=["markdown", "latex", "csv"], help="(default: markdown)")
     table.add_argument("--against", choices=["paper"], help="the FedeKD paper's number beside each cell")
     table.add_argument("--only", default="", metavar="TABLE", help="only the table whose title contains this")
-    best = "one more line for a method with several configurations: each client with the one its validation rows choose"
-    table.add_argument("--best-of", action="store_true", help=best)
-    by = "how validation rows choose the best a client can do alone, and with --best-of a configuration: by the metric"
-    by += ", or by the loss, unless that of plain Local, or of the method as it is, is within one standard error of "
-    by += "the lowest (default: metric)"
-    table.add_argument("--chosen-by", default="metric", choices=["metric", "loss"], help=by)
+    add_choices(table)
 
 
 def print_tables(given: argparse.Namespace) -> None:
@@ -29,7 +24,7 @@ def print_tables(given: argparse.Namespace) -> None:
     from fedekd.runs.results import load
     from fedekd.runs.store import read_failures
 
-    records, failures = load(given.folder).records, read_failures(Path(given.folder))
+    records, failures = load(given.folder, given.chosen_by).records, read_failures(Path(given.folder))
     against = given.against == "paper"
-    tables = make_tables(records, failures, against, given.folder, given.chosen_by, given.best_of)
+    tables = make_tables(records, failures, against, given.folder, given.best_of)
     print(render(select(tables, given.only) if given.only else tables, given.format))

@@ -14,7 +14,17 @@ from fedekd.runs.metadata import ModelMetadata
 from fedekd.runs.records import Record
 from fedekd.runs.subgroups import HEADS, by_subgroup
 from fedekd.runs.transfer import ClientTransfer, MethodTransfer, alone_run, analyse, is_menu
-from fedekd.runs.verdict_text import STATES, STAY, advice_by_client, advise, alone_label, caveats, interval
+from fedekd.runs.verdict_text import (
+    STATES,
+    STAY,
+    advice_by_client,
+    advise,
+    alone_label,
+    caveats,
+    interval,
+    menu,
+    site_menu,
+)
 from fedekd.units import Unit
 
 MOST_NAMES = 60
@@ -153,10 +163,12 @@ def _trained_alone(metadata: ModelMetadata, records: Sequence[Record], folder: P
     best = "model" if label == "local" else "best model"
     words = [f"This is the {best} the client trained alone{', by its validation rows' * (best != 'model')}."]
     if (own := _own(metadata, records)) is not None:
-        found = advice_by_client(analyse(_same(own, records), folder), Unit.of([own]))
+        methods = analyse(_same(own, records), folder)
+        found = advice_by_client(methods, Unit.of([own]))
         words += [_asked(*one) for (name, on), one in found.items() if name == metadata.client and own["seed"] in on]
+        words += [menu(one) for one in methods[:1] if len(one.menu) > 1]
     elif (site := _site(metadata, folder)) is not None and "verdict" in site:
-        words.append(_asked(site["verdict"]["recommendation"], site["verdict"]["reason"]))
+        words += [_asked(site["verdict"]["recommendation"], site["verdict"]["reason"]), *site_menu(site)]
     return " ".join(words)
 
 
@@ -190,6 +202,7 @@ def _told_by_site(metadata: ModelMetadata, folder: Path | None) -> str | None:
     words = [
         f"{metadata.method}: {STATES[found['state']]}: {found['reason']}.",
         f"Should this client join? {found['recommendation'].capitalize()}.",
+        *site_menu(site),
         "One federation tells you about these trained models, not about the method.",
     ]
     if found["recommendation"] == STAY:

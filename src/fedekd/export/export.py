@@ -17,6 +17,7 @@ from fedekd.runs.records import Record
 from fedekd.runs.saved_models import as_safetensors, find_models
 from fedekd.runs.store import read_records
 from fedekd.runs.transfer import is_menu
+from fedekd.settings import ChosenBy
 
 KINDS = (".safetensors", ".onnx")
 ALONE = "alone"  # in the place of a method: the best that the client trained alone
@@ -32,11 +33,13 @@ def export(
     private: str | None = None,
     proxy: str | None = None,
     with_rows: bool = False,
+    chosen_by: ChosenBy | None = None,
 ) -> ModelMetadata:
     """Write what a client answers with to ``to`` and its card beside it; returns what the card states.
 
     Without ``method`` it is FedeKD's, or the only method's that is no training alone; "alone" is the best that this
-    client trained alone, chosen as for verdicts. Without ``seed`` it is the first one's.
+    client trained alone, chosen as for verdicts: by ``chosen_by``, if not as the run was told. Without ``seed`` it is
+    the first one's.
     ``private`` and ``proxy`` name the factories of models of one's own, which .onnx needs to draw the graph, as does
     ``method`` as package.module:Class for a method of one's own that answers with more than the private model.
     Some methods answer from training rows, which leave with the model only ``with_rows``.
@@ -46,7 +49,12 @@ def export(
         raise FedekdError(f"cannot export to {str(target)!r}; name a file that ends in {' or '.join(KINDS)}")
     unusable: list[str] = []
     kept = find_models(Path(folder), unusable)
-    records = read_records(Path(folder) / "results.jsonl")
+    records = read_records(Path(folder) / "results.jsonl", chosen_by)
+    if chosen_by and not records:
+        raise FedekdError(
+            f"there are no records in {folder} to choose by; a real site chooses when its federation ends, by "
+            "chosen_by in its site.toml"
+        )
     try:
         if method == ALONE:
             metadata = _best_alone(kept, client, seed, records, Path(folder))

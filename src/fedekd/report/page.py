@@ -13,6 +13,7 @@ from fedekd.runs.aggregate import shared_settings
 from fedekd.runs.records import Record
 from fedekd.runs.results import load
 from fedekd.runs.store import read_failures
+from fedekd.settings import ChosenBy
 
 if TYPE_CHECKING:
     from fedekd.report.html.run_data import RunData
@@ -20,38 +21,46 @@ if TYPE_CHECKING:
 
 
 def write_page(
-    folder: str | Path, out: Path | None = None, keys: Collection[str] | None = None, thumbnails: bool = False
+    folder: str | Path,
+    out: Path | None = None,
+    keys: Collection[str] | None = None,
+    thumbnails: bool = False,
+    chosen_by: ChosenBy | None = None,
+    best_of: bool = False,
 ) -> Path:
     """The report of the results in ``folder``, by default as its ``report.html``.
 
     ``keys`` names the runs to report on; without them it is all runs, or of one dataset and split those with the
-    settings of the latest. No row of the data and none of its labels is in the page, unless ``thumbnails`` asks for the
-    training samples that a gate distrusts.
+    settings of the latest. ``chosen_by`` is as ``load`` takes it; ``best_of`` gives the tables of a study's page a line
+    more for methods with several configurations. No row of the data and none of its labels is in the page, unless
+    ``thumbnails`` asks for the training samples that a gate distrusts.
     """
     from fedekd.report.html.render import render
 
     path = Path(out) if out else Path(folder) / "report.html"
-    _write(path, render(make_page(folder, keys, thumbnails)))
+    _write(path, render(make_page(folder, keys, thumbnails, chosen_by, best_of)))
     return path
 
 
-def write_handout(folder: str | Path, site: str, out: Path | None = None) -> Path:
+def write_handout(folder: str | Path, site: str, out: Path | None = None, chosen_by: ChosenBy | None = None) -> Path:
     """One page about one site of a run, by default as ``site-NAME.html`` beside its results."""
     from fedekd.report.html.handout import render_handout
 
-    text = render_handout(_run_data(folder, _one_run(folder, "--site"))[0], site)
+    text = render_handout(_run_data(folder, _one_run(folder, "--site", chosen_by))[0], site)
     path = Path(out) if out else Path(folder) / f"site-{re.sub(r'[^A-Za-z0-9.-]+', '_', site).strip('_')}.html"
     _write(path, text)
     return path
 
 
-def write_difference(folder: str | Path, other: str | Path, out: Path | None = None) -> Path:
+def write_difference(
+    folder: str | Path, other: str | Path, out: Path | None = None, chosen_by: ChosenBy | None = None
+) -> Path:
     """Two runs side by side, by default as ``difference.html`` in the first one's folder."""
     from fedekd.report.html.difference import TwoRuns, difference_page
     from fedekd.report.html.render import render
 
     folders = (Path(folder), Path(other))
-    records = [_one_run(where, "a comparison") for where in folders]
+    records = [_one_run(where, "a comparison", chosen_by) for where in folders]
     if len(found := {some[0]["metric"] for some in records}) > 1:
         raise FedekdError(f"one run is in {' and the other in '.join(sorted(found))}: nothing of them can be compared")
     one, two = (_run_data(where, some)[0] for where, some in zip(folders, records, strict=True))
@@ -72,8 +81,8 @@ def _write(path: Path, page: str) -> None:
     write_whole(path, pdf_of(page))
 
 
-def _one_run(folder: str | Path, what: str) -> list[Record]:
-    records = load(folder).records
+def _one_run(folder: str | Path, what: str, chosen_by: ChosenBy | None) -> list[Record]:
+    records = load(folder, chosen_by).records
     if len({(r["dataset"], r["alpha"]) for r in records}) > 1:
         raise FedekdError(f"{folder} holds several datasets or splits; {what} needs the results of one run")
     return records
@@ -104,12 +113,20 @@ def federation_text(state: Path) -> str:
     raise FedekdError(f"the federation in {state} has not begun; its log is {state / 'log'}")
 
 
-def make_page(folder: str | Path, keys: Collection[str] | None = None, thumbnails: bool = False) -> Page:
-    records = [r for r in load(folder).records if keys is None or r["key"] in keys]
+def make_page(
+    folder: str | Path,
+    keys: Collection[str] | None = None,
+    thumbnails: bool = False,
+    chosen_by: ChosenBy | None = None,
+    best_of: bool = False,
+) -> Page:
+    records = [r for r in load(folder, chosen_by).records if keys is None or r["key"] in keys]
     if len({(r["dataset"], r["alpha"]) for r in records}) > 1:
         from fedekd.report.html.study import study_page
 
-        return study_page(records, read_failures(Path(folder)), folder)
+        return study_page(records, read_failures(Path(folder)), folder, best_of)
+    if best_of:
+        raise FedekdError(f"--best-of is for the page of a study, and {folder} holds one run; try `fedekd table`")
     from fedekd.report.html.run import run_page
 
     data, left = _run_data(folder, records)

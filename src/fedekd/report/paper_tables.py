@@ -13,12 +13,10 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from fedekd.errors import FedekdError
 from fedekd.report.study_records import StudyRecords
 from fedekd.report.sweeps import sweep_tables
 from fedekd.report.table_formats import NOTHING, Table, TableRow, ranked
 from fedekd.report.transfer_tables import SHORT, TransferTables, marked_by_interval
-from fedekd.runs.choosing import ChosenBy
 from fedekd.runs.records import FailureRow, Figure, Record
 
 METHODS = {  # (aggregator, method) in the paper's tables: ours
@@ -107,18 +105,10 @@ def make_tables(
     failures: Sequence[FailureRow] = (),
     against_paper: bool = False,
     folder: str | Path | None = None,
-    chosen_by: ChosenBy = "metric",
     best_of: bool = False,
 ) -> list[Table]:
-    """``folder``: where the records lie; ``chosen_by`` and ``best_of`` as ``StudyRecords`` takes them."""
-    study = StudyRecords(records, failures, folder, chosen_by, best_of)
-    if best_of and not study.best_of:
-        raise FedekdError(
-            "--best-of: no method here has several configurations that validation rows can choose from; run one as it "
-            "is and with other parameters on the same seeds, with --alone menu (records without validation results do "
-            "not count)"
-        )
-    return study_tables(study, against_paper)
+    """``folder``: where the records lie; ``best_of`` as ``StudyRecords`` takes it."""
+    return study_tables(StudyRecords(records, failures, folder, best_of), against_paper)
 
 
 def study_tables(study: StudyRecords, against_paper: bool = False) -> list[Table]:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from fedekd import metrics
 from fedekd.data.paper import PRESET
+from fedekd.errors import FedekdError
 from fedekd.report.table_formats import TableCell
 from fedekd.runs.aggregate import SHARED, as_shown, usual_settings
 from fedekd.runs.best_of import best_of
-from fedekd.runs.choosing import ChosenBy
+from fedekd.runs.choosing import choice_of
 from fedekd.runs.findings import TITLES, Finding, findings
 from fedekd.runs.records import FailureRow, Figure, Record
 from fedekd.runs.subgroups import MethodSubgroups, by_subgroup
@@ -22,14 +23,17 @@ from fedekd.units import Unit, count, usual_metric
 
 StudyColumn = tuple[str, float | None]  # dataset and alpha
 NAMED = 6  # methods in a note
+NOTHING_TO_CHOOSE = (
+    "--best-of: no method here has several configurations that validation rows can choose from; run one as it is and "
+    "with other parameters on the same seeds, with --alone menu (records without validation results do not count)"
+)
 
 
 class StudyRecords:
     """The last record for each dataset, alpha, label and seed, of each dataset's most frequent settings.
 
-    Those of one task are in one metric, the most frequent; ``folder`` is where the records lie. ``chosen_by`` and
-    ``with_best_of`` concern what Δ is made of: by what the best alone is chosen, and whether clients choose among a
-    method's configurations too, by the same.
+    Those of one task are in one metric, the most frequent; ``folder`` is where the records lie. With
+    ``with_best_of`` clients choose among a method's configurations too, by what chooses the best alone.
     """
 
     def __init__(
@@ -37,10 +41,9 @@ class StudyRecords:
         records: Sequence[Record],
         failures: Sequence[FailureRow] = (),
         folder: str | Path | None = None,
-        chosen_by: ChosenBy = "metric",
         with_best_of: bool = False,
     ) -> None:
-        self.folder, self.chosen_by = folder, chosen_by
+        self.folder, self.chosen_by = folder, choice_of(records)
         every = {record["key"]: record for record in records}
         metrics_of: dict[str, Counter[str]] = {}
         for record in every.values():
@@ -57,7 +60,9 @@ class StudyRecords:
         for r in self.records:
             self.by.setdefault((r["label"], (r["dataset"], r["alpha"])), {})[r["seed"]] = r
             self.most.setdefault(r["dataset"], set()).add(r["seed"])
-        self.best_of = best_of(self.records, chosen_by) if with_best_of else []
+        self.best_of = best_of(self.records) if with_best_of else []
+        if with_best_of and not self.best_of:
+            raise FedekdError(NOTHING_TO_CHOOSE)
 
     @staticmethod
     def key_of(title: str) -> str:
@@ -67,7 +72,7 @@ class StudyRecords:
     def transfer(self) -> dict[tuple[str, StudyColumn], MethodTransfer]:
         """By label and column, of the methods shown and of ``best_of``: Holm's method covers what a column shows."""
         shown = [*self._shown, *(record for one in self.best_of for record in one.records)]
-        analysed = analyse(shown, self.folder, chosen_by=self.chosen_by)
+        analysed = analyse(shown, self.folder)
         return {(one.label, (one.dataset, one.alpha)): one for one in analysed}
 
     @cached_property

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedekd import metrics
-from fedekd.runs.choosing import ChosenBy, best_on_validation, option
+from fedekd.runs.choosing import best_on_validation, choice_of, option
 from fedekd.runs.records import ClientRow, Record
 from fedekd.runs.transfer import Runs, by_table, menu_of, needs_federation, twin_label
+from fedekd.settings import ChosenBy
 from fedekd.units import describe
 
 
@@ -32,8 +33,9 @@ class BestOf:
     """By seed; then of its isolated twin, chosen likewise, where that was run with every configuration."""
 
 
-def best_of(records: Sequence[Record], by: ChosenBy = "metric") -> list[BestOf]:
-    """Of every method that was run as it is and with other parameters, on the same seeds."""
+def best_of(records: Sequence[Record], by: ChosenBy | None = None) -> list[BestOf]:
+    """Of every method that was run as it is and with other parameters, on the same seeds. ``by`` as in ``analyse``."""
+    by = by or choice_of(records)
     found = [_best_of(runs, method, by) for runs in by_table(records) for method in runs]
     return [one for one in found if one is not None]
 

@@ -9,16 +9,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from fedekd.runs.records import ChosenRound, ClientRow, Record
 from fedekd.runs.row_results import rows_of
+from fedekd.settings import ChosenBy
 from fedekd.units import describe
 
 FEW = 30  # validation rows, under which nothing is chosen by them
-ChosenBy = Literal["metric", "loss"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +72,11 @@ def _clearly_better(best: ChosenRound, client: ClientRow, metric: str) -> bool:
         error = math.sqrt(max(best["val"] * (1 - best["val"]), 0.0) / client["n_val"])
         return best["val"] > client["val"] + error
     return best["val_loss"] + (best["val_error"] or 0.0) < client["val_loss"]
+
+
+def choice_of(records: Sequence[Record]) -> ChosenBy:
+    """What chooses the best alone, which is the same for all records that were read together."""
+    return records[0].get("chosen_by", "metric") if records else "metric"
 
 
 def best_on_validation(

@@ -10,6 +10,7 @@ from statistics import NormalDist
 from typing import Any, NotRequired, TypedDict, cast, get_type_hints
 
 from fedekd.errors import FedekdError
+from fedekd.settings import ChosenBy
 from fedekd.significance import holm
 from fedekd.units import Unit
 from fedekd.validation import Finite, Invalid, parse_json, validator
@@ -35,6 +36,7 @@ class SiteRow(TypedDict, total=False):
     state: str | None
     gain: float | None
     p: float | None
+    chosen_by: str | None
 
 
 class SpentBudget(TypedDict):
@@ -47,6 +49,10 @@ class BestAlone(TypedDict):
     label: str
     round: int
     value: float
+
+
+class MenuEntry(TypedDict):
+    label: str
 
 
 class SiteVerdict(TypedDict):
@@ -73,6 +79,8 @@ class SiteReport(TypedDict):
     federation: NotRequired[float]
     gain: NotRequired[float]
     alone: NotRequired[BestAlone]
+    menu: NotRequired[list[MenuEntry]]
+    chosen_by: NotRequired[ChosenBy]
     verdict: NotRequired[SiteVerdict]
 
 

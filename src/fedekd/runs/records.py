@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Final, Literal, NotRequired, TypedDict, cast, get_args
 
 from fedekd.errors import FedekdError
+from fedekd.settings import ChosenBy
 from fedekd.validation import Finite, Invalid, Some, validator
 
 RECORD_VERSION: Final = 2
@@ -161,6 +162,8 @@ class Record(TypedDict):
     versions: dict[str, str]
     finished: str
     key: str
+    chosen_by: NotRequired[ChosenBy]
+    """What chooses the best alone, where that is not the metric. Not in the file: see ``runs.choice_file``."""
 
 
 Figure = Literal["avg_delta", "worst_delta", "tail_delta", "mean", "worst", "bytes_up", "bytes_down", "seconds"]

@@ -12,6 +12,7 @@ from fedekd.runs.records import Record
 from fedekd.runs.store import read_records
 from fedekd.runs.summary import as_html
 from fedekd.runs.transfer import MethodTransfer, analyse
+from fedekd.settings import ChosenBy
 from fedekd.units import count
 
 if TYPE_CHECKING:
@@ -64,9 +65,12 @@ class RunResults:
         return as_html(self.records, self.folder)
 
 
-def load(folder: str | Path) -> RunResults:
-    """The results that an earlier run left in a folder."""
-    records = read_records(Path(folder) / "results.jsonl")
+def load(folder: str | Path, chosen_by: ChosenBy | None = None) -> RunResults:
+    """The results that an earlier run left in a folder.
+
+    ``chosen_by`` is what chooses the best alone, "metric" or "loss", if not what the run was told.
+    """
+    records = read_records(Path(folder) / "results.jsonl", chosen_by)
     if not records:
         raise FedekdError(f"no results.jsonl in {folder}; run `fedekd run --out {folder}` first")
     unique = {record["key"]: record for record in records}  # two processes may do a run twice

@@ -9,7 +9,7 @@ from fedekd.dataset import Dataset
 from fedekd.engines.job import bf16_warning, pick_device
 from fedekd.engines.threads import WORTH_THREADS, step_work
 from fedekd.errors import FedekdError
-from fedekd.runs import processes
+from fedekd.runs import choice_file, processes
 from fedekd.runs.execution import Artifacts, Failure, Outcome, Started, announce, execute
 from fedekd.runs.observers import Note, Observer, RunFinished
 from fedekd.runs.plan import Cell, PlannedRun, left_out, make_cells, sending_nothing
@@ -38,6 +38,7 @@ def run(
     of_cells = [(cell, run) for cell in cells for run in cell.runs()]
     runs = [run for _, run in of_cells]
     store = Store(settings.out)
+    choice_file.write(store.folder, settings.chosen_by)
     lacking = left_out(settings, runs[0].job.federation)
     for line in (lacking, sending_nothing(runs), bf16_warning(settings.precision, settings.device)):
         if line:
@@ -62,7 +63,7 @@ def run(
             if not isinstance(outcome, Started):
                 records[outcome["key"]] = outcome
                 observer.observe(RunFinished(outcome, cached=False))
-    return RunResults([records[r.key] for r in runs], store.folder)
+    return RunResults([choice_file.put_on(records[r.key], settings.chosen_by) for r in runs], store.folder)
 
 
 def _in_stacks(settings: Settings) -> bool:

@@ -18,8 +18,10 @@ from typing import Any
 
 from fedekd.errors import FedekdError
 from fedekd.files import unreadable, writing
+from fedekd.runs import choice_file
 from fedekd.runs.records import FailureRow, read_failure, read_record
 from fedekd.runs.records import Record as Record
+from fedekd.settings import ChosenBy
 from fedekd.validation import parse_json
 
 KEY = re.compile(rb'"key": ?"([^"\\]*)"')
@@ -123,8 +125,10 @@ class Store:
             file.unlink(missing_ok=True)
 
 
-def read_records(path: Path) -> list[Record]:
-    return [read_record(line, where) for where, line in read_lines(path)]
+def read_records(path: Path, chosen_by: ChosenBy | None = None) -> list[Record]:
+    """``chosen_by``: what chooses the best alone of them, if not what their folder says."""
+    by = chosen_by or choice_file.read(path.parent)
+    return [choice_file.put_on(read_record(line, where), by) for where, line in read_lines(path)]
 
 
 def read_failures(folder: Path) -> list[FailureRow]:

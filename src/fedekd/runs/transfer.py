@@ -27,10 +27,11 @@ import numpy as np
 from fedekd import metrics, verdicts
 from fedekd.runs import row_results
 from fedekd.runs.aggregate import shared_settings
-from fedekd.runs.choosing import ChosenBy, Option, best_on_validation, chooses_rounds, option
+from fedekd.runs.choosing import Option, best_on_validation, choice_of, chooses_rounds, option
 from fedekd.runs.folds import end_to_end, fold_of, same_clients
 from fedekd.runs.records import Record
 from fedekd.runs.row_results import compared, groups_of
+from fedekd.settings import ChosenBy
 from fedekd.units import describe
 from fedekd.verdicts import Comparison, Verdict
 
@@ -147,23 +148,24 @@ def analyse(
     records: Sequence[Record],
     folder: str | Path | None = None,
     level: float = verdicts.LEVEL,
-    chosen_by: ChosenBy = "metric",
+    chosen_by: ChosenBy | None = None,
 ) -> list[MethodTransfer]:
     """Every method of these records that needs a federation, taken apart.
 
     Holm's method is over what one table shows: all methods and clients of one dataset, alpha and settings. ``folder``
     is where the records lie: without it there are no verdicts in metrics other than accuracy and RMSE. ``chosen_by`` is
-    what of the validation rows chooses the best alone.
+    what of the validation rows chooses the best alone, if not what the records say.
     """
     where = None if folder is None else Path(folder)
-    return [method for runs in by_table(records) for method in _table(runs, where, level, chosen_by)]
+    by = chosen_by or choice_of(records)
+    return [method for runs in by_table(records) for method in _table(runs, where, level, by)]
 
 
 def alone_run(records: Sequence[Record], position: int, seed: int, folder: Path | None = None) -> Record | None:
     """Of the records of one table, that of the best that a client can do alone; None where there is no Local."""
     (runs,) = by_table(records)
     there = [runs[label][seed] for label in menu_of(runs) if seed in runs[label]]
-    best = _best(there, position, folder)
+    best = _best(there, position, folder, choice_of(records))
     return runs[best.label][seed] if best else None
 
 
@@ -190,7 +192,7 @@ def menu_of(runs: Runs) -> tuple[str, ...]:
     return (*plain[:1], *smooth, *(twin for twin in _twins(runs).values() if twin in runs))
 
 
-def _best(there: Sequence[Record], position: int, folder: Path | None, by: ChosenBy = "metric") -> Option | None:
+def _best(there: Sequence[Record], position: int, folder: Path | None, by: ChosenBy) -> Option | None:
     """``there``: a seed's runs of the menu."""
     if not there or there[0]["method"] != "local":
         return None

@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 from fedekd.runs.best_of import BestOf
 from fedekd.runs.choosing import FEW as TO_CHOOSE
+from fedekd.runs.federation_report import SiteReport
 from fedekd.runs.transfer import ClientTransfer, MethodTransfer
+from fedekd.settings import ChosenBy
 from fedekd.units import Unit
 from fedekd.verdicts import EQUIVALENT, FEW, HARMED, HELPED, UNDECIDED, Verdict
 
@@ -149,11 +151,24 @@ def caveats(methods: Sequence[MethodTransfer], unit: Unit) -> list[str]:
 def menu(method: MethodTransfer) -> str:
     if len(method.menu) < 2:
         return "Compared with plain Local; --alone menu compares with the best a site can do alone."
-    by = ""
-    if method.chosen_by == "loss":
-        by = " by their loss, unless plain Local's loss is within one standard error of the lowest"
-    chosen = f"chosen for each client on its validation rows{by}; plain Local where it has fewer than {TO_CHOOSE}"
-    return f"Alone: the best of {', '.join(method.menu)}, {chosen}."
+    return best_of_menu(method.menu, method.chosen_by)
+
+
+def best_of_menu(labels: Sequence[str], by: ChosenBy, whose: str = "each client") -> str:
+    few = f"plain Local where it has fewer than {TO_CHOOSE}"
+    return f"Alone: the best of {', '.join(labels)}, chosen for {whose} {chosen(by)}; {few}."
+
+
+def site_menu(site: SiteReport) -> list[str]:
+    """The same sentence for a real site, where it trained more than plain Local."""
+    labels = [one["label"] for one in site.get("menu", ())]
+    return [best_of_menu(labels, site.get("chosen_by", "metric"), "this site")] if len(labels) > 1 else []
+
+
+def chosen(by: ChosenBy) -> str:
+    """How a client chooses the best alone."""
+    loss = " by their loss, unless plain Local's loss is within one standard error of the lowest"
+    return f"on its validation rows{loss if by == 'loss' else ''}"
 
 
 def best_of(method: BestOf) -> str:

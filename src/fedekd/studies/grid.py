@@ -16,7 +16,7 @@ from typing import Any
 
 from fedekd.data.registry import canonical
 from fedekd.errors import FedekdError, unknown
-from fedekd.settings import SHORTCUTS, Settings, make_settings, parse_seeds, read_toml
+from fedekd.settings import SHORTCUTS, ChosenBy, Settings, make_settings, parse_seeds, read_toml
 
 OWN = ("name", "vary")  # what a block may say besides settings
 LISTS = ("dataset", "alpha", "fraction")  # settings that may be lists, with a run for each value
@@ -36,6 +36,10 @@ class Study:
     @property
     def out(self) -> str:
         return self.grid[0].out
+
+    @property
+    def chosen_by(self) -> ChosenBy:
+        return self.grid[0].chosen_by
 
 
 def presets() -> dict[str, Path]:
@@ -68,6 +72,8 @@ def load_study(given: str | Path, overrides: Mapping[str, Any] | None = None, on
         except FedekdError as error:
             where = f"block {own.get('name', number)} of {path.name}" if len(blocks) > 1 else path.name
             raise FedekdError(f"{where}: {error}") from None
+    if len({settings.chosen_by for settings in grid}) > 1:
+        raise FedekdError(f"{path.name}: chosen_by must be the same for all blocks, which share one folder")
     study = Study(path.stem, tuple(grid))
     return _filtered(study, only) if only else study
 

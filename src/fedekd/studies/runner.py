@@ -10,6 +10,8 @@ from pathlib import Path
 
 from fedekd.engines.job import pick_device
 from fedekd.errors import FedekdError
+from fedekd.runs import choice_file
+from fedekd.runs.choosing import choice_of
 from fedekd.runs.execution import Failure, Outcome, Started, announce
 from fedekd.runs.findings import findings, told
 from fedekd.runs.observers import ClientTrained, Observer, ObserverGroup, RunFailed, RunFinished
@@ -17,6 +19,7 @@ from fedekd.runs.plan import Cell
 from fedekd.runs.processes import cores, over_processes
 from fedekd.runs.progress_file import ProgressFile
 from fedekd.runs.store import Record, Store
+from fedekd.runs.verdict_text import chosen
 from fedekd.runs.worker import WorkItem, in_process
 from fedekd.studies.grid import Study
 from fedekd.studies.over_ray import over_ray
@@ -48,7 +51,10 @@ class StudyOutcome:
                 f"{len(self.failed):,} failed, see {self.folder / 'failures.jsonl'}; the first: {first.text()}; "
                 "the same command tries them again"
             )
-        return "\n".join([*lines, *told(findings(self.records, folder=self.folder))])
+        lines += told(findings(self.records, folder=self.folder))
+        if (by := choice_of(self.records)) != "metric":
+            lines.append(f"the best alone: chosen {chosen(by)}")
+        return "\n".join(lines)
 
 
 def run_study(
@@ -78,6 +84,7 @@ def run_study(
     absent = [Failure("", "every run", name, None, None, reason) for name, reason in plan.absent.items()]
     for failure in (*absent, *failed):
         failures.add(asdict(failure))
+    choice_file.write(store.folder, study.chosen_by)
     with ProgressFile(store.folder) as progress:
         both = ObserverGroup([observer, progress])
         earlier = announce(runs.values(), store, both)

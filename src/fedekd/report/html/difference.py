@@ -11,9 +11,10 @@ from typing import Any
 from fedekd import metrics, verdicts
 from fedekd.report.html.run_data import RunData
 from fedekd.report.html.section import Block, Cell, Headline, Page, Section, Variants, cell, table
+from fedekd.runs.choosing import choice_of
 from fedekd.runs.records import Record
 from fedekd.runs.row_results import compared, groups_of, rows_of
-from fedekd.runs.verdict_text import independence, interval, told
+from fedekd.runs.verdict_text import independence, interval, menu, told
 from fedekd.units import Unit, count
 from fedekd.verdicts import EQUIVALENT, HARMED, HELPED, UNDECIDED, Comparison, Verdict
 
@@ -98,6 +99,7 @@ def _facts(data: RunData, labels: Sequence[str]) -> dict[str, str]:
         own = data.of(label)[0]["params"]
         facts |= {name if name in first["params"] else f"{label}: {name}": value for name, value in own.items()}
     facts |= {f"version of {name}": version for name, version in first["versions"].items()}
+    facts["best alone chosen by"] = choice_of(data.records)
     facts["hardware"] = data.made_by.get("hardware")
     return {name: str(value) for name, value in facts.items() if value is not None}
 
@@ -130,6 +132,9 @@ def _methods(two: TwoRuns, pairs: Sequence[tuple[str, int, Record, Record]]) -> 
         "and test rows, with a 95 % interval paired by seed where there are several.",
         "Clients: each against the best it can do alone, in its own run.",
     ]
+    for name, data in zip(two.names, two.data, strict=True):
+        if choice_of(data.records) != "metric":
+            notes += [f"{name}: {line}" for line in dict.fromkeys(map(menu, data.transfer.values()))]
     return table("Means over clients and seeds", ["method"], columns, rows, notes)
 
 

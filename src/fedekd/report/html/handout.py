@@ -17,7 +17,7 @@ from fedekd.report.html.render import asset, environment
 from fedekd.report.html.run_data import RunData
 from fedekd.report.html.words import between
 from fedekd.runs.transfer import ClientTransfer
-from fedekd.runs.verdict_text import JOIN, STATES, STAY, advice_by_client, independence
+from fedekd.runs.verdict_text import JOIN, STATES, STAY, advice_by_client, chosen, independence
 from fedekd.units import count
 from fedekd.verdicts import EQUIVALENT, HARMED, HELPED, UNDECIDED
 
@@ -91,7 +91,7 @@ def _row(data: RunData, label: str, client: ClientTransfer) -> dict[str, Any]:
 
 def _about(data: RunData) -> str:
     unit, method = data.unit, next(iter(data.transfer.values()))
-    alone = "the best that the site can do alone, chosen on its validation rows"
+    alone = f"the best that the site can do alone, chosen {chosen(method.chosen_by)}"
     alone = alone if len(method.menu) > 1 else "training alone"
     points = "; gains are in percentage points" if unit.percent else ""
     return (

@@ -15,7 +15,7 @@ from fedekd.report.paper_tables import study_tables
 from fedekd.report.table_formats import DECIMALS, NOTHING, Table, TableCell, number
 from fedekd.runs.findings import AGAINST, LEGEND, PARTS, Finding, headline, losses, not_known
 from fedekd.runs.records import FailureRow, Record
-from fedekd.runs.verdict_text import counted
+from fedekd.runs.verdict_text import chosen, counted
 from fedekd.units import count
 
 SURE = (
@@ -24,8 +24,8 @@ SURE = (
 )
 
 
-def study_page(records: Sequence[Record], failures: Sequence[FailureRow], folder: str | Path) -> Page:
-    data = StudyData(records, failures, folder)
+def study_page(records: Sequence[Record], failures: Sequence[FailureRow], folder: str | Path, best_of: bool) -> Page:
+    data = StudyData(records, failures, folder, best_of)
     tables = study_tables(data.study, against_paper=data.study.like_paper)
     heads = {str(m): _headline(data, label) for m, label in enumerate(data.compared)}
     nothing = {"": Headline("Nothing to compare yet")}
@@ -99,7 +99,8 @@ def _findings(data: StudyData) -> Block:
         sentences = [one.sentence() for one in own]
         by[str(m)] = {"heads": [PARTS[part] for part in parts], "rows": rows, "sentences": sentences}
     content = {"follows": ("method",), "by": by, "first": str(data.favourite)}
-    about = f"{LEGEND} Accuracy and other shares in points; of errors less is better."
+    how = f" The best alone: chosen {chosen(data.study.chosen_by)}." if data.study.chosen_by != "metric" else ""
+    about = f"{LEGEND}{how} Accuracy and other shares in points; of errors less is better."
     return Block("findings.html", content, "Dataset by dataset", about)
 
 

@@ -18,8 +18,10 @@ VERDICTS = {1: "helps", -1: "harms", 0: "undecided"}
 
 
 class StudyData:
-    def __init__(self, records: Sequence[Record], failures: Sequence[FailureRow], folder: str | Path) -> None:
-        self.study = StudyRecords(records, failures, folder)
+    def __init__(
+        self, records: Sequence[Record], failures: Sequence[FailureRow], folder: str | Path, best_of: bool
+    ) -> None:
+        self.study = StudyRecords(records, failures, folder, best_of)
         self.records = self.study.records
         self.tasks = [task for task in TASKS if self.study.columns(task)]
         self.scales = {task: MetricScale(self.study.unit(task)) for task in self.tasks}
