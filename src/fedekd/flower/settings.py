@@ -222,6 +222,12 @@ class SiteSettings:
         MENU,
         choices=(MENU, PLAIN),
     )
+    chosen_by: str = entry(
+        "what of the validation rows chooses the best of that menu: metric; or loss, unless that of plain training is "
+        "within one standard error of the lowest",
+        "metric",
+        choices=CHOICES["chosen_by"],
+    )
     device: str = entry("cpu, cuda or cuda:N", "cpu")
     threads: int = entry("threads for training; 0 takes all cores", 0, low=0)
     port: int = entry("a free port on this machine, open to this machine only", 9094, low=1)

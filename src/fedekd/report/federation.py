@@ -8,7 +8,8 @@ from rich.console import Console
 
 from fedekd.report.tables import Column, print_columns
 from fedekd.runs.federation_report import SECURE, SUMS, FederationReport, SiteReport, SiteRow
-from fedekd.runs.verdict_text import STATES, counted
+from fedekd.runs.findings import listed
+from fedekd.runs.verdict_text import STATES, chosen, counted, site_menu
 from fedekd.units import Unit, duration, volume
 
 KEPT = "kept"  # shown for a number that its site does not share
@@ -18,7 +19,7 @@ AWAY = "no answer"  # for a site that was away at the end
 def print_report(console: Console, report: FederationReport) -> None:
     _print_sites(console, report)
     if report.states:
-        console.print(verdicts(report))
+        console.print("\n".join([verdicts(report), *by_loss(report)]))
     elif report.known:
         console.print(by_interval(report))
         console.print("clearly: the 95 % interval of Δ leaves out zero")
@@ -36,6 +37,12 @@ def verdicts(report: FederationReport) -> str:
     known = Counter(report.states.values())
     share = "site shares" if known.total() == 1 else "sites share"
     return f"{known.total()} {share} a verdict: {counted(known)}"
+
+
+def by_loss(report: FederationReport) -> list[str]:
+    """Which of the sites that share their verdict chose the best alone otherwise than is usual."""
+    names = [name for site in report.sites if site.get("chosen_by") == "loss" and (name := site.get("name"))]
+    return [f"The best alone of {listed(names)}: chosen {chosen('loss')}."] if names else []
 
 
 def by_interval(report: FederationReport) -> str:
@@ -91,5 +98,5 @@ def own_numbers(own: SiteReport) -> str:
     told = [(name, own.get(name)) for name in ("recipe", "federation", "gain")]
     shown = ", ".join(f"{name} {report.unit.delta(x)}" for name, x in told if isinstance(x, float))
     seen = [f"the server saw {SUMS}"] if own.get("aggregation") == SECURE else []
-    lines = [*advice, line, *([shown] if shown else []), *report.budgets().values(), *seen]
+    lines = [*advice, *site_menu(own), line, *([shown] if shown else []), *report.budgets().values(), *seen]
     return "\n  ".join([f"{own['name']}, {own['method']}", *lines])

@@ -19,6 +19,7 @@ from fedekd.flower.protocol.schema import Schema
 from fedekd.flower.protocol.terms import Terms, UnknownTerms
 from fedekd.flower.protocol.wire import Packed, Payload
 from fedekd.flower.settings import GUARANTEES, usable_name
+from fedekd.settings import CHOICES
 from fedekd.tasks import Classification, Regression
 from fedekd.verdicts import STATES
 
@@ -129,6 +130,7 @@ FITTING: dict[str, Callable[[Any], Any]] = {
     "p": lambda value: _number(value, 0, 1),
     "metric": lambda value: value if value in METRICS else None,
     "state": lambda value: value if value in STATES else None,
+    "chosen_by": lambda value: value if value in CHOICES["chosen_by"] else None,
     "privacy": _budget,
 }
 """By word: what becomes of a value; None where it does not fit."""

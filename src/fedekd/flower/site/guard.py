@@ -105,7 +105,7 @@ def _allowed(site: SiteSettings) -> set[str]:
         "n": {"n"},
         "metric": {"metric", "local", "value"},
         "delta": {"metric", "delta", "low", "high"},
-        "verdict": {"metric", "state", "gain", "p"},
+        "verdict": {"metric", "state", "gain", "p", "chosen_by"},
     }
     return allowed.union(*(shared[name] for name in site.share))
 

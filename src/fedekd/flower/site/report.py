@@ -7,7 +7,7 @@ import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from fedekd.runs.choosing import Option, best_on_validation
 from fedekd.runs.row_results import compared
 from fedekd.runs.transfer import comparison
 from fedekd.runs.verdict_text import Advice, advise
+from fedekd.settings import ChosenBy
 from fedekd.units import Unit
 from fedekd.verdicts import Verdict, judge
 
@@ -58,9 +59,10 @@ def _finish(
     interval = _interval(client, local)
     sure: dict[str, Word] = dict(zip(("low", "high"), interval, strict=True)) if interval else {}
     joined = rounds.option(method, client)
-    judged = _judged(method, client, value, alone, menu, joined)
+    by = cast("ChosenBy", site.chosen_by)
+    judged = _judged(method, client, value, alone, menu, joined, by)
     whole = {"name": site.name, "method": method, "metric": metric, **own, **sure, **judged.told(), "privacy": privacy}
-    whole["aggregation"] = terms.aggregation
+    whole |= {"aggregation": terms.aggregation, "chosen_by": by}
     write_text(folder / "report.json", json.dumps(whole, indent=1) + "\n")
 
     def keep(key: str, one: Option, last: float, model: Client) -> None:
@@ -91,6 +93,7 @@ def _finish(
         words |= {"metric": metric, "delta": value - alone, **sure}
     if "verdict" in site.share:
         words |= {"metric": metric, "state": judged.verdict.state}
+        words |= {"chosen_by": by} if by != "metric" and len(judged.menu) > 1 else {}
         words |= {name: x for name, x in (("gain", judged.gain), ("p", judged.verdict.p)) if math.isfinite(x)}
     if privacy:
         words["privacy"] = json.dumps(privacy)
@@ -154,11 +157,19 @@ def _groups(client: Client) -> np.ndarray | None:
     return groups.codes[client.rows["test"].cpu().numpy()] if groups else None
 
 
-def _judged(method: str, client: Client, value: float, local: float, menu: AloneMenu, joined: Option | None) -> _Judged:
+def _judged(
+    method: str,
+    client: Client,
+    value: float,
+    local: float,
+    menu: AloneMenu,
+    joined: Option | None,
+    by: ChosenBy,
+) -> _Judged:
     metric, rows, results = client.task.metric, client.rows, menu.results()
     joined = joined or Option(method, client.job.training.rounds, value, rows=_test_rows(client))
     options = [chosen for chosen, _ in results.values()]
-    best = best_on_validation(options, len(rows["val"]), client.task.higher_is_better)
+    best = best_on_validation(options, len(rows["val"]), client.task.higher_is_better, by)
     pair = comparison([joined], [best], metric, _groups(client))
     assert pair is not None
     (verdict,) = judge([pair])

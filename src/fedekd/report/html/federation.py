@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedekd.report.federation import by_interval, cells, verdict, verdicts
+from fedekd.report.federation import by_interval, by_loss, cells, verdict, verdicts
 from fedekd.report.html.chart import (
     Chart,
     ChartColumn,
@@ -53,7 +53,7 @@ def _headline(report: FederationReport) -> Headline:
     """By the verdicts that sites share; where none shares one, by the intervals of Δ."""
     if states := Counter(report.states.values()):
         harmed, helped, known, what = states[HARMED], states[HELPED], states.total(), "verdict"
-        title, sure = verdicts(report), f"{HOLM} {ONCE}"
+        title, sure = verdicts(report), " ".join([HOLM, *by_loss(report), ONCE])
     else:
         harmed, helped, known, what = report.surely_harmed, report.surely_helped, len(report.known), "Δ"
         title = f"{report.method}: {by_interval(report)}" if known else "No site shares its Δ"
