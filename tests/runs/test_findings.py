@@ -122,16 +122,6 @@ def test_the_papers_records_hold_the_controls(paper):
     assert one.parts["gain"].mean < one.parts["federation"].mean
 
 
-def test_the_documentation_says_what_the_records_say(paper):
-    text = (HOME / "docs" / "reproduction.md").read_text(encoding="utf-8")
-    own = [one for one in findings(load(HOME / "results" / "paper").records) if one.label == "fedekd"]
-    assert text.index(headline(own)) < text.index("\n## ")
-    for one in own:
-        assert one.sentence() in text
-    for note in not_known(own):
-        assert note[1:] in text
-
-
 def test_on_one_dataset_a_method_may_beat_plain_local_and_not_the_best_alone():
     one = of(study({"fedekd": 0.02, "local-smooth": 0.04}))
     assert headline([one]) == "fedekd is clearly better than plain Local and the best a site can do alone on digits"
