@@ -130,7 +130,8 @@ def test_classification_output_influence(seed, beta, classes, scale):
     (gated,) = torch.autograd.grad(loss, private)
     gap = private.detach().softmax(-1) - proxy.softmax(-1)
     torch.testing.assert_close(gated, weights[:, None] * gap)
-    assert (gated.norm(dim=-1) <= gap.norm(dim=-1) * (1 + 1e-12)).all()
+    rounding = 1e-15  # where one class has all, a softmax is 1 to the last bit and a gradient is one bit
+    assert (gated.norm(dim=-1) <= gap.norm(dim=-1) * (1 + 1e-12) + rounding).all()
     assert (gap.norm(dim=-1) <= math.sqrt(2) * (1 + 1e-12)).all()
 
 
