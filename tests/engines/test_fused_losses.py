@@ -1,24 +1,85 @@
-"""The losses and the gate as kernels against torch's own in float64, on a GPU or in Triton's interpreter
-(TRITON_INTERPRET=1, numpy below 2.4)."""
+"""The losses and the gate as kernels against torch's own in float64: on a GPU, in Triton's interpreter
+(TRITON_INTERPRET=1, numpy below 2.4), and anywhere with the kernels' arithmetic in torch."""
 
 import importlib.util
 import os
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch.func import grad, vmap
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, one_hot
 
-from fedekd import gate
-from fedekd.engines import fused_conv, fused_losses
+from fedekd import gate, methods
+from fedekd.engines import fused_conv, fused_losses, row_kernels
+from fedekd.engines.stacked import Stacked
 from fedekd.tasks import Classification
+from tiny import job
 
 INTERPRETED = importlib.util.find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")
-runs = pytest.mark.skipif(
-    not (INTERPRETED or fused_conv.available(DEVICE)), reason="needs a GPU with Triton, or TRITON_INTERPRET=1"
-)
+RUNS = INTERPRETED or fused_conv.available(DEVICE)
 MODELS, BATCH = 3, 70
+
+
+class InTorch:
+    """The kernels' arithmetic; each is called as the kernel is."""
+
+    def __init__(self, arithmetic: Callable[..., None]) -> None:
+        self.arithmetic = arithmetic
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return self.arithmetic
+
+
+def cross_entropy_in_torch(x, y, out, *sizes):
+    out.copy_(-x.log_softmax(-1).gather(-1, y.unsqueeze(-1)).squeeze(-1))
+
+
+def cross_entropy_gradient_in_torch(x, y, g, dx, *sizes):
+    dx.copy_(g.unsqueeze(-1) * (x.softmax(-1) - one_hot(y, x.shape[-1])))
+
+
+def kl_in_torch(t, s, out, *sizes):
+    out.copy_((t.softmax(-1) * (t.log_softmax(-1) - s.log_softmax(-1))).sum(-1))
+
+
+def kl_gradient_in_torch(t, s, g, dt, ds, rows, teacher, student, *sizes):
+    p, apart, g = t.softmax(-1), t.log_softmax(-1) - s.log_softmax(-1), g.unsqueeze(-1)
+    if student:
+        ds.copy_(g * (s.softmax(-1) - p))
+    if teacher:
+        dt.copy_(g * p * (apart - (p * apart).sum(-1, keepdim=True)))
+
+
+def energy_in_torch(p, q, out, rows, eps, *sizes):
+    out.copy_(gate.energy_kl(p, q))
+
+
+def trust_in_torch(energy, beta, real, out, *sizes):
+    for k in range(len(energy)):
+        out[k] = gate.trust(energy[k], beta[k], real[k])
+
+
+def mean_in_torch(values, real, out, *sizes):
+    out.copy_(torch.where(real, values, 0.0).sum(-1) / real.sum(-1).clamp(min=1))
+
+
+def mean_gradient_in_torch(g, real, dv, *sizes):
+    dv.copy_(real * (g / real.sum(-1).clamp(min=1)).unsqueeze(-1))
+
+
+@pytest.fixture(autouse=True, params=["kernels", "in torch"])
+def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "kernels":
+        if not RUNS:
+            pytest.skip("needs a GPU with Triton, or TRITON_INTERPRET=1")
+        return
+    for name, own in globals().items():
+        if name.endswith("_in_torch"):
+            monkeypatch.setattr(row_kernels, name.removesuffix("_in_torch"), InTorch(own))
+    monkeypatch.setattr(row_kernels, "INSTALLED", True)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -42,7 +103,6 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-@runs
 @pytest.mark.parametrize("classes", [2, 11, 130])
 def test_cross_entropy(classes: int, counted: list[str]) -> None:
     x = drawn(MODELS, BATCH, classes).requires_grad_()
@@ -57,7 +117,6 @@ def test_cross_entropy(classes: int, counted: list[str]) -> None:
     torch.testing.assert_close(x.grad.double(), wide.grad, rtol=1e-5, atol=1e-5)
 
 
-@runs
 @pytest.mark.parametrize("wanted", [(True, True), (False, True), (True, False)])
 def test_kl(wanted: tuple[bool, bool], counted: list[str]) -> None:
     t, s = (drawn(MODELS, BATCH, 11, seed=k).requires_grad_(want) for k, want in enumerate(wanted))
@@ -74,7 +133,6 @@ def test_kl(wanted: tuple[bool, bool], counted: list[str]) -> None:
             torch.testing.assert_close(one.grad.double(), other.grad, rtol=1e-4, atol=1e-4)
 
 
-@runs
 def test_one_teacher_for_all(counted: list[str]) -> None:
     t, s = drawn(BATCH, 11), drawn(MODELS, BATCH, 11, seed=1)
     mine = vmap(gate.kl, in_dims=(None, 0))(t, s)
@@ -82,7 +140,6 @@ def test_one_teacher_for_all(counted: list[str]) -> None:
     torch.testing.assert_close(mine, gate.kl(t.expand_as(s), s), rtol=1e-5, atol=1e-5)
 
 
-@runs
 def test_energy(counted: list[str]) -> None:
     p, q = drawn(MODELS, BATCH, 11), drawn(MODELS, BATCH, 11, seed=1)
     q[0, :5] = p[0, :5]  # who agree have none
@@ -93,7 +150,6 @@ def test_energy(counted: list[str]) -> None:
     torch.testing.assert_close(mine.double(), theirs, rtol=1e-4, atol=1e-6)
 
 
-@runs
 def test_the_gradient_of_an_energy(counted: list[str]) -> None:
     p, q = drawn(MODELS, BATCH, 11).requires_grad_(), drawn(MODELS, BATCH, 11, seed=1).requires_grad_()
     wide = [one.detach().double().requires_grad_() for one in (p, q)]
@@ -104,7 +160,6 @@ def test_the_gradient_of_an_energy(counted: list[str]) -> None:
         torch.testing.assert_close(one.grad.double(), other.grad, rtol=1e-3, atol=1e-4)
 
 
-@runs
 @pytest.mark.parametrize("beta", [0.5, torch.tensor([0.5, 1.0, 4.0], dtype=torch.float32)])
 def test_trust(beta: float | torch.Tensor, counted: list[str]) -> None:
     energy, real = drawn(MODELS, BATCH).exp(), mask()
@@ -119,7 +174,6 @@ def test_trust(beta: float | torch.Tensor, counted: list[str]) -> None:
     assert torch.equal(equal, 0.5 * real.float())
 
 
-@runs
 def test_padding_changes_no_bit_of_the_weights() -> None:
     energy = drawn(MODELS, 50).exp()
     wide = torch.cat([energy, drawn(MODELS, 20, seed=3)], 1)
@@ -128,7 +182,6 @@ def test_padding_changes_no_bit_of_the_weights() -> None:
     assert torch.equal(vmap(lambda e, m: gate.trust(e, 1.0, m))(wide, real)[:, :50], alone)
 
 
-@runs
 def test_a_nan_among_the_valid_is_not_hidden() -> None:
     energy = drawn(MODELS, BATCH)
     energy[0, 3] = torch.nan
@@ -137,7 +190,6 @@ def test_a_nan_among_the_valid_is_not_hidden() -> None:
     assert weights[1:].isfinite().all()
 
 
-@runs
 def test_mean(counted: list[str]) -> None:
     values, real = drawn(MODELS, BATCH), mask()
     values[1, -1] = torch.nan
@@ -151,7 +203,6 @@ def test_mean(counted: list[str]) -> None:
     torch.testing.assert_close(values.grad, expected)
 
 
-@runs
 def test_within_a_gradient_of_their_own_torchs_are_used(counted: list[str]) -> None:
     x, y = drawn(MODELS, BATCH, 11), torch.zeros(MODELS, BATCH, dtype=torch.long, device=DEVICE)
     found = vmap(grad(lambda x, y: Classification().loss(x, y).sum()))(x, y)
@@ -159,9 +210,29 @@ def test_within_a_gradient_of_their_own_torchs_are_used(counted: list[str]) -> N
     assert found.abs().sum() > 0
 
 
-def test_elsewhere_torchs_own_are_used() -> None:
+def test_elsewhere_torchs_own_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gate.kernels(torch.zeros(2, 3)) is None
-    if not (DEVICE.type == "cuda" or INTERPRETED):
-        seen = []
-        vmap(lambda x: seen.append(gate.kernels(x)) or x)(torch.zeros(2, 3))
-        assert seen == [None]
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    seen = []
+    vmap(lambda x: seen.append(gate.kernels(x)) or x)(torch.zeros(2, 3))
+    assert seen == [None]
+
+
+@pytest.mark.parametrize("name", ["fedekd", "fedekd-permuted", "fml", "second-opinion"])
+def test_a_stack_trains_alike(images, name: str, counted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With kernels and without: the same round, and what is told of trust."""
+    found = []
+    for kernels in (True, False):
+        monkeypatch.setattr(row_kernels, "INSTALLED", kernels)
+        engine = Stacked([job(images, methods.get(name), device=DEVICE.type)])
+        counted.clear()
+        for _ in range(2):
+            engine.round()
+        assert bool(counted) is kernels
+        found.append((engine.measure()[0], engine.trust[0]))
+    (mine, told), (theirs, said) = found
+    for a, b in zip(mine, theirs, strict=True):
+        assert a.val_loss == pytest.approx(b.val_loss, rel=1e-3)
+    assert len(told) == len(said)
+    for a, b in zip(told, said, strict=True):
+        assert a["mean"] == pytest.approx(b["mean"], abs=1e-3)
