@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -18,6 +19,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
+@lru_cache(maxsize=10_000)  # many clients, and draws of a simulation, have the same counts
 def mcnemar(won: int, lost: int) -> float:
     """The two-sided mid-p value of McNemar's exact test: rows that only the one, or only the other, has right."""
     total, least = won + lost, min(won, lost)
@@ -29,6 +31,7 @@ def mcnemar(won: int, lost: int) -> float:
     return min(1.0, float(2 * chances.sum() - chances[-1]))
 
 
+@lru_cache(maxsize=10_000)
 def score_interval(won: int, lost: int, rows: int, level: float = 0.05) -> tuple[float, float]:
     """Tango's (1998) interval of a difference of paired shares, which keeps a width where no row changes.
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -234,7 +235,7 @@ def _measured(one: Comparison, own: float, family: _Family, seed: int) -> Verdic
     if one.trainings == 1 and one.groups is None and one.measure is share and _binary(joined, alone):
         won, lost = int((joined > alone).sum()), int((joined < alone).sum())
         p, (low, high) = mcnemar(won, lost), score_interval(won, lost, rows, level)
-        detectable, needed = _shown_by_shares(2 * min(won, lost) + 1, rows, margin, family)
+        detectable, needed = _shown_by_shares(2 * min(won, lost) + 1, rows, margin, level, family.size)
         return Verdict(UNDECIDED, **about, low=low, high=high, p=p, detectable=detectable, rows_needed=needed)
     units, draws = effective(one), _Draws(one, joined, alone, seed)
     least = _least(one, units)
@@ -262,14 +263,15 @@ def _measured(one: Comparison, own: float, family: _Family, seed: int) -> Verdic
     return Verdict(UNDECIDED, **about, low=low, high=high, p=p, detectable=detectable, rows_needed=needed)
 
 
-def _shown_by_shares(chance: int, rows: int, margin: float, family: _Family) -> tuple[float, int | None]:
+@lru_cache(maxsize=10_000)
+def _shown_by_shares(chance: int, rows: int, margin: float, level: float, size: int) -> tuple[float, int | None]:
     """The smallest detectable difference of right or wrong rows, and how many would show the margin (Connor, 1987).
 
     ``chance``: on how many of the rows the models disagree as often for the one as for the other. All others that they
     disagree on make the difference, which therefore adds to the variance.
     """
-    clear, often, by_chance = normal(1 - family.level / (2 * family.size)), normal(POWER), chance / rows
-    fewest = math.ceil(math.log2(family.size / family.level))  # discordant rows; with less nothing is ever clear
+    clear, often, by_chance = normal(1 - level / (2 * size)), normal(POWER), chance / rows
+    fewest = math.ceil(math.log2(size / level))  # discordant rows; with less nothing is ever clear
 
     def root_rows(true: float) -> float:
         return clear * math.sqrt(by_chance + true) + often * math.sqrt(max(by_chance + true - true * true, 0.0))
