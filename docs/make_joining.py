@@ -191,9 +191,10 @@ def of_near(every: list[Setting]) -> str:
     ahead = [f"{name} by {with_interval(lead)}" for name, lead in leads.items() if clearly_above(lead)]
     behind = sum(clearly_above([-x for x in lead]) for lead in leads.values())
     mean = points(float(np.mean([np.mean(lead) for lead in leads.values()])))
-    return f"""`{NEAR}`, which trains and sends the same and [reads the proxy out differently](method.md#near), was run in
-{len(run)} settings. It is clearly ahead of `second-opinion` in {len(ahead)} of them ({", ".join(ahead)} points), clearly behind in
-{behind}, and {mean} points ahead on average."""
+    return f"""`{NEAR}`, which trains and sends the same and
+[reads the proxy out differently](method.md#near), was run in {len(run)} settings.
+It is clearly ahead of `second-opinion` in {len(ahead)} of them ({", ".join(ahead)} points),
+clearly behind in {behind}, and {mean} points ahead on average."""
 
 
 def with_a_choice(every: list[Setting]) -> str:
@@ -356,7 +357,8 @@ far below.{not_with_all_rows})
 
 So on images, join where rows are few, with a method that reads the shared model out rather than taking its labels on
 trust: see [the method](method.md#second-opinion). With very few rows or many sites take `{NEAR}` and
-try kNN-Per beside it, with plenty of rows Ditto; they send the whole model, of one architecture, and 1.2 to 1.4 times the bytes. On photographs of retinas the mean error
+try kNN-Per beside it, with plenty of rows Ditto; they send the whole model, of one architecture, and 1.2 to 1.4 times
+the bytes. On photographs of retinas the mean error
 falls too{f", but with {others} as much or more" if others else ""}, and single clients are too small to tell; on four
 hospitals it gives some tenths of a point. With the paper's short training, smoothing alone gives more than FedeKD and
 sends nothing.
@@ -408,8 +410,9 @@ too, but nearly all of it without exchanging anything: a ridge head learns more 
 
 ## One model instead of a mixture
 `second-opinion-taught` ends with one model of the private architecture, taught by the mixture on blends and patchworks
-of a client's own rows ([how](method.md#taught-back)). With few rows its lessons are thirty passes over them a round. With
-all rows that would take longer than everything else on this page, so three passes were tried, and they are not enough.
+of a client's own rows ([how](method.md#taught-back)). With few rows its lessons are thirty passes over them a round.
+With all rows that would take longer than everything else on this page, so three passes were tried, and they are not
+enough.
 
 {chr(10).join(one_model(every))}
 
