@@ -4,22 +4,31 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 STAMP := $(VENV)/.installed
+KERNELS := $(VENV)/kernels
 WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 INSTALL := $(BIN)/pip install --disable-pip-version-check --quiet --no-compile --editable
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # on all cores; pip would compile 18,000 files on one
 
-.PHONY: demo test pytest axe fuzz lint ruff mypy mutants docs pictures bench clean
+.PHONY: demo test pytest kernels axe fuzz lint ruff mypy mutants docs pictures bench clean
 
 demo: $(READY)
 	$(BIN)/fedekd run --dataset heart --methods second-opinion,fedekd,fedavg --alone menu --folds 5 --out demo-results
 
 test: ruff  # types and tests side by side: mypy alone has one core busy for most of a minute
-	$(MAKE) --no-print-directory -j2 mypy pytest
+	$(MAKE) --no-print-directory -j2 mypy pytest kernels
 
 # One worker more than cores: tests of federations wait a good part of their time. Some machines forbid bytecode; then
 # each worker and each of the hundreds of processes that tests start would compile everything anew.
 pytest: $(STAMP)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+
+# The GPU's kernels in Triton's interpreter, which needs no GPU but a numpy before 2.4; both lie beside the installation.
+kernels: $(STAMP)
+	@if [ -e $(KERNELS)/.ready ] || \
+	  $(BIN)/pip install --disable-pip-version-check --quiet --upgrade --target $(KERNELS) "triton>=3.4,<4" "numpy<2.4" && \
+	  touch $(KERNELS)/.ready; then \
+	  PYTHONPATH=$(KERNELS) TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels; \
+	else echo "Triton cannot be installed here: the GPU's kernels are not tested"; fi
 
 axe: $(STAMP)  # for the browser tests that use it; they are skipped without
 	mkdir -p $(VENV)/axe && cd $(VENV)/axe && npm pack --silent axe-core@4 && tar xzf axe-core-*.tgz

@@ -2,7 +2,7 @@
 
 python benchmarks/gpu_check.py [NAME ...] [--plain] [--quick] [--options] [--mixed] [--serial] [--turns] [--lanes]
 
---plain: without the fused kernels; --quick: fp32 and bf16 on the classification alone; --options: with weight decay, a
+--plain: without our own kernels; --quick: fp32 and bf16 on the classification alone; --options: with weight decay, a
 learning rate that falls and augmented images, by sgd and momentum too; --mixed: with a CNN, a ResNet with batch norm
 and a perceptron with dropout in turn, or the ResNet alone where a method averages private models; --serial: the serial
 engine on the GPU, whose steps are CUDA graphs, in place of the stacked one; --turns: half of the clients take part in a
@@ -26,7 +26,7 @@ from torch import nn
 from fedekd import methods
 from fedekd.architectures.resnet import ResNet
 from fedekd.data import Dataset, Federation, Split
-from fedekd.engines import member_rows, stack
+from fedekd.engines import member_rows, row_kernels, stack
 from fedekd.engines.job import Job, Training
 from fedekd.engines.serial import Serial
 from fedekd.engines.stacked import Stacked
@@ -89,6 +89,8 @@ TWINS += [("fedrep", "alone"), ("ditto", "alone"), ("fedadam", "alone")]
 
 
 def main() -> None:
+    if "--plain" in sys.argv:
+        row_kernels.INSTALLED = False
     turns = "--turns" in sys.argv
     if turns and "--serial" in sys.argv:
         raise SystemExit("--turns is about the stacked engine: leave --serial out")

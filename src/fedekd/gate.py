@@ -14,7 +14,8 @@ For regression take ``energy_squared`` and ``squared_error`` in place of ``energ
 Logits are [B, C], regression outputs [B] or [B, D], and every result is per sample, [B]. A ``mask`` [B],
 boolean or 0/1, marks the valid samples of a padded batch: what the others hold, even NaN, changes no result.
 All functions can be mapped with ``torch.func.vmap``, and half-precision inputs are computed in float32. Mapped over
-models on an NVIDIA GPU, ``kl``, ``energy_kl``, ``trust`` and ``masked_mean`` are one kernel each.
+models on an NVIDIA GPU, ``kl``, ``energy_kl``, ``trust`` and ``masked_mean`` are one kernel each, without a second
+derivative.
 """
 
 from __future__ import annotations
@@ -132,7 +133,8 @@ def trust(energy: Tensor, beta: float | Tensor = 1.0, mask: Tensor | None = None
     0. A padded batch, alone or under vmap, gives the weights of the unpadded one (for up to 8192 samples).
     """
     valid = _valid(energy, mask)
-    if energy.ndim == 1 and (fused := kernels(energy)):
+    one_batch = energy.ndim == 1 and valid.shape == energy.shape and not (isinstance(beta, Tensor) and beta.ndim)
+    if one_batch and (fused := kernels(energy)):
         return fused.trust(energy, beta, valid, EPS_B)
     energy = energy.double()
     # From the smallest energy, in units of the range: equal energies are exactly 0, no square overflows.
@@ -184,7 +186,7 @@ def masked_mean(values: Tensor, mask: Tensor | None = None) -> Tensor:
     Where they came from NaN inputs, their own backward pass may still make that 0 a NaN: pad inputs with 0.
     """
     valid = _valid(values, mask)
-    if values.ndim == 1 and (fused := kernels(values)):
+    if values.ndim == 1 and valid.shape == values.shape and (fused := kernels(values)):
         return fused.mean(values, valid)
     return torch.where(valid, _wide(values), 0.0).sum(-1) / valid.sum(-1).clamp(min=1)
 

@@ -68,7 +68,8 @@ class Classification(Task):
         return raw.float()
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        if output.ndim == 2 and (fused := gate.kernels(output)):
+        classes = output.ndim == 2 and target.dtype == torch.long and target.shape == output.shape[:1]
+        if classes and (fused := gate.kernels(output)):
             return fused.cross_entropy(output, target)
         return F.cross_entropy(output, target, reduction="none")
 

@@ -202,7 +202,8 @@ class Chunk:
             mixed = zip(self.tables.splits, plans, strict=True) if self.step.mixed else ()
             others = [rows[plan.partners[epoch]] for rows, plan in mixed] or None
             found.append(outputs(role, table, self.features, moves, others))
-        return torch.cat([o for o, _ in found], dim=1), torch.cat([f for _, f in found], dim=1)
+        whole = torch.cat([o for o, _ in found], dim=1)
+        return whole, torch.cat([f for _, f in found], dim=1) if self.features else whole
 
     def fits(self) -> bool:
         """Whether what clients know has still the shape that the buffers were made for."""

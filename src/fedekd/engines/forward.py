@@ -252,7 +252,7 @@ class Forward:
                 drawn[i, : len(own)] = torch.from_numpy(own)
             drawn = on_device(drawn, engine.device)
         weights, scale = pick(engine.weights[role], table.sorted), table.sorted_scale
-        result: Both | None = None
+        found: list[Tensor] = []
         size = self._at_once(len(table))
         for start in range(0, max(1, *lengths, 1), size):
             active = max(1, sum(n > start for n in lengths))
@@ -260,14 +260,12 @@ class Forward:
             part = table.rows[here, start : start + size]
             altered = [t if t is None else t[here, start : start + size] for t in (drawn, others)]
             x = augment.inputs(engine.x, scale.first(active), part, *altered)
-            out = self(role, {n: w[:active] for n, w in weights.items()}, x, features)
-            if result is None:
-                result = tuple(o.new_zeros(*table.rows.shape, *o.shape[2:]) for o in out)  # type: ignore[assignment]
-            assert result is not None
-            for whole, o in zip(result, out, strict=True):
+            out = self(role, {n: w[:active] for n, w in weights.items()}, x, features)[: 1 + features]
+            if not found:
+                found = [o.new_zeros(*table.rows.shape, *o.shape[2:]) for o in out]
+            for whole, o in zip(found, out, strict=True):
                 whole[here, start : start + part.shape[1]] = o
-        assert result is not None
-        return result
+        return found[0], found[-1]
 
     def _at_once(self, models: int) -> int:
         most = EVALUATION_BATCH if self.engine.device.type == "cpu" else GPU_BATCH

@@ -41,7 +41,8 @@ def available(device: torch.device | str) -> bool:
     return usable and torch.cuda.is_available() and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def _runs(device: torch.device) -> bool:
+def runs(device: torch.device) -> bool:
+    """There, or in Triton's interpreter, which takes CPU tensors."""
     return available(device) or (triton_kernels.INSTALLED and os.environ.get("TRITON_INTERPRET") == "1")
 
 
@@ -189,7 +190,7 @@ def conv_relu_pool(x: Tensor, w: Tensor, b: Tensor, precision: str) -> Tensor:
     """
     if precision not in PRECISIONS:
         raise unknown("precision", precision, PRECISIONS)
-    if not _runs(x.device):
+    if not runs(x.device):
         raise FedekdError(f"the GPU kernels need Triton and an NVIDIA GPU, and this is device {str(x.device)!r}")
     if x.shape[1:4].numel() * max(x.shape[4], w.shape[1]) >= 2**30:
         raise FedekdError(f"a batch of shape {tuple(x.shape[1:])} is too large for the GPU kernels; use a smaller one")
@@ -208,7 +209,7 @@ class ConvReluPool(nn.Module):
         self.weight, self.bias, self.precision = conv.weight, conv.bias, precision
 
     def forward(self, x: Tensor) -> Tensor:
-        if not _runs(x.device):
+        if not runs(x.device):
             return nn.functional.max_pool2d(nn.functional.conv2d(x, self.weight, self.bias, padding=1).relu(), 2)
         # In memory the channels are innermost. Like any convolution, it gives bf16 to the next layer in autocast only.
         y = conv_relu_pool(x.permute(0, 2, 3, 1)[None], self.weight[None], self.bias[None], self.precision).squeeze(0)

@@ -6,29 +6,42 @@ GPU waits for it. All take float32; the kernels are in ``row_kernels``.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedekd import gate
-from fedekd.engines import row_kernels
+from fedekd.engines import fused_conv, row_kernels
 from fedekd.engines.mapped_function import over_models
 
 LONGEST = 8192  # classes of a row, or samples of a batch, that one program takes
 
 
 def usable(*given: Tensor) -> bool:
-    """Whether the kernels take these: float32 on an NVIDIA GPU with Triton, or in its interpreter.
+    """Whether the kernels take these: float32 on the current GPU, or anywhere in Triton's interpreter.
 
-    In ``torch.func.grad`` they cannot be differentiated.
+    ``torch.func.grad`` and its kin cannot look into them.
     """
     if not row_kernels.INSTALLED:
         return False
-    there = given[0].device.type == "cuda" and torch.version.cuda is not None
-    kinds = all(t.dtype == torch.float32 and not torch._C._functorch.is_gradtrackingtensor(t) for t in given)
-    return kinds and 0 < given[0].shape[-1] <= LONGEST and (there or os.environ.get("TRITON_INTERPRET") == "1")
+    kinds = all(t.dtype == torch.float32 and not _differentiated(t) for t in given)
+    return kinds and 0 < given[0].shape[-1] <= LONGEST and _here(given[0].device)
+
+
+def _differentiated(t: Tensor) -> bool:
+    """Whether one of the transforms around it is a derivative."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(t):
+        if functorch.is_gradtrackingtensor(t):
+            return True
+        t = functorch.get_unwrapped(t)
+    return False
+
+
+def _here(device: torch.device) -> bool:
+    """Triton launches on the current GPU."""
+    return fused_conv.runs(device) and (device.type != "cuda" or device.index == torch.cuda.current_device())
 
 
 def power(n: int) -> int:
@@ -148,7 +161,7 @@ def energy(private: Tensor, proxy: Tensor, eps: float) -> Tensor:
 
 def trust(energy: Tensor, beta: float | Tensor, real: Tensor, eps: float) -> Tensor:
     """Without a gradient."""
-    sharpness = energy.new_ones((), dtype=torch.float64) * beta
+    sharpness = (energy.new_ones((), dtype=torch.float64) * beta).detach()
     return _Trust.apply(energy.detach()[None], sharpness[None], real[None], eps)[0].squeeze(0)
 
 

@@ -41,8 +41,9 @@ def cross_entropy(x, y, out, rows, C: constexpr, R: constexpr, CP: constexpr):  
 @_jit
 def cross_entropy_gradient(x, y, g, dx, rows, C: constexpr, R: constexpr, CP: constexpr):  # type: ignore[no-untyped-def]
     row, c = tl.program_id(0) * R + tl.arange(0, R), tl.arange(0, CP)[None, :]
-    right = c == tl.load(y + row, mask=row < rows, other=0)[:, None]
-    slope = tl.exp(_log_softmax(x, C, R, CP, row, rows)) - tl.where(right, 1.0, 0.0)
+    y = tl.load(y + row, mask=row < rows, other=0)[:, None]
+    slope = tl.exp(_log_softmax(x, C, R, CP, row, rows)) - tl.where(c == y, 1.0, 0.0)
+    slope = tl.where(y >= 0, slope, 0.0)  # -100 is torch's word for a row without a target
     g = tl.load(g + row, mask=row < rows, other=0.0)[:, None]
     tl.store(dx + row[:, None].to(tl.int64) * C + c, g * slope, mask=(row < rows)[:, None] & (c < C))
 

@@ -65,7 +65,7 @@ class Stack:
     ) -> None:
         """``data``: the dataset's rows on the device, which stacks share.
 
-        ``fused`` and ``graphs`` switch the GPU's own kernels and CUDA graphs off, to measure what they give.
+        ``fused`` and ``graphs`` switch our kernels of layers and Adam and CUDA graphs off, to measure what they give.
         """
         self.jobs, self.members, first = list(jobs), list(members), jobs[0]
         self.task, self.training, self.method = first.task, first.training, first.method

@@ -1,85 +1,22 @@
-"""The losses and the gate as kernels against torch's own in float64: on a GPU, in Triton's interpreter
-(TRITON_INTERPRET=1, numpy below 2.4), and anywhere with the kernels' arithmetic in torch."""
+"""The losses and the gate as kernels against torch's own in float64."""
 
-import importlib.util
-import os
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch.func import grad, vmap
-from torch.nn.functional import cross_entropy, one_hot
+from torch.nn.functional import cross_entropy
 
 from fedekd import gate, methods
-from fedekd.engines import fused_conv, fused_losses, row_kernels
+from fedekd.engines import fused_losses, row_kernels
 from fedekd.engines.stacked import Stacked
 from fedekd.tasks import Classification
+from interpreted import DEVICE, needs_kernels
 from tiny import job
 
-INTERPRETED = importlib.util.find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")
-RUNS = INTERPRETED or fused_conv.available(DEVICE)
+pytestmark = needs_kernels
+Derivative = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 MODELS, BATCH = 3, 70
-
-
-class InTorch:
-    """The kernels' arithmetic; each is called as the kernel is."""
-
-    def __init__(self, arithmetic: Callable[..., None]) -> None:
-        self.arithmetic = arithmetic
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        return self.arithmetic
-
-
-def cross_entropy_in_torch(x, y, out, *sizes):
-    out.copy_(-x.log_softmax(-1).gather(-1, y.unsqueeze(-1)).squeeze(-1))
-
-
-def cross_entropy_gradient_in_torch(x, y, g, dx, *sizes):
-    dx.copy_(g.unsqueeze(-1) * (x.softmax(-1) - one_hot(y, x.shape[-1])))
-
-
-def kl_in_torch(t, s, out, *sizes):
-    out.copy_((t.softmax(-1) * (t.log_softmax(-1) - s.log_softmax(-1))).sum(-1))
-
-
-def kl_gradient_in_torch(t, s, g, dt, ds, rows, teacher, student, *sizes):
-    p, apart, g = t.softmax(-1), t.log_softmax(-1) - s.log_softmax(-1), g.unsqueeze(-1)
-    if student:
-        ds.copy_(g * (s.softmax(-1) - p))
-    if teacher:
-        dt.copy_(g * p * (apart - (p * apart).sum(-1, keepdim=True)))
-
-
-def energy_in_torch(p, q, out, rows, eps, *sizes):
-    out.copy_(gate.energy_kl(p, q))
-
-
-def trust_in_torch(energy, beta, real, out, *sizes):
-    for k in range(len(energy)):
-        out[k] = gate.trust(energy[k], beta[k], real[k])
-
-
-def mean_in_torch(values, real, out, *sizes):
-    out.copy_(torch.where(real, values, 0.0).sum(-1) / real.sum(-1).clamp(min=1))
-
-
-def mean_gradient_in_torch(g, real, dv, *sizes):
-    dv.copy_(real * (g / real.sum(-1).clamp(min=1)).unsqueeze(-1))
-
-
-@pytest.fixture(autouse=True, params=["kernels", "in torch"])
-def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "kernels":
-        if not RUNS:
-            pytest.skip("needs a GPU with Triton, or TRITON_INTERPRET=1")
-        return
-    for name, own in globals().items():
-        if name.endswith("_in_torch"):
-            monkeypatch.setattr(row_kernels, name.removesuffix("_in_torch"), InTorch(own))
-    monkeypatch.setattr(row_kernels, "INSTALLED", True)
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -203,18 +140,57 @@ def test_mean(counted: list[str]) -> None:
     torch.testing.assert_close(values.grad, expected)
 
 
-def test_within_a_gradient_of_their_own_torchs_are_used(counted: list[str]) -> None:
-    x, y = drawn(MODELS, BATCH, 11), torch.zeros(MODELS, BATCH, dtype=torch.long, device=DEVICE)
-    found = vmap(grad(lambda x, y: Classification().loss(x, y).sum()))(x, y)
+def test_a_row_without_a_target_has_no_loss_and_no_gradient() -> None:
+    x, y = drawn(MODELS, BATCH, 11).requires_grad_(), torch.zeros(MODELS, BATCH, dtype=torch.long, device=DEVICE)
+    y[:, 0] = -100
+    loss = vmap(Classification().loss)(x, y)
+    loss.sum().backward()
+    assert not loss[:, 0].any()
+    assert not x.grad[:, 0].any()
+    assert x.grad[:, 1:].abs().sum(-1).all()
+
+
+def test_trust_has_no_gradient() -> None:
+    beta = torch.ones(MODELS, device=DEVICE, requires_grad=True)
+    assert not vmap(gate.trust)(drawn(MODELS, BATCH).requires_grad_(), beta).requires_grad
+
+
+def nested(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return vmap(grad(lambda x, y: Classification().loss(x, y).sum()))(x, y)
+
+
+def around(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return grad(lambda x: vmap(gate.energy_kl)(x, x.detach() + 1 + y.unsqueeze(-1) * x.detach()).sum())(x)
+
+
+@pytest.mark.parametrize("derivative", [nested, around])
+def test_in_derivatives_that_are_mapped_torchs_are_used(derivative: Derivative, counted: list[str]) -> None:
+    y = torch.zeros(MODELS, BATCH, dtype=torch.long, device=DEVICE)
+    found = derivative(drawn(MODELS, BATCH, 11), y + 1)
     assert counted == []
     assert found.abs().sum() > 0
 
 
-def test_elsewhere_torchs_own_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert gate.kernels(torch.zeros(2, 3)) is None
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+def test_what_kernels_do_not_take_goes_to_torch(counted: list[str]) -> None:
+    """Targets that are probabilities, a sharpness for each sample, and a mask for all samples."""
+    x, values = drawn(MODELS, BATCH, 11), drawn(MODELS, BATCH)
+    soft, sharp = drawn(MODELS, BATCH, 11, seed=1).softmax(-1), drawn(MODELS, BATCH, seed=2).exp()
+    whole = torch.tensor([True, True, False], device=DEVICE)
+    losses, weights = vmap(Classification().loss)(x, soft), vmap(gate.trust)(values, sharp)
+    means, dealt = vmap(gate.masked_mean)(values, whole), vmap(lambda e, m: gate.trust(e, 1.0, m))(values, whole)
+    assert counted == []
+    for k in range(MODELS):
+        torch.testing.assert_close(losses[k], Classification().loss(x[k], soft[k]))
+        torch.testing.assert_close(weights[k], gate.trust(values[k], sharp[k]))
+        torch.testing.assert_close(means[k], gate.masked_mean(values[k], whole[k]))
+        torch.testing.assert_close(dealt[k], gate.trust(values[k], 1.0, whole[k]))
+
+
+def test_without_triton_torchs_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gate.kernels(torch.zeros(2, 3, device=DEVICE)) is None
+    monkeypatch.setattr(row_kernels, "INSTALLED", False)
     seen = []
-    vmap(lambda x: seen.append(gate.kernels(x)) or x)(torch.zeros(2, 3))
+    vmap(lambda x: seen.append(gate.kernels(x)) or x)(torch.zeros(2, 3, device=DEVICE))
     assert seen == [None]
 
 

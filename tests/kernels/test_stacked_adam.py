@@ -1,24 +1,16 @@
-"""Our own Adam against torch's, on a GPU or in Triton's interpreter (TRITON_INTERPRET=1, numpy below 2.4)."""
-
-import importlib.util
-import os
+"""Our own Adam against torch's."""
 
 import pytest
 import torch
 
 from fedekd import methods
-from fedekd.engines import fused_conv, stacked_adam, triton_kernels
+from fedekd.engines import stacked_adam, triton_kernels
 from fedekd.engines.stacked import Stacked
+from interpreted import DEVICE, needs_kernels
 from tiny import job
 
-INTERPRETED = importlib.util.find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")
-runs = pytest.mark.skipif(
-    not (INTERPRETED or fused_conv.available(DEVICE)), reason="needs a GPU with Triton, or TRITON_INTERPRET=1"
-)
 
-
-@runs
+@needs_kernels
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_steps_are_torchs(decay: float) -> None:
     """Over several steps at rates that change, with a gradient that lies otherwise in memory and one that lacks."""

@@ -1,10 +1,5 @@
-"""The stacked convolution kernels. Their arithmetic is checked on a GPU, or in Triton's interpreter (numpy below 2.4):
+"""The stacked convolution kernels."""
 
-TRITON_INTERPRET=1 python -m pytest tests/engines/test_kernels.py
-"""
-
-import importlib.util
-import os
 from typing import Any
 
 import pytest
@@ -16,14 +11,10 @@ from torch.nn import functional
 from fedekd import models
 from fedekd.engines import fused_conv
 from fedekd.errors import FedekdError
+from interpreted import DEVICE, INTERPRETED, needs_kernels
 
-INTERPRETED = importlib.util.find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")
 # The interpreter multiplies tf32 as float32; tf32's tiles are larger, so it has fewer programs to go through.
 EXACT = "tf32" if INTERPRETED else "fp32"
-runs = pytest.mark.skipif(
-    not (INTERPRETED or fused_conv.available(DEVICE)), reason="needs a GPU with Triton, or TRITON_INTERPRET=1"
-)
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +58,7 @@ SHAPES = [
 ]
 
 
-@runs
+@needs_kernels
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_values_and_gradients_match_float64(shape: tuple) -> None:
     x, w, b, dy = draw(*shape)
@@ -95,7 +86,7 @@ def bf16_products(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
 
 
-@runs
+@needs_kernels
 @pytest.mark.usefixtures("bf16_products")
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 @pytest.mark.parametrize("shape", [(2, 3, (8, 10), 3, 32), (2, 5, (7, 7), 32, 64)], ids=str)
@@ -125,7 +116,7 @@ def test_precisions(shape: tuple, precision: str) -> None:
         assert a.dtype == torch.float32
 
 
-@runs
+@needs_kernels
 def test_windows_of_zeros_and_ties() -> None:
     x, w, b, dy = draw(2, 3, (4, 4), 32, 32)
     y, code = fused_conv._Layer.apply(x, w, b - 1e3, EXACT)
@@ -140,7 +131,7 @@ def test_windows_of_zeros_and_ties() -> None:
         assert torch.equal(y, b.relu().expand_as(y))
 
 
-@runs
+@needs_kernels
 @pytest.mark.parametrize("inputs", [1, 16])
 def test_nan_is_not_hidden(inputs: int) -> None:
     x, w, b, _ = draw(1, 2, (4, 4), inputs, 16)
@@ -150,7 +141,7 @@ def test_nan_is_not_hidden(inputs: int) -> None:
     assert y[0, 1, 1, 1].isnan().all()
 
 
-@runs
+@needs_kernels
 def test_any_strides() -> None:
     for inputs in (3, 16):
         x, w, b, dy = draw(2, 3, (6, 6), inputs, 16)
@@ -160,7 +151,7 @@ def test_any_strides() -> None:
             assert torch.equal(a, e)
 
 
-@runs
+@needs_kernels
 def test_gradient_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w, b, dy = draw(3, 2, (6, 6), 16, 16)
     layer = lambda x, w, b: fused_conv.conv_relu_pool(x, w, b, EXACT)  # noqa: E731
@@ -170,7 +161,7 @@ def test_gradient_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(a, e)
 
 
-@runs
+@needs_kernels
 @pytest.mark.parametrize("shared", [False, True])
 def test_mapped_module_trains_like_the_plain_one(shared: bool) -> None:
     """vmap over stacked weights, one backward pass for the sum of the losses: each model gets its own gradients."""
@@ -190,7 +181,7 @@ def test_mapped_module_trains_like_the_plain_one(shared: bool) -> None:
             assert torch.allclose(weights[name].grad[i], parameter.grad, atol=1e-4), name
 
 
-@runs
+@needs_kernels
 def test_module_alone() -> None:
     torch.manual_seed(0)
     plain = models.CNN((3, 8, 8), 3, (8, 16), 8).to(DEVICE)
@@ -288,7 +279,7 @@ def test_sums_are_split_to_fill_the_chip() -> None:
     assert fused_conv._split(12544, 64, 60, cpu)[0] > 1
 
 
-@runs
+@needs_kernels
 def test_weights_that_lie_taps_first_get_gradients_that_lie_so() -> None:
     x, w, b, dy = draw(2, 3, (8, 6), 5, 24)
     ordered = fused_conv.taps_first(w).copy_(w)
