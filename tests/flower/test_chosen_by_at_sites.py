@@ -22,7 +22,7 @@ from fedekd.report.page import federation_text
 from fedekd.runs.choosing import best_on_validation
 from fedekd.runs.federation_report import read_report, site_report
 
-BY_LOSS = "by their loss, unless plain Local's loss is within one standard error of the lowest"
+BY_LOSS = "by loss, unless plain Local's is within one standard error of the lowest"
 CHOICE = {"metric": "local-smooth", "loss": "fedekd@alone"}
 
 
@@ -32,18 +32,19 @@ def made_up(monkeypatch):
 
     def choose(options, n_val, higher_is_better, by):
         assert best_on_validation(options, 0, higher_is_better, by).label == "local"
-        return next(one for one in options if one.label == CHOICE[by])
+        return next((one for one in options if one.label == CHOICE[by]), options[0])
 
     monkeypatch.setattr(of_site, "best_on_validation", choose)
 
 
 def test_every_report_says_what_each_site_chose_by(tmp_path, digits, made_up, capsys):
-    usual = write_sites(tmp_path / "usual", digits, 2, alone="menu")
-    by_loss = write_sites(tmp_path / "loss", digits, 2, alone="menu", chosen_by="loss")
-    sites = [usual[0], by_loss[1]]
+    usual = write_sites(tmp_path / "usual", digits, 3, alone="menu")
+    by_loss = write_sites(tmp_path / "loss", digits, 3, alone="menu", chosen_by="loss")
+    without_menu = write_sites(tmp_path / "plain", digits, 3, alone="plain", chosen_by="loss")
+    sites = [usual[0], by_loss[1], without_menu[2]]
     server = make_server(tmp_path, rounds=1, epochs=1)
     federate(server, schema_of(digits), sites)
-    for site, by in zip(sites, ("metric", "loss"), strict=True):
+    for site, by in zip(sites[:2], ("metric", "loss"), strict=True):
         (folder,) = (path.parent for path in site.state.glob("*/report.json"))
         own = site_report(folder)
         assert (own["chosen_by"], own["alone"]["label"]) == (by, CHOICE[by])
@@ -59,9 +60,9 @@ def test_every_report_says_what_each_site_chose_by(tmp_path, digits, made_up, ca
         assert main([*given, "--chosen-by", "loss"]) == 2, "it was chosen when the federation ended"
         assert "by chosen_by in its site.toml" in capsys.readouterr().err
     report, out = read_report(server.state), io.StringIO()
-    assert [one.get("chosen_by") for one in report.sites] == [None, "loss"]
+    assert [one.get("chosen_by") for one in report.sites] == [None, "loss", None]
     print_report(Console(file=out, width=300), report)
-    said = f"The best alone of {by_loss[1].name}: chosen on its validation rows {BY_LOSS}."
+    said = f"{by_loss[1].name} chose the best alone on their validation rows {BY_LOSS}."
     assert said in out.getvalue()
     assert said in federation_text(server.state).replace("&#39;", "'").replace("&#x27;", "'")
 

@@ -15,6 +15,7 @@ import pytest
 from fedekd.cli import main
 from fedekd.report.paper_tables import make_tables
 from fedekd.report.table_formats import render
+from fedekd.runs.choice_file import write as write_choice
 from made_records import make_record
 
 LABELS = ("local", "local-smooth", "ditto", "ditto (lam=3.0)", "fedavg", "ditto@alone")
@@ -50,7 +51,10 @@ def test_a_line_more_and_what_it_was_chosen_from(tmp_path, capsys):
         printed[words] = capsys.readouterr().out
     which = "ditto (best of 2): each client has the one of ditto, ditto (lam=3.0) that its validation rows choose"
     assert all((which in text) == ("--best-of" in words) for words, text in printed.items())
-    assert all(("by their loss" in text) == ("loss" in words) for words, text in printed.items())
+    assert all(("by loss, unless" in text) == ("loss" in words) for words, text in printed.items())
+    write_choice(Path(folder), "loss")
+    assert main(["table", folder, "--best-of"]) == 0
+    assert capsys.readouterr().out == printed["--best-of --chosen-by loss"] != printed["--best-of"]
     best = [line for line in printed["--best-of"].splitlines() if line.startswith("| ditto (best of 2)")]
     parts = {line.split("|")[2].strip() for line in best}
     assert {"Δ, Avg", "gain, Avg", "clearly helped", "undecided"} <= parts

@@ -27,7 +27,7 @@ SMOOTH, TWIN = "local-smooth", "fedavg@alone"
 VALIDATION = {"local": (0.5, 1.0), SMOOTH: (0.9, 9.0), TWIN: (0.4, 0.2)}
 """By label: the metric, which prefers the one, and the loss, which prefers the other."""
 CHOICE = {"metric": SMOOTH, "loss": TWIN}
-BY_LOSS = "by their loss, unless plain Local's loss is within one standard error of the lowest"
+BY_LOSS = "by loss, unless plain Local's is within one standard error of the lowest"
 SITE = "Hungary"
 
 
@@ -113,6 +113,17 @@ def test_the_best_alone_is_exported_by_the_same(folder, by, capsys):
     card = to.with_suffix(".card.md").read_text()
     assert "the best model the client trained alone" in card
     assert (BY_LOSS in card) == (by == "loss")
+    capsys.readouterr()
+    assert main(["export", str(folder), "--client", SITE, "--to", str(to), "--chosen-by", by]) == 0
+    assert (BY_LOSS in capsys.readouterr().out) == (by == "loss")
+
+
+@pytest.mark.parametrize("by", ["metric", "loss"])
+def test_the_card_of_another_model_says_how_to_get_that_one(folder, by):
+    to = folder.parent / "m.safetensors"
+    export(folder, SITE, to, method="local", chosen_by=by)
+    option = " --chosen-by loss" if by == "loss" else ""
+    assert f"The best model it trained alone is `--method alone{option}`." in to.with_suffix(".card.md").read_text()
 
 
 def test_in_python_the_records_carry_it(folder, capsys):
@@ -128,7 +139,13 @@ def test_in_python_the_records_carry_it(folder, capsys):
     assert [record["key"] for record in again.records] == [record["key"] for record in result.records]
 
 
-def test_two_runs_that_choose_otherwise_say_so(folder):
+def test_records_that_were_just_trained_carry_it_too(tmp_path):
+    given = {"methods": ["fedavg"], "rounds": 1, "epochs": 1, "progress": False}
+    result = fedekd.run("heart", chosen_by="loss", out=str(tmp_path / "out"), **given)
+    assert {record["chosen_by"] for record in result.records} == {"loss"}
+
+
+def test_two_runs_that_choose_otherwise_say_so(folder, capsys):
     other = shutil.copytree(folder, folder.parent / "other")
     choice_file.write(other, "loss")
     text = plain(write_difference(folder, other).read_text(encoding="utf-8"))
@@ -137,6 +154,8 @@ def test_two_runs_that_choose_otherwise_say_so(folder):
     same = plain(write_difference(folder, other, chosen_by="metric").read_text(encoding="utf-8"))
     assert "best alone chosen by" not in same
     assert BY_LOSS not in same
+    assert main(["report", str(folder), str(other), "--out", str(folder / "d.html"), "--chosen-by", "metric"]) == 0
+    assert plain((folder / "d.html").read_text(encoding="utf-8")) == same
 
 
 STUDY = """
@@ -156,7 +175,7 @@ def test_a_study_says_it_in_its_file(folder, tmp_path, capsys):
     assert main(["study", str(file), "--workers", "1"]) == 0
     said = plain(capsys.readouterr().out)
     assert "0 of them new" in said
-    assert f"the best alone: chosen on its validation rows {BY_LOSS}" in said
+    assert f"each client's best alone is chosen on its validation rows {BY_LOSS}" in said
     assert set(advice(folder)) == {TWIN}
     assert main(["study", str(file), "--workers", "1", "--chosen-by", "metric"]) == 0
     assert BY_LOSS not in capsys.readouterr().out
@@ -170,6 +189,14 @@ def test_a_study_has_one_choice(tmp_path):
         load_study(file)
 
 
+def test_without_a_menu_nothing_is_said_to_be_chosen(tmp_path, capsys):
+    file = tmp_path / "grid.toml"
+    plain_study = STUDY.replace('alone = "menu"', "").replace("rounds = 3", "rounds = 1")
+    file.write_text(f'{plain_study}chosen_by = "loss"\nout = "{tmp_path / "out"}"\n')
+    assert main(["study", str(file), "--workers", "1"]) == 0
+    assert "by loss" not in capsys.readouterr().out
+
+
 def test_the_page_of_a_study_takes_it(folder, capsys):
     """It is one of a study where there is more than one dataset."""
     with (folder / "results.jsonl").open("a") as file:
@@ -177,7 +204,7 @@ def test_the_page_of_a_study_takes_it(folder, capsys):
             file.write(json.dumps({**record, "dataset": "wards", "key": f"{record['key']} wards"}) + "\n")
     usual, by_loss = (plain(write_page(folder, chosen_by=by).read_text(encoding="utf-8")) for by in (None, "loss"))
     assert BY_LOSS not in usual
-    assert f"The best alone: chosen on its validation rows {BY_LOSS}." in by_loss
+    assert f"Each client's best alone is chosen on its validation rows {BY_LOSS}." in by_loss
     assert f"chosen for each client on its validation rows {BY_LOSS}" in by_loss
 
 
@@ -185,6 +212,11 @@ def test_the_page_of_a_study_takes_it(folder, capsys):
 def test_what_is_no_choice_is_refused(given):
     with pytest.raises(FedekdError, match="unknown chosen_by"):
         make_settings({"chosen_by": given})
+
+
+def test_nor_by_who_reads(folder):
+    with pytest.raises(FedekdError, match="unknown chosen_by 'Loss'; did you mean 'loss'"):
+        fedekd.load(folder, chosen_by="Loss")
 
 
 @pytest.mark.parametrize("content", ["[", "[]", "{}", '{"chosen_by": "lose"}', '{"chosen_by": ["loss"]}', "\xff"])

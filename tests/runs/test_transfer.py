@@ -126,7 +126,7 @@ def test_the_best_alone_can_be_chosen_by_loss():
     (usual,), (by_loss,) = analyse(runs), analyse(runs, chosen_by="loss")
     assert [one.clients[0].alone[0].label for one in (usual, by_loss)] == ["local-smooth", "fedekd@alone"]
     assert by_loss.clients[0].parts["gain"] == pytest.approx(0.18)
-    assert ["by their loss" in menu(one) for one in (usual, by_loss)] == [False, True]
+    assert ["by loss, unless" in menu(one) for one in (usual, by_loss)] == [False, True]
 
 
 def test_the_test_rows_do_not_choose():

@@ -167,7 +167,14 @@ def test_names():
 def test_a_group_is_named_by_what_decides_the_numbers():
     name = Experiment.of(make_settings({})).name
     assert name.startswith("digits-alpha0.1-")
-    same = {"methods": "fedavg", "seeds": "3", "out": "elsewhere", "models": "all", "parameters": {"fedavg": {}}}
+    same = {
+        "methods": "fedavg",
+        "seeds": "3",
+        "out": "elsewhere",
+        "models": "all",
+        "parameters": {"fedavg": {}},
+        "chosen_by": "loss",
+    }
     assert Experiment.of(make_settings(same)).name == name
     for other in ({"rounds": 3}, {"lr": 0.1}, {"alpha": 0.5}, {"private": tiny_private}):
         assert Experiment.of(make_settings(other)).name != name

@@ -12,7 +12,15 @@ from fedekd.commands.run import merged
 from fedekd.errors import FedekdError
 from fedekd.settings import Settings
 
-FIXED = ("methods", "seeds", "alone", "models", "thumbnails", "out")  # what tuning decides itself
+FIXED = (
+    "methods",
+    "seeds",
+    "alone",
+    "models",
+    "thumbnails",
+    "chosen_by",
+    "out",
+)  # what tuning decides itself, or has no use for
 
 
 def add(commands: Any) -> None:

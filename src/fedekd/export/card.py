@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedekd.runs import choice_file
 from fedekd.runs.aggregate import shared_settings
+from fedekd.runs.choosing import choice_of
 from fedekd.runs.federation_report import SECURE, SUMS, SiteReport, signed_lines, site_report
 from fedekd.runs.metadata import ModelMetadata
 from fedekd.runs.records import Record
@@ -34,7 +36,6 @@ SCALED = {
     "own": "standardised by this client's own training rows",
     "given": "as the federation's schema gives it",
 }
-BEST_ALONE = "The best model it trained alone is `--method alone`."
 LIMITS = (
     "",
     "The figures above are from this client's own held-out rows. They say nothing about patients, devices or pictures",
@@ -152,14 +153,21 @@ def verdict(metadata: ModelMetadata, records: Sequence[Record], folder: Path | N
         *caveats(methods, unit),
     ]
     if best.decision == STAY:
-        words.insert(2, BEST_ALONE)
+        words.insert(2, _best_alone(records, folder))
     return " ".join(words)
+
+
+def _best_alone(records: Sequence[Record], folder: Path | None) -> str:
+    """How to get it, by the choice that this card was made with."""
+    by = choice_of(records)
+    option = f" --chosen-by {by}" if folder is not None and by != choice_file.read(folder) else ""
+    return f"The best model it trained alone is `--method alone{option}`."
 
 
 def _trained_alone(metadata: ModelMetadata, records: Sequence[Record], folder: Path | None) -> str:
     label, key = best_alone(metadata, records, folder)
     if metadata.method != label or key not in (None, metadata.about.get("key")):
-        return f"This is a model the client trained alone. {BEST_ALONE}"
+        return f"This is a model the client trained alone. {_best_alone(records, folder)}"
     best = "model" if label == "local" else "best model"
     words = [f"This is the {best} the client trained alone{', by its validation rows' * (best != 'model')}."]
     if (own := _own(metadata, records)) is not None:
@@ -206,7 +214,7 @@ def _told_by_site(metadata: ModelMetadata, folder: Path | None) -> str | None:
         "One federation tells you about these trained models, not about the method.",
     ]
     if found["recommendation"] == STAY:
-        words.insert(2, BEST_ALONE)
+        words.insert(2, _best_alone([], folder))
     return " ".join(words)
 
 

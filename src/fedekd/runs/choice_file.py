@@ -1,4 +1,4 @@
-"""What chooses the best alone when a folder's records are read, in DIR/choice.json where it is not the metric.
+"""What chooses the best alone when a folder's records are read, in DIR/choice.json; without that file the metric does.
 
 It decides nothing that is trained, so it is neither in a run's key nor in what is stored, but is put on records as they
 are read. Whatever is made of them then takes the same choice.
@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import cast, get_args
 
-from fedekd.errors import FedekdError
+from fedekd.errors import FedekdError, unknown
 from fedekd.files import unreadable, write_whole
 from fedekd.runs.records import Record
 from fedekd.settings import ChosenBy
@@ -46,6 +46,8 @@ def _useless(path: Path, why: str) -> FedekdError:
 
 
 def put_on(record: Record, by: ChosenBy) -> Record:
+    if by not in get_args(ChosenBy):
+        raise unknown("chosen_by", str(by), get_args(ChosenBy))
     if by != "metric":
         return {**record, "chosen_by": by}
     plain = record.copy()

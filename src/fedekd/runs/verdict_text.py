@@ -165,10 +165,10 @@ def site_menu(site: SiteReport) -> list[str]:
     return [best_of_menu(labels, site.get("chosen_by", "metric"), "this site")] if len(labels) > 1 else []
 
 
-def chosen(by: ChosenBy) -> str:
+def chosen(by: ChosenBy, whose: str = "its") -> str:
     """How a client chooses the best alone."""
-    loss = " by their loss, unless plain Local's loss is within one standard error of the lowest"
-    return f"on its validation rows{loss if by == 'loss' else ''}"
+    loss = " by loss, unless plain Local's is within one standard error of the lowest"
+    return f"on {whose} validation rows{loss if by == 'loss' else ''}"
 
 
 def best_of(method: BestOf) -> str:

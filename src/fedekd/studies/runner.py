@@ -51,9 +51,10 @@ class StudyOutcome:
                 f"{len(self.failed):,} failed, see {self.folder / 'failures.jsonl'}; the first: {first.text()}; "
                 "the same command tries them again"
             )
-        lines += told(findings(self.records, folder=self.folder))
-        if (by := choice_of(self.records)) != "metric":
-            lines.append(f"the best alone: chosen {chosen(by)}")
+        found = findings(self.records, folder=self.folder)
+        lines += told(found)
+        if (by := choice_of(self.records)) != "metric" and any("gain" in one.parts for one in found):
+            lines.append(f"each client's best alone is chosen {chosen(by)}")
         return "\n".join(lines)
 
 

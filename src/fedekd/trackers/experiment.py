@@ -12,7 +12,8 @@ from typing import Any
 
 from fedekd.settings import Settings, model_name
 
-ELSEWHERE = ("methods", "seeds", "parameters", "out", "data", "engine", "models")  # in the label, or without effect
+ELSEWHERE = ("methods", "seeds", "parameters", "out", "data", "engine", "models", "chosen_by")
+"""What a run's label tells, or what has no effect on training."""
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,8 @@ def _findings(data: StudyData) -> Block:
         sentences = [one.sentence() for one in own]
         by[str(m)] = {"heads": [PARTS[part] for part in parts], "rows": rows, "sentences": sentences}
     content = {"follows": ("method",), "by": by, "first": str(data.favourite)}
-    how = f" The best alone: chosen {chosen(data.study.chosen_by)}." if data.study.chosen_by != "metric" else ""
+    choice, menu = data.study.chosen_by, any("gain" in one.parts for one in data.study.findings)
+    how = f" Each client's best alone is chosen {chosen(choice)}." if choice != "metric" and menu else ""
     about = f"{LEGEND}{how} Accuracy and other shares in points; of errors less is better."
     return Block("findings.html", content, "Dataset by dataset", about)
 
