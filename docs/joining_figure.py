@@ -65,7 +65,7 @@ def figure(every: list[Setting]) -> str:
                     "type": "quantitative",
                     "scale": {"type": "log", "nice": False, "padding": 20},
                     "axis": {"values": [100, 300, 1000, 3000], "format": ",d"},
-                    "title": "training rows a client",
+                    "title": "training rows per client",
                 },
                 "y": {
                     "field": "gain",

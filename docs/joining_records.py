@@ -64,6 +64,11 @@ class Setting:
         return f"{TITLES.get(self.dataset, self.dataset)} {self.split}"
 
     @property
+    def in_brackets(self) -> str:
+        """The name where several stand in one sentence: the split has commas."""
+        return f"{TITLES.get(self.dataset, self.dataset)} ({self.split})"
+
+    @property
     def split(self) -> str:
         """Without the dataset."""
         share = "all rows" if self.fraction == 1 else f"{100 * self.fraction:g} %"
