@@ -118,7 +118,7 @@ def one_cell(cell: dict[str, Runs]) -> str:
         deltas = [with_interval(runs, key) if label != "local" else "" for key in ("avg_delta", "worst_delta")]
         seconds = f"{np.mean([r['seconds'] for r in runs.values()]):.1f}"
         rows.append([f"`{label}`", f"{100 * avg(runs, 'mean'):.1f}", *deltas, seconds])
-    return table(["", "accuracy %", "Avg Δ (95 %)", "Worst Δ (95 %)", "seconds a run"], rows)
+    return table(["", "accuracy %", "Avg Δ (95 %)", "Worst Δ (95 %)", "seconds per run"], rows)
 
 
 def advice(cells: dict[Cell, dict[str, Runs]]) -> str:
@@ -149,8 +149,9 @@ def advice(cells: dict[Cell, dict[str, Runs]]) -> str:
         [
             table(["what you need", *(name_of(c) for c in cells)], rows),
             "",
-            "Few bytes: at most 1.1 times what FedeKD sends. One model for all: every site ends with the same "
-            "weights. An interval above zero is clearly better than training alone.",
+            "In each cell, the best method and its Avg Δ. Few bytes: at most 1.1 times what FedeKD sends. One model "
+            "for all: every site ends with the same weights. An interval above zero means clearly better than "
+            "training alone.",
             "",
             f"- Clearly better than alone in all {len(cells)} cells: {named(always)}.",
             f"- Clearly worse than alone in all {len(cells)} cells: {named(never)}.",
@@ -170,13 +171,15 @@ def page(records: list[dict[str, Any]]) -> str:
     text = [
         "# Methods compared",
         "",
+        "How some thirty methods do against training alone, on two image datasets at two degrees of imbalance. This "
+        "page is for looking things up; to choose a method, start with [Choosing](choosing.md).",
+        "",
         f"Made by `python docs/make_methods.py` from `results/field`: {len(records)} runs of "
         f"`fedekd study field --device {p['device']} --precision {p['precision']}` on one H200. Six clients, seeds "
         f"{seeds[0]} to {seeds[-1]}, {p['rounds']} rounds of {p['epochs']} epochs, Adam {p['lr']:g}; a tenth of "
         "the rows is public for every method, Local included. Δ is a client's accuracy with the method minus its "
         "accuracy alone, in points; ± is half of a 95 % interval over the seeds. Methods run with their defaults, "
-        "unless a label names other values; nothing was tuned. To choose a method, start with "
-        "[Choosing](choosing.md).",
+        "unless a label names other values; nothing was tuned.",
         "",
         "## What the records say",
         "",
@@ -184,10 +187,10 @@ def page(records: list[dict[str, Any]]) -> str:
         "",
         "## Before you rely on it",
         "",
-        "- `fedmd` starts with three epochs on the labels of the public rows, which no other method here gets to see. "
-        "So it is shown but not ranked. The row with `pretrain=0` is FedMD without them.",
-        "- After ten epochs at this rate Local is not fully trained, so a method that trains more (FedRep's ten head "
-        "epochs a round) is ahead partly because of that.",
+        "- `fedmd` starts with three epochs on the labels of the public rows, which no other method here gets to see, "
+        "so it is shown but not ranked. The row with `pretrain=0` is FedMD without these epochs.",
+        "- After ten epochs at this learning rate Local is not fully trained, so a method that trains more (FedRep's "
+        "ten head epochs per round) is ahead partly because of that.",
         "- Δ against plain Local also credits a method with things a site could do alone, such as smoothing its "
         "targets.",
         "- `fedmd`, `fedgh` and `fccl` exchange nothing in the first round, so they have one exchange fewer than the "
@@ -197,7 +200,7 @@ def page(records: list[dict[str, Any]]) -> str:
         "",
         "## Avg Δ in every cell",
         "",
-        "Bold: the largest, and those not clearly behind it by a paired 95 % interval over the seeds.",
+        "Bold: the largest, and those not clearly behind it, by a 95 % interval paired over the seeds.",
         "",
         overview(cells),
         "",
