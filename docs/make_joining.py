@@ -351,9 +351,9 @@ On images, join if your site has few rows, with a method that learns from the sh
 its labels on trust: [`second-opinion`](method.md#second-opinion). With very few rows or many sites, take `{NEAR}`
 and try kNN-Per as well; with plenty of rows, try Ditto. These last two send the whole model, so all sites need the same
 architecture, and take 1.2 to 1.4 times the bytes. On retinal photographs joining lowers the mean error
-too{f" ({others} as much or more)" if others else ""}, but single clients have too few test rows to tell; on four hospitals
-it gives a few tenths of a point. With the paper's short training, smoothed targets alone give more than FedeKD and
-send nothing. Below is what we measured; [one command](#on-your-own-data) measures it on your own data.
+too{f" (with {others} as much or more)" if others else ""}, but single clients have too few test rows to tell; on four
+hospitals it gives a few tenths of a point. With the paper's short training, smoothed targets alone give more than
+FedeKD and send nothing. Below is what we measured; [one command](#on-your-own-data) measures it on your own data.
 
 ![Points over the best alone against training rows per client](images/joining.svg)
 

@@ -117,7 +117,8 @@ def main() -> None:
     text.append(by_alpha(lab, here, lambda d, a: _beside(lab, paper, d, a)))
     text.append(_agreement(lab, paper, classification, regression))
     text.append(
-        "\n## What the controls show\n\nPaired differences of Avg Δ by seed, mean and 95 % interval; * excludes 0.\n"
+        "\n## What the controls show\n\nDifferences of Avg Δ, paired by seed: mean and 95 % interval; * marks an"
+        " interval that excludes 0.\n"
     )
     for other, question in QUESTIONS.items():
         parts = [verdict(lab, "fedekd", other, classification, True), verdict(lab, "fedekd", other, regression, False)]
@@ -143,11 +144,12 @@ def _findings(found: list[Finding]) -> list[str]:
     sentences = [f"- {one.sentence()}" for one in own]
     return [
         f"**{headline(own)}.** {losses(own)}.\n",
+        "We ran the study of the [FedeKD](method.md) paper again, with controls that it lacks. By dataset:\n",
         *sentences,
         "",
         table(["dataset", *PARTS.values()], rows),
         "",
-        " ".join([LEGEND, "Points of accuracy; on the last two RMSE, of which less is better.", *notes]),
+        " ".join([LEGEND, "In points of accuracy; on the last two datasets RMSE, where lower is better.", *notes]),
         "",
     ]
 
@@ -157,8 +159,8 @@ def _equalities(lab: Lab, records: Records, classification: list[str]) -> str:
     control = [abs(c["delta"]) for r in records if r["label"] == "fedtype-nograd" for c in r["clients"]]
     return (
         f"\n**λ = 0 against Local** on the GPU: largest |Avg Δ| {max(map(abs, zero)):.4f} over {len(zero)} runs. On the"
-        " CPU it is 0 to the bit (`tests/methods/test_equalities.py`); on the GPU sums are split by the size of the"
-        f" stack, so last bits differ. FedType's no-gradient control has a largest |Δ| of {max(control):.4f} over"
+        " CPU it is exactly 0 (`tests/methods/test_equalities.py`); on the GPU sums are split by the size of the"
+        f" stack, so the last bits differ. FedType's no-gradient control has a largest |Δ| of {max(control):.4f} over"
         f" {len(control)} client-runs, {np.mean(control):.4f} on average: both were trained by a later version of the"
         " engine than Local.\n"
     )
@@ -179,8 +181,8 @@ def _agreement(lab: Lab, paper: dict[Any, dict[str, str]], classification: list[
                     inside, same = inside + (low <= theirs <= high), same + (theirs * np.mean(values) > 0)
                     gaps.append(float(np.mean(values)) - theirs)
         lines.append(
-            f"- In {name} the paper's mean lies inside our 95 % interval in {inside} of {len(gaps)} cells and has our"
-            f" sign in {same}; ours minus the paper's runs from {min(gaps):+.4f} to {max(gaps):+.4f}."
+            f"- In {name} the paper's mean lies inside our 95 % interval in {inside} of {len(gaps)} cells and has the"
+            f" same sign as ours in {same}; ours minus the paper's ranges from {min(gaps):+.4f} to {max(gaps):+.4f}."
         )
     for d in (*classification, *regression):
         gaps = [np.mean(list(lab.values(d, a, "local", "mean").values())) - implied(paper, d, a) for a in ALPHAS]
@@ -199,8 +201,8 @@ def _steps(records: Records, regression: list[str]) -> str:
         for d, n in sizes.items()
     ]
     return (
-        f"\nA median client of the regression datasets has {' and '.join(parts)} (ten epochs, batch 64, Adam at 1e-4):"
-        " these cells may show little beyond how fast outputs come near the targets' mean.\n"
+        f"\nThe median client of a regression dataset has {' and '.join(parts)} (ten epochs, batch 64, Adam at 1e-4):"
+        " these cells may show little beyond how fast the outputs approach the targets' mean.\n"
     )
 
 
@@ -231,7 +233,7 @@ def _states(transfer: list[MethodTransfer]) -> str:
         for one in judged
     ]
     judging = assumed("all methods and clients of one cell", Unit("accuracy", 1), judged[0])
-    judging += " For an RMSE it is 2 %." if any(one.metric == "rmse" for one in judged) else ""
+    judging += " For RMSE the margin is 2 %." if any(one.metric == "rmse" for one in judged) else ""
     return f"\n**Client by client against the best alone** (client-runs). {menu(judged[0])} {judging}\n\n" + table(
         ["cell", "method", *STATES.values()], rows
     )
@@ -248,7 +250,7 @@ def _precision(lab: Lab, gates: Records) -> str:
             if both:
                 gap, spread = [bf16[s] - tf32[s] for s in both], np.std([tf32[s] for s in both])
                 rows.append([f"{TITLES[d]} α={a}", label, str(len(both)), interval(gap), f"{spread:.4f}"])
-    return "**bf16 against tf32**, mean client accuracy, paired by seed, beside the seeds' own deviation:\n\n" + table(
+    return "**bf16 against tf32**: mean client accuracy, paired by seed, beside the deviation over seeds:\n\n" + table(
         ["cell", "method", "seeds", "bf16 − tf32", "std over seeds"], rows
     )
 
@@ -261,8 +263,8 @@ def _repeats(lab: Lab, gates: Records) -> str:
             gaps.setdefault((r["dataset"], r["label"]), []).append(abs(r["mean"] - first))
     rows = [[TITLES[d], label, str(len(v)), f"{np.mean(v):.4f}", f"{max(v):.4f}"] for (d, label), v in gaps.items()]
     return (
-        "\n**The same seed twice** on the GPU in bf16, |difference| of the mean over clients (accuracy or RMSE). Equal"
-        " stacks give equal bits; these were not all stacked with the same runs:\n\n"
+        "\n**The same seed twice** on the GPU in bf16: |difference| of the mean over clients (accuracy or RMSE). Equal"
+        " stacks give equal bits, but these runs were not all stacked with the same others:\n\n"
         + table(["dataset", "method", "runs", "mean", "largest"], rows)
     )
 
@@ -290,10 +292,10 @@ def _faults(paper: dict[Any, dict[str, str]]) -> str:
         abs(float(f["mean"]) - _class_zero(k[0], k[1])) for k, f in paper.items() if k[2:4] == ("Mean_Acc", "FedDyn")
     ]
     return (
-        f'- Its "No Gating" row repeats its FedAvg row, mean and std, in {len(same)} of {len(pairs)} cells '
+        f'- The "No Gating" row repeats the FedAvg row, mean and std, in {len(same)} of {len(pairs)} cells '
         f"({', '.join(sorted(f'{d} α={a}' for d, a, *_ in same))}).\n"
         f"- OCTMNIST's rows {', '.join(energies)} at α = 0.1 repeat those at α = 0.5.\n"
-        f"- Its FedDyn row is that of a constant predictor of class 0: in all {len(zero)} cells its accuracy is within"
+        f"- The FedDyn row is that of a constant predictor of class 0: in all {len(zero)} cells its accuracy is within"
         f" {max(zero):.4f} of the mean share of that class among the clients. Ours is a working FedDyn (see the"
         " tables).\n"
         "- Both sweeps leave out the default value 1.\n"
@@ -324,7 +326,7 @@ QUESTIONS = {
     "fedekd@alone": "Does it beat itself without exchange?",
     "fedekd@shuffled": "Does it matter what the teacher says about a sample?",
     "local-smooth": "Does it beat smoothed targets, which send nothing?",
-    "fedekd-half": "Does the gate beat half the λ?",
+    "fedekd-half": "Does the gate beat halving λ?",
     "fedekd-permuted": "Does it matter which sample is trusted?",
     "fedekd-ungated": "Does the gate beat full trust?",
     "fml": "Does it beat the nearest ungated method?",
@@ -338,18 +340,19 @@ ABOUT = """## How it was made
 numbers beside ours, are in [results/paper/tables.md](../results/paper/tables.md)
 (`fedekd table results/paper --against paper`). The records come from
 `fedekd study paper --device cuda --precision bf16` on one NVIDIA H200: {runs:,} of {all:,} runs,
-{minutes:.0f} minutes of training in several sessions, partly beside other studies. We could not get OCTMNIST's
-file, so it is not in the tables.
+{minutes:.0f} minutes of training in several sessions, partly alongside other studies. We could not get the OCTMNIST
+file, so that dataset is not in the tables.
 
 Settings are the paper's where it names them (5 rounds, Adam 1e-4, batch 64, six clients, ten seeds), with 2 local
-epochs a round. [method.md](method.md) lists what the paper leaves open and what we chose. Intervals are Student's, over
-differences paired by seed. FedProx, FedDyn, FedType, FedEKD's variants and some others were trained later than Local
-and the controls, by a version of the engine whose sums end in other last bits.
+epochs per round. [method.md](method.md) lists what the paper leaves open and what we chose. Intervals are Student's,
+over differences paired by seed. FedProx, FedDyn, FedType, FedeKD's variants and some others were trained later than
+Local and the controls, by a version of the engine whose sums differ in the last bits.
 """
 WHY = """
 
-We do not know why they differ. The paper leaves open the order within a round, the local epochs, the optimiser's state
-over rounds, the splits and parts of the networks ([method.md](method.md) lists our choices); we have not varied these.
+We do not know why the results differ. The paper leaves open the order within a round, the local epochs, the optimiser's
+state across rounds, the splits and parts of the networks ([method.md](method.md) lists our choices); we have not varied
+these.
 """
 
 if __name__ == "__main__":
