@@ -90,6 +90,14 @@ def test_help_names_every_setting(ask: Ask) -> None:
     assert "(default: 0.1)" in out
 
 
+def test_help_of_a_study_does_not_promise_the_defaults_of_a_run(ask: Ask) -> None:
+    """What is not given is what the study's file says: `paper` has ten seeds, not seed 0."""
+    _, out, _ = ask("study", "--help")
+    said = " ".join(out.split())
+    assert "or 0,3,5 (default: as in the study)" in said
+    assert "(default: 0)" not in said
+
+
 def test_the_options_of_a_run_stand_in_groups(ask: Ask) -> None:
     _, out, _ = ask("run", "--help")
     heads = [line for line in out.splitlines() if line.endswith(":") and not line.startswith(" ")]

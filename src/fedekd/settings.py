@@ -64,19 +64,20 @@ def _help(text: str, default: Any = None) -> Any:
 class Settings:
     """Everything that ``fedekd run`` can be told. None means the dataset's preset, or nothing given."""
 
-    dataset: str = _help("a dataset's name, or a .npz, .csv or folder of your own", "digits")
+    dataset: str = _help("a dataset's name, or a table, .npz or folder of your own", "digits")
     methods: tuple[str, ...] = _help(
         "names, or groups such as paper or all; local always runs too", ("fedekd", "fedavg")
     )
     alone: str = _help(
         "what each client is compared with: plain local training, or the best of a menu of ways to train alone", "plain"
     )
-    alpha: float = _help("how alike simulated clients are (Dirichlet): 0.1 very uneven, 100 nearly even", 0.1)
+    alpha: float = _help("how alike simulated clients are (Dirichlet): 0.1 is very uneven, 100 nearly even", 0.1)
     clients: int = _help("number of simulated clients", 6)
     seeds: tuple[int, ...] = _help("one run for each seed, such as 0, 0-9 or 0,3,5", (0,))
-    split_seed: int | None = _help("split the rows by this seed in every run (default: by each run's own)")
+    split_seed: int | None = _help("split the rows by this seed in every run (default: by the run's own seed)")
     folds: int | None = _help(
-        "test every row once: each seed tests another of so many parts of each client's rows (sets --split-seed 0)"
+        "test every row once: cut each client's rows into this many parts, of which each seed tests a different one "
+        "(sets --split-seed 0)"
     )
     rounds: int | None = _help("communication rounds")
     epochs: int | None = _help("local epochs per round")
@@ -86,36 +87,37 @@ class Settings:
     optimizer: str = _help("adam, sgd or momentum (sgd with momentum 0.9), fresh each round", "adam")
     weight_decay: float = _help("weight decay; decoupled with adam (AdamW)", 0.0)
     augment: str = _help("none, or flip-crop: random flips and crops of training images", "none")
-    choose_rounds: bool = _help("keep each client's model of the round with its lowest validation loss", False)
+    choose_rounds: bool = _help("keep each client's model from the round with its lowest validation loss", False)
     weighting: str = _help("average uniformly or by training samples", "uniform")
-    combine: str = _help("how uploads become one: mean; or, against bad clients, median, trimmed or krum", "mean")
+    combine: str = _help("how uploads are combined: mean or, against bad clients, median, trimmed or krum", "mean")
     measure_every: int | None = _help(
-        "measure all clients after every so many rounds, and after the last "
-        f"(default: 1; from {MANY:,} clients on only after the last)"
+        "measure all clients after every N rounds, and after the last "
+        f"(default: 1; from {MANY:,} clients on, only after the last)"
     )
     participation: float = _help("share of clients in each round, drawn anew each time", 1.0)
     partition: str = _help("how rows are split: auto, dirichlet, iid or sites", "auto")
     metric: str | None = _help(
-        "what Δ is taken in: accuracy (default), balanced_accuracy, macro_f1, auroc, nll, ece; rmse (default), mae, r2"
+        "what Δ is measured in: accuracy (default), balanced_accuracy, macro_f1, auroc, nll or ece; for regression "
+        "rmse (default), mae or r2"
     )
     chosen_by: ChosenBy = _help(  # noqa: RUF009
         "how validation rows choose the best a client can do alone: by the metric, or by the loss, unless that of "
         "plain Local is within one standard error of the lowest",
         "metric",
     )
-    fraction: float = _help("share of each client's training and validation rows to keep; test rows all stay", 1.0)
+    fraction: float = _help("share of each client's training and validation rows to keep; all test rows stay", 1.0)
     device: str = _help("cpu, cuda or auto", "cpu")
     precision: str = _help("fp32, tf32 or bf16", "fp32")
     engine: str = _help("auto (stacked on a GPU), serial or stacked", "auto")
     data: str | None = _help("folder with the published datasets (or $FEDEKD_DATA)")
-    target: str | None = _help("column of a CSV to predict")
+    target: str | None = _help("column of a table to predict")
     task: str | None = _help("classification or regression, if the data does not tell")
-    clients_from: str | None = _help("column (CSV) or array (npz) with the client of each row")
+    clients_from: str | None = _help("column (table) or array (npz) with the client of each row")
     group: str | None = _help(
-        "column (CSV) or array (npz) of rows that belong together, such as a patient; not an input"
+        "column (table) or array (npz) that says which rows belong together, such as a patient's; not an input"
     )
-    subgroups: str | None = _help("column (CSV) or array (npz), such as sex: show Δ for each of its values")
-    drop: tuple[str, ...] | None = _help("columns of a table that are no inputs, such as patient_id")
+    subgroups: str | None = _help("column (table) or array (npz), such as sex: show Δ for each of its values")
+    drop: tuple[str, ...] | None = _help("columns of a table that are not inputs, such as patient_id")
     decimal: str | None = _help("the decimal mark in a table: . (default) or ,")
     missing: str | None = _help(
         "a missing value becomes the mean of the training rows (mean; flag also adds a column that marks it), or its "
@@ -127,13 +129,15 @@ class Settings:
     )
     public: str | None = _help("rows that the server and all clients hold: a share such as 0.1, or a file")
     private: str | None = _help(
-        "the private model: a name of `fedekd models`, or your own package.module:function; of several with commas "
-        "between them, clients get one each in turn"
+        "the private model: a name from `fedekd models`, or your own package.module:function; several, separated by "
+        "commas, are dealt out to the clients in turn"
     )
-    proxy: str | None = _help("the proxy model: a name of `fedekd models`, or your own package.module:function")
+    proxy: str | None = _help("the proxy model: a name from `fedekd models`, or your own package.module:function")
     parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by method
-    thumbnails: bool = _help("let the page show training samples that a gate distrusts: pictures, rows, labels", False)
-    models: str = _help("keep the trained models of: first (seed), all or none", "first")
+    thumbnails: bool = _help(
+        "let the page show training samples that the gate distrusts: pictures, rows, labels", False
+    )
+    models: str = _help("which seeds' trained models to keep: first, all or none", "first")
     out: str = _help("folder for the results", "fedekd-results")
 
     def seed_of_split(self, seed: int) -> int:

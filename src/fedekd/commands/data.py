@@ -19,7 +19,7 @@ def add(commands: Any) -> None:
     command(actions, "list", list_data, "list the datasets, and say which are downloaded", ["data"])
     fetch = command(actions, "fetch", fetch_data, "download a dataset and check it", ["data"])
     fetch.add_argument("name", metavar="NAME", help="a name from `fedekd data list`")
-    show = command(actions, "show", show_data, "show how the rows are split over the clients", PARTITION)
+    show = command(actions, "show", show_data, "show how the rows are dealt out to the clients", PARTITION)
     show.add_argument("dataset", metavar="NAME", nargs="?", help="a dataset's name or a file (default: digits)")
     show.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the split (default: 0)")
     look = command(

@@ -17,13 +17,13 @@ def add(commands: Any) -> None:
     export.add_argument(
         "--method",
         metavar="NAME",
-        help="the method used, or alone: the best it trained alone (default: fedekd, or the only one)",
+        help="the method, or alone: the best model the client trained alone (default: fedekd, or the only one)",
     )
     export.add_argument("--seed", type=int, metavar="N", help="the seed of the run (default: the first)")
     export.add_argument("--private", metavar="NAME", help="your own private model, package.module:function (for .onnx)")
     export.add_argument("--proxy", metavar="NAME", help="your own proxy model, if predictions use it (for .onnx)")
     export.add_argument(
-        "--with-rows", action="store_true", help="allow a model that predicts from training rows, and so contains them"
+        "--with-rows", action="store_true", help="allow a model that predicts from training rows and so contains them"
     )
     add_chosen_by(export)
 

@@ -11,12 +11,14 @@ from fedekd.commands.parser import command, console
 def add(commands: Any) -> None:
     federation = command(commands, "federation", None, "try a real federation on this machine")
     actions = federation.add_subparsers(title="commands", metavar="COMMAND")
-    demo = command(actions, "demo", run_demo, "run a server and three sites on included data, with TLS and node keys")
+    demo = command(
+        actions, "demo", run_demo, "run a server and three sites on data that comes with fedekd, with TLS and node keys"
+    )
     demo.add_argument("--method", default="fedekd", metavar="NAME", help="what to train (default: fedekd)")
     demo.add_argument("--rounds", type=int, default=3, metavar="N", help="communication rounds (default: 3)")
     demo.add_argument("--out", metavar="DIR", help="keep everything in this new folder (default: nothing is kept)")
 
-    prepare = command(actions, "prepare", prepare_trial, "make the folders of the demo's server and sites, and no more")
+    prepare = command(actions, "prepare", prepare_trial, "only make the folders of the demo's server and sites")
     prepare.add_argument("folder", metavar="DIR", help="a new folder; SITE and server are folders in it")
     prepare.add_argument("--address", required=True, metavar="HOST:PORT", help="where the sites will reach the server")
     prepare.add_argument("--method", default="fedekd", metavar="NAME", help="what to train (default: fedekd)")

@@ -10,7 +10,7 @@ from fedekd.commands.parser import command
 
 
 def add(commands: Any) -> None:
-    figures = command(commands, "figures", draw_figures, "the report's charts as files for a manuscript")
+    figures = command(commands, "figures", draw_figures, "write the report's charts as files for a manuscript")
     figures.add_argument("folder", metavar="DIR", help="the results folder of a run or a study")
     figures.add_argument("--format", default="pdf", choices=["pdf", "svg", "png"], help="(default: pdf)")
     figures.add_argument("--out", metavar="DIR", help="the folder to write to (default: figures in DIR)")

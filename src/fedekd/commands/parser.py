@@ -62,7 +62,8 @@ def command(commands: Any, name: str, act: Act | None, text: str, settings: Iter
     return parser
 
 
-def add_settings(parser: Any, settings: Iterable[str]) -> None:
+def add_settings(parser: Any, settings: Iterable[str], otherwise: str = "") -> None:
+    """``otherwise``: what holds where an option is not given, if not the setting's own default."""
     for field in fields(Settings):
         if field.name in settings and "help" in field.metadata:
             words, default = field.metadata["help"], field.default
@@ -72,7 +73,7 @@ def add_settings(parser: Any, settings: Iterable[str]) -> None:
                 add_switch(parser, field.name, words)
                 continue
             if default is not None or field.name in DEFAULT_PRESET:
-                words += f" (default: {'as suits the dataset' if default is None else default})"
+                words += f" (default: {otherwise or ('as suits the dataset' if default is None else default)})"
             add_setting(parser, field.name, KINDS.get(str(field.type).removesuffix(" | None"), str), words)
 
 
@@ -84,15 +85,15 @@ def add_setting(parser: Any, name: str, kind: type, text: str) -> None:
 
 def add_choices(parser: Any) -> None:
     """What validation rows choose, for what is made of records that are there."""
-    best = "one more line for a method with several configurations: each client with the one its validation rows choose"
+    best = "add a line for each method with several configurations: each client gets what its validation rows choose"
     parser.add_argument("--best-of", action="store_true", help=best)
-    add_chosen_by(parser, ", and with --best-of a configuration", ", or of the method as it is,")
+    add_chosen_by(parser, ", and with --best-of a configuration", ", or of the method's defaults,")
 
 
 def add_chosen_by(parser: Any, also: str = "", or_that: str = "") -> None:
     text = f"how validation rows choose the best a client can do alone{also}: by the metric, or by the loss, unless "
-    text += f"that of plain Local{or_that} is within one standard error of the lowest (default: as the last run or "
-    text += "study in DIR was told)"
+    text += f"that of plain Local{or_that} is within one standard error of the lowest (default: as in the last run or "
+    text += "study in DIR)"
     parser.add_argument("--chosen-by", choices=CHOICES["chosen_by"], help=text)
 
 

@@ -12,7 +12,7 @@ from fedekd.commands.parser import command
 def add(commands: Any) -> None:
     predict = command(commands, "predict", predict_rows, "use an exported model on new rows")
     predict.add_argument("model", metavar="MODEL", help="a .safetensors or .onnx file that `fedekd export` made")
-    predict.add_argument("file", metavar="FILE", help="a .csv, an .npz with x, a picture or a folder of pictures")
+    predict.add_argument("file", metavar="FILE", help="a table, an .npz with x, a picture or a folder of pictures")
     predict.add_argument("--out", metavar="FILE", help="a .csv file for the predictions (default: print them)")
     predict.add_argument("--private", metavar="NAME", help="your own private model, package.module:function")
     predict.add_argument("--proxy", metavar="NAME", help="your own proxy model, if predictions use it")

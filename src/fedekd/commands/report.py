@@ -11,17 +11,17 @@ from fedekd.errors import FedekdError
 
 
 def add(commands: Any) -> None:
-    report = command(commands, "report", write_report, "one HTML page about a run, a study or a real federation")
+    report = command(commands, "report", write_report, "write one HTML page about a run, a study or a real federation")
     report.add_argument("folder", metavar="DIR", help="the results folder of a run or a study, or a server's folder")
-    report.add_argument("other", metavar="DIR2", nargs="?", help="another run: what differs between the two")
+    report.add_argument("other", metavar="DIR2", nargs="?", help="another run: show what differs between the two")
     report.add_argument(
         "--out", metavar="FILE",
-        help="the file to write, .html or .pdf (default: report.html in DIR; of two runs difference.html)",
+        help="the file to write, .html or .pdf (default: report.html in DIR; for two runs difference.html)",
     )  # fmt: skip
-    report.add_argument("--site", metavar="NAME", help="one page to print for this site of a run, as site-NAME.html")
+    report.add_argument("--site", metavar="NAME", help="write a printable page for this site of a run, site-NAME.html")
     report.add_argument(
         "--thumbnails", action="store_true",
-        help="show training samples that a gate distrusts: rows, labels, and pictures if `run --thumbnails` kept them",
+        help="show training samples the gate distrusts: rows, labels, and pictures if `run --thumbnails` kept them",
     )  # fmt: skip
     add_choices(report)
 

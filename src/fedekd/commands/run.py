@@ -11,9 +11,9 @@ from fedekd.errors import FedekdError
 from fedekd.settings import SHORTCUTS, Settings, make_settings, read_toml
 
 GATED = {  # for every method with a gate at once; what settings.SHORTCUTS names
-    "beta": (float, "of gated methods: sharpness of the gate"),
-    "lambda_kd": (float, "of gated methods: weight of the distillation from the proxy"),
-    "energy": (str, "of gated methods: what the gate looks at: auto, kl, entropy, margin, lse, feature, squared"),
+    "beta": (float, "for gated methods: sharpness of the gate"),
+    "lambda_kd": (float, "for gated methods: weight of the distillation from the proxy"),
+    "energy": (str, "for gated methods: what the gate looks at: auto, kl, entropy, margin, lse, feature or squared"),
 }
 GROUPS = {  # every field of Settings that has an option, in one of them
     "data": (
@@ -44,7 +44,7 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     groups["training"].add_argument(
         "--workers", type=int, metavar="N",
-        help="processes for methods and seeds on a CPU (default: as many as cores where there is much to do)",
+        help="processes for methods and seeds on a CPU (default: up to one for each core, if there is enough to do)",
     )  # fmt: skip
     output = groups["output"]
     output.add_argument("--dry-run", action="store_true", help="only say what would be trained, sent and kept")
@@ -55,7 +55,7 @@ def add(commands: Any) -> None:
     output.add_argument("--show-clients", action="store_true", help="show the table of clients for each seed")
     output.add_argument("--no-report", action="store_true", help="do not write report.html")
     output.add_argument("--quiet", action="store_true", help="no progress, only the results")
-    run.add_argument("--config", metavar="FILE", help="TOML file with settings; options given here win")
+    run.add_argument("--config", metavar="FILE", help="TOML file with settings; options given here override it")
 
 
 def run_methods(given: argparse.Namespace) -> None:

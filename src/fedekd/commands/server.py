@@ -18,7 +18,7 @@ def add(commands: Any) -> None:
     init = command(actions, "init", init_server, "make a server's folder: certificates, settings, systemd unit")
     init.add_argument("folder", metavar="DIR", help="a new or empty folder")
     init.add_argument("--address", required=True, metavar="HOST:PORT", help="the address that sites will use")
-    init.add_argument("--ca", metavar="FILE", help="your authority's certificate (default: one is made, for trials)")
+    init.add_argument("--ca", metavar="FILE", help="your authority's certificate (default: make one, for trials)")
     init.add_argument("--certificate", metavar="FILE", help="your own certificate for the address")
     init.add_argument("--key", metavar="FILE", help="its private key")
     init.add_argument("--method", metavar="NAME", help="what to train (default: fedekd)")
@@ -27,15 +27,17 @@ def add(commands: Any) -> None:
     init.add_argument("--user", default="fedekd", metavar="NAME", help="user of the systemd unit (default: fedekd)")
     run = command(actions, "run", run_server, "run the federation to its end and print the report")
     run.add_argument("file", metavar="SERVER.toml", help="as `fedekd server init` made it")
-    renew = command(actions, "renew", renew_certificate, "make the server's certificate anew before it ends")
+    renew = command(actions, "renew", renew_certificate, "renew the server's certificate before it expires")
     renew.add_argument("file", metavar="SERVER.toml", help="as `fedekd server init` made it")
-    renew.add_argument("--ca-key", metavar="FILE", help="the authority's key (default: ca.key beside its certificate)")
-    renew.add_argument("--authority", action="store_true", help="the authority's certificate as well; sites get a copy")
-    add_status(actions, show_status, "server", "how far the federation is: rounds, sites, lateness, bytes, errors")
+    renew.add_argument("--ca-key", metavar="FILE", help="the authority's key (default: ca.key next to its certificate)")
+    renew.add_argument(
+        "--authority", action="store_true", help="renew the authority's certificate as well; give every site a copy"
+    )
+    add_status(actions, show_status, "server", "show how far the federation is: rounds, sites, lateness, bytes, errors")
     finish = command(actions, "finish", finish_server, "give sites that were away at the end their model and verdict")
     finish.add_argument("file", metavar="SERVER.toml", help="as `fedekd server init` made it")
     finish.add_argument(
-        "--wait", type=float, default=86_400.0, metavar="SECONDS", help="for them to come back (default: a day)"
+        "--wait", type=float, default=86_400.0, metavar="SECONDS", help="how long to wait for them (default: a day)"
     )
 
 

@@ -18,21 +18,25 @@ def add(commands: Any) -> None:
     init.add_argument("folder", metavar="DIR", help="a new or empty folder")
     init.add_argument("--name", required=True, metavar="NAME", help="the site's name, as others see it")
     init.add_argument("--server", required=True, metavar="HOST:PORT", help="the server's address")
-    init.add_argument("--data", required=True, metavar="PATH", help="its rows: a .csv, .npz, folder or dataset name")
-    init.add_argument("--target", metavar="COLUMN", help="column of a .csv to predict")
-    init.add_argument("--group", metavar="COLUMN", help="column or array that names the patient of each row")
-    init.add_argument("--task", metavar="NAME", help="classification or regression, where the data does not tell")
+    init.add_argument(
+        "--data", required=True, metavar="PATH", help="the site's rows: a table, .npz, folder or dataset name"
+    )
+    init.add_argument("--target", metavar="COLUMN", help="column of a table to predict")
+    init.add_argument("--group", metavar="COLUMN", help="column or array that says which patient each row is from")
+    init.add_argument("--task", metavar="NAME", help="classification or regression, if the data does not tell")
     init.add_argument("--private", metavar="NAME", help="your own private model, package.module:function")
     init.add_argument("--ca", metavar="FILE", help="the server's ca.crt, if you have it already")
     init.add_argument("--port", type=int, metavar="N", help="a free port on this machine (default: 9094)")
     init.add_argument("--user", default="fedekd", metavar="NAME", help="user of the systemd unit (default: fedekd)")
     key = command(
-        actions, "key", new_key, "make a new key, if the old one is lost or no longer valid (its files are kept)"
+        actions, "key", new_key, "make a new key, if the old one is lost or no longer valid (the old files are kept)"
     )
     key.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
     check = command(actions, "check", check_site, "check data, model, key, certificate, connection and clock")
     check.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
-    check.add_argument("--schema", metavar="FILE", help="the federation's schema: try data and model as joining will")
+    check.add_argument(
+        "--schema", metavar="FILE", help="the federation's schema: try data and model out as joining will"
+    )
     schema = command(
         actions, "schema", write_schema, "describe the layout of the data, without rows, for all sites to agree on"
     )
@@ -43,18 +47,22 @@ def add(commands: Any) -> None:
     )
     schema.add_argument(
         "--with-scaling", action="store_true",
-        help="include this data's means and deviations, for all to scale by (default: each site scales by its own)",
+        help="include this data's means and standard deviations, for all to scale by (default: each site uses its own)",
     )  # fmt: skip
-    accept = command(actions, "accept", accept_offer, "agree to a schema, or to other terms than before")
+    accept = command(actions, "accept", accept_offer, "agree to a schema, or to new terms")
     accept.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
     accept.add_argument(
-        "offer", nargs="?", metavar="FINGERPRINT", help="accept this offer (without: show the last one)"
+        "offer", nargs="?", metavar="FINGERPRINT", help="accept this offer (default: only show the last one)"
     )
     accept.add_argument("--schema", metavar="FILE", help="accept this schema, with the first terms that come with it")
-    add_status(actions, show_status, "site", "whether it is connected, what left it, errors and certificates")
-    audit = command(actions, "audit", show_audit, "show what the site was asked and what left it, and verify that log")
+    add_status(
+        actions, show_status, "site", "show whether the site is connected, what left it, errors and certificates"
+    )
+    audit = command(
+        actions, "audit", show_audit, "show what the site was asked and what left it, and verify the audit log"
+    )
     audit.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")
-    audit.add_argument("--json", action="store_true", help="the entries as they are kept, one JSON object a line")
+    audit.add_argument("--json", action="store_true", help="the entries as they are kept, one JSON object per line")
     audit.add_argument("--expect", metavar="HASH", help="fail unless an entry has this hash, which you noted earlier")
     verify = command(actions, "verify", verify_result, "verify the server's signature of the final model and report")
     verify.add_argument("file", metavar="SITE.toml", help="as `fedekd site init` made it")

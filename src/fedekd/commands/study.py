@@ -6,18 +6,21 @@ import argparse
 import sys
 from typing import Any
 
-from fedekd.commands.parser import command
+from fedekd.commands.parser import add_settings, command
 from fedekd.errors import FedekdError
 
 STUDY = ("data", "out", "seeds", "rounds", "epochs", "device", "precision", "engine", "chosen_by")
 
 
 def add(commands: Any) -> None:
-    study = command(commands, "study", run_study, "run a grid of datasets, alphas, seeds and methods", STUDY)
+    study = command(commands, "study", run_study, "run a grid of datasets, alphas, seeds and methods")
     study.add_argument("study", metavar="NAME", help="paper, field, joining, or a TOML file")
-    study.add_argument("--only", default="", metavar="FILTER", help="part of it, such as dataset=cifar10,method=fedekd")
+    add_settings(study, STUDY, "as in the study")
+    study.add_argument(
+        "--only", default="", metavar="FILTER", help="run a part of the grid, such as dataset=cifar10,method=fedekd"
+    )
     study.add_argument("--dry-run", action="store_true", help="only count runs, samples and bytes")
-    study.add_argument("--workers", type=int, metavar="N", help="processes on a CPU (default: as many as cores)")
+    study.add_argument("--workers", type=int, metavar="N", help="processes on a CPU (default: one for each core)")
     study.add_argument("--ray", metavar="ADDRESS", help="spread the runs over a Ray cluster (or: local)")
 
 

@@ -10,11 +10,11 @@ from fedekd.commands.parser import add_choices, command
 
 
 def add(commands: Any) -> None:
-    table = command(commands, "table", print_tables, "tables of the results as Markdown, LaTeX or CSV")
+    table = command(commands, "table", print_tables, "print tables of the results as Markdown, LaTeX or CSV")
     table.add_argument("folder", metavar="DIR", help="the results folder of a run or a study")
     table.add_argument("--format", default="markdown", choices=["markdown", "latex", "csv"], help="(default: markdown)")
-    table.add_argument("--against", choices=["paper"], help="the FedeKD paper's number beside each cell")
-    table.add_argument("--only", default="", metavar="TABLE", help="only the table whose title contains this")
+    table.add_argument("--against", choices=["paper"], help="put the FedeKD paper's number beside each cell")
+    table.add_argument("--only", default="", metavar="TABLE", help="print only the table whose title contains this")
     add_choices(table)
 
 

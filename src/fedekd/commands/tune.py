@@ -35,17 +35,17 @@ def add(commands: Any) -> None:
     add_setting(tune, "seeds", str, "seeds to tune on (default: 100-102)")
     tune.add_argument(
         "--report-seeds", default="0-9", metavar="LIST",
-        help="seeds of the results to report, never tuned on; or none (default: 0-9)",
+        help="seeds of the results to report, which are never tuned on; or none (default: 0-9)",
     )  # fmt: skip
     tune.add_argument(
         "--by", default="loss", choices=["loss", "value"], help="rank by validation loss or metric (default: loss)"
     )
     add_setting(tune, "out", str, "folder for the runs (default: fedekd-tuning)")
     tune.add_argument(
-        "--set", action="append", default=[], metavar="METHOD.PARAMETER=VALUE", help="a parameter to hold fixed"
+        "--set", action="append", default=[], metavar="METHOD.PARAMETER=VALUE", help="a parameter to keep fixed"
     )
-    tune.add_argument("--config", metavar="FILE", help="TOML file with settings; options given here win")
-    tune.add_argument("--workers", type=int, metavar="N", help="processes on a CPU (default: as many as cores)")
+    tune.add_argument("--config", metavar="FILE", help="TOML file with settings; options given here override it")
+    tune.add_argument("--workers", type=int, metavar="N", help="processes on a CPU (default: one for each core)")
 
 
 def tune_method(given: argparse.Namespace) -> None:
