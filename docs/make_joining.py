@@ -174,14 +174,14 @@ def said(every: list[Setting]) -> str:
         if label := behind.get(one.name):
             where[f"{label} is {'clearly ' * clearly[one.name]}ahead on"].append(one.in_brackets)
     left = [f"- {ahead} {', '.join(names)}" for ahead, names in where.items()]
-    at_best = " A rival that was tuned counts with its best configuration." * any(
-        one.other_configurations for one in fought
-    )
+    tuned = any(one.other_configurations for one in fought)
+    it_has = "Counting tuned rivals with their best configuration, it has" if tuned else "It has"
     return f"""`second-opinion` is clearly better than the best alone in {clear["gain"]} settings. The federation part
-of its Δ, which is what the exchange itself adds, is clearly above 0 in {clear["federation"]} in which its twin was run.
-{helped} of {count} client-runs were clearly helped and {harmed} clearly harmed. It is clearly ahead of FedAvg in
-{ahead} of {len(fought)} settings, and has a higher mean than every rival in {best}.{at_best}""" + (
-        "\nIn the others:\n\n" + "\n".join(left) if left else ""
+of its Δ, which is what the exchange itself adds, is clearly above 0 in {clear["federation"]} settings (those in which
+its twin was run). {helped} of {count} client-runs were clearly helped and {harmed} clearly harmed. It is clearly ahead
+of FedAvg in {ahead} of {len(fought)} settings.
+{it_has} a higher mean than every rival in {best}.""" + (
+        "\nIn the other settings:\n\n" + "\n".join(left) if left else ""
     )
 
 
@@ -197,7 +197,7 @@ def of_near(every: list[Setting]) -> str:
     return f"""`{NEAR}` trains and sends the same as `second-opinion`, but its clients
 [use the averaged proxy differently](method.md#near). It was run in {len(run)} settings. It is clearly ahead of
 `second-opinion` in {len(ahead)} of them{f": {' and '.join(ahead)}" if ahead else ""}.
-It is clearly behind in {behind}, and {mean} points ahead on average."""
+It is clearly behind in {behind or "none"}, and {mean} points ahead on average."""
 
 
 def with_a_choice(every: list[Setting]) -> str:

@@ -66,7 +66,7 @@ def test_what_is_said_of_chosen_configurations_follows_the_records(scripts, tent
     assert "ditto (lam=3.0) at α=0.5 is clearly ahead" in said
     assert said.endswith("A dash: the chosen one has not been run on seeds 0 to 4.")
     assert "higher mean than every rival in all 2." in page.said(tenth)
-    (said, behind) = page.said(better).split("In the others:")
+    (said, behind) = page.said(better).split("In the other settings:")
     assert "higher mean than every rival in 0 of 2." in said
     assert behind.strip().startswith("- ditto (lam=3.0) is clearly ahead on")
 
