@@ -19,7 +19,7 @@ def run(
     Takes every setting of ``fedekd run`` by its name (``methods``, ``alpha``, ``seeds``, ``rounds``, ...). Also takes
     objects where the command line takes names: a ``Dataset``, ``Method`` instances among ``methods``, and functions
     as ``private`` and ``proxy``. ``log_to`` names trackers, as ``--log-to`` does. With ``workers`` above 1, methods and
-    seeds train side by side in so many processes; a script then needs its ``if __name__ == "__main__":``.
+    seeds train in parallel in that many processes; a script then needs its ``if __name__ == "__main__":``.
     """
     from fedekd.dataset import Dataset
 

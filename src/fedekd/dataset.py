@@ -59,7 +59,7 @@ class Reading:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Rows ``x`` with labels or targets ``y``; checked and brought to the types below when it is made."""
+    """Rows ``x`` with labels or targets ``y``; checked and converted to the types below when it is created."""
 
     name: str
     task: str
@@ -87,17 +87,17 @@ class Dataset:
     part: bool = False
     """Whether these are one site's rows of a larger whole, which may lack classes."""
     gaps: bool = False
-    """Whether a table may have missing values (NaN), which ``federate`` fills by the clients' training rows."""
+    """Whether a table may have missing values (NaN), which ``federate`` fills in from the clients' training rows."""
     fill: str = "median"
     """With what: the ``median`` or the ``mean`` of a column."""
     reading: Reading = Reading()
-    """How the file was read that the rows are from."""
+    """How the file that the rows are from was read."""
     groups: RowNames | None = None
     """Which rows belong together, such as those of one patient. Rows that a public file adds have no name."""
     subgroups: RowNames | None = None
     """What results are shown by, such as sex."""
     notes: tuple[str, ...] = ()
-    """What whoever gave the rows should know of how they were read, a line each."""
+    """What the user should know about how the rows were read, a line each."""
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:

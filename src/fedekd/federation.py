@@ -34,9 +34,9 @@ class Federation:
     target_mean: float
     target_std: float
     public: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    """int64 indices into ``dataset.x`` of rows that no client has for itself and that server and clients all hold."""
+    """int64 indices into ``dataset.x`` of rows that belong to no client and that the server and all clients hold."""
     public_labelled: bool = True
-    """Where not, ``dataset.y`` is 0 in the public rows and means nothing."""
+    """If not, ``dataset.y`` is 0 in the public rows and means nothing."""
     fill: np.ndarray | None = None
     """What each missing value of a table was replaced by; None where there were none."""
 
@@ -46,5 +46,5 @@ class Federation:
 
     @property
     def held(self) -> np.ndarray:
-        """The rows of all clients together, in rising order."""
+        """The rows of all clients together, in ascending order."""
         return np.sort(np.concatenate([rows for own in self.clients for rows in (own.train, own.val, own.test)]))

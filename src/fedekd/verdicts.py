@@ -54,26 +54,26 @@ def root_mean_square(rows: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What two models made of one client's test rows, [seeds, rows, ...]: seeds of training, on the same rows."""
+    """What two models predicted for one client's test rows, [seeds, rows, ...]: seeds of training, on the same rows."""
 
     joined: np.ndarray
     alone: np.ndarray
     measure: Measure = share
     higher_is_better: bool = True
     groups: np.ndarray | None = None
-    """[rows]: rows of one number belong together."""
+    """[rows]: rows with the same number belong together."""
     strata: np.ndarray | None = None
-    """[rows]: of several clients' rows, whose each is; what is drawn for the interval has as many of each."""
+    """[rows]: which client each row is from, if several; what is drawn for the interval has as many from each."""
     margin: float | None = None
-    """Differences within it count as none; by default MARGIN, of errors in proportion to the one alone."""
+    """Differences within it count as none; by default MARGIN; for errors, a share of the error alone."""
     counted: bool = False
     """Whether the metric is a share of rows, or of pairs of rows, other than ``share`` itself."""
     folds: np.ndarray | None = None
-    """[rows]: of trainings that each test other rows, which one tested each."""
+    """[rows]: which training tested each row, where each training tests different rows."""
 
     @property
     def trainings(self) -> int:
-        """By how many the difference was found: seeds, or with one seed folds."""
+        """How many trainings found the difference: seeds or, with one seed, folds."""
         return len(self.joined) if len(self.joined) > 1 or self.folds is None else len(np.unique(self.folds))
 
 
@@ -81,28 +81,28 @@ class Comparison:
 class Verdict:
     state: str
     difference: float
-    """With the method minus alone, in the metric's own units and direction."""
+    """The result with the method minus that alone, in the metric's own units and direction."""
     low: float = math.nan
     high: float = math.nan
-    """Its 95 % interval, for this comparison alone."""
+    """The upper end of its 95 % interval, as a single comparison."""
     p: float = 1.0
-    """After Holm's method."""
+    """The p-value, adjusted by Holm's method."""
     margin: float = MARGIN
     detectable: float = math.inf
     """The smallest difference that these rows would show four times in five."""
     rows: int = 0
     seeds: int = 1
     reason: str = field(default="", compare=False)
-    """Why nothing can be said, where that is so."""
+    """Why nothing can be said, if so."""
     rows_needed: int | None = None
-    """Rows like these that would show a difference as large as the margin four times in five; None where that cannot be
-    told, or no number of rows would."""
+    """How many rows like these would show a difference as large as the margin four times in five; None if that cannot
+    be told, or no number of rows would."""
 
 
 def judge(comparisons: Sequence[Comparison], level: float = LEVEL, seed: int = 0) -> list[Verdict]:
-    """A verdict for each comparison, of all those that are shown together.
+    """A verdict for each comparison, adjusted for all those that are shown together.
 
-    A difference that is clear stays clear where it lies within the margin: its sign is known, and its size is shown.
+    A clear difference stays clear even if it lies within the margin: its sign is known, and its size is shown.
     """
     family = _Family(level, len(comparisons), [_between(one) for one in comparisons])
     found = [_measured(one, own, family, seed) for one, own in zip(comparisons, family.between, strict=True)]

@@ -43,10 +43,10 @@ def federate(
     "sites" (the dataset's own) or "auto": the sites where there are any, else dirichlet. ``clusters`` stands in
     for the K-means clusters of a regression's rows when they are known already. ``public`` is a share of the rows,
     which is set aside before the rest is dealt out, or the rows of a file: see ``find_public``. ``fraction`` is the
-    share of each client's training and validation rows that is kept, at least one to train on; the test rows all stay,
-    and a smaller fraction's rows lie within a larger one's. ``fixed`` says that runs of several training seeds share
-    these rows, so that their records are kept apart from those of runs that have rows of their own. ``fold`` says which
-    part of each client's rows is the test rows, so that all folds together test every row once. Missing values
+    share of each client's training and validation rows that is kept, at least one to train on; all test rows stay,
+    and a smaller fraction's rows are among a larger one's. ``fixed`` says that runs of several training seeds share
+    these rows, so that their records are kept apart from those of runs with rows of their own. ``fold`` says which
+    part of each client's rows is tested, so that all folds together test every row once. Missing values
     become the median of their column over all clients' training rows, so ``Federation.dataset`` is then a copy.
     """
     if partition not in KINDS:

@@ -73,8 +73,8 @@ def register_dataset(
     """Make a dataset known by ``name``.
 
     ``loader`` is given the data folder and returns a ``Dataset``. ``preset`` holds the rounds, epochs, batch size and
-    lr of a run that is told none. The rest is for ``fedekd data list``; ``find`` is given the data folder and returns
-    where the files lie, or None when they are not there. ``published`` is what ``fedekd data fetch`` downloads.
+    lr of a run that is given none. The rest is for ``fedekd data list``; ``find`` is given the data folder and returns
+    where the files are, or None when there are none. ``published`` is what ``fedekd data fetch`` downloads.
     """
     keys = (name, title or name, *aliases)
     for key in keys:

@@ -35,14 +35,14 @@ def export(
     with_rows: bool = False,
     chosen_by: ChosenBy | None = None,
 ) -> ModelMetadata:
-    """Write what a client answers with to ``to`` and its card beside it; returns what the card states.
+    """Write the model that a client predicts with to ``to``, and its card next to it; returns what the card states.
 
-    Without ``method`` it is FedeKD's, or the only method's that is no training alone; "alone" is the best that this
-    client trained alone, chosen as for verdicts: by ``chosen_by``, if not as the run was told. Without ``seed`` it is
-    the first one's.
-    ``private`` and ``proxy`` name the factories of models of one's own, which .onnx needs to draw the graph, as does
-    ``method`` as package.module:Class for a method of one's own that answers with more than the private model.
-    Some methods answer from training rows, which leave with the model only ``with_rows``.
+    Without ``method`` it is FedeKD's, or that of the only method besides training alone; "alone" is the best model that
+    this client trained alone, chosen as for verdicts: by ``chosen_by`` or, without it, as in the run. Without ``seed``
+    it is the first seed's.
+    ``private`` and ``proxy`` name the factories of your own models, which .onnx needs to draw the graph, as does
+    ``method`` as package.module:Class for your own method that predicts with more than the private model.
+    Some methods predict from training rows, which leave with the model only if ``with_rows`` is set.
     """
     target = Path(to)
     if target.suffix.lower() not in KINDS:

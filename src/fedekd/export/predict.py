@@ -61,10 +61,10 @@ def predict(
     proxy: str | None = None,
     method: str | None = None,
 ) -> Predictions:
-    """The model's answers for the rows of a table or an .npz file, a picture or a folder of pictures.
+    """The model's predictions for the rows of a table or an .npz file, a picture or a folder of pictures.
 
-    ``private`` and ``proxy`` name the factories of models of one's own, ``method`` the class of a method of one's own
-    that answers with more than its private model; an .onnx file holds its graph and needs none.
+    ``private`` and ``proxy`` name the factories of your own models, ``method`` the class of your own method that
+    predicts with more than its private model; an .onnx file holds its graph and needs none of them.
     """
     path, code = Path(model), OwnCode(private, proxy, method)
     metadata, answer = _from_onnx(path) if path.suffix.lower() == ".onnx" else _from_safetensors(path, code)

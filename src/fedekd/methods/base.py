@@ -31,11 +31,11 @@ SPLITS = ("train", "val", "public")  # the test rows are for nothing but the tes
 
 @dataclass(frozen=True)
 class Train:
-    """Train ``roles`` for the local epochs with fresh optimiser state; ``frozen`` roles only give outputs.
+    """Train ``roles`` for the local epochs with fresh optimiser state; ``frozen`` roles are only evaluated.
 
     The loss returns a scalar, or a scalar and per-sample diagnostics ({"trust": weights} is logged). Weights outside of
     ``part`` stay as they are. With ``gradients`` the mean gradient over all steps can be read afterwards. With
-    ``mixed`` all roles, frozen ones too, see rows that are mixed with others of the client's, which have no target.
+    ``mixed`` all roles, frozen ones too, see each row mixed with another of the client's; such a row has no target.
     """
 
     roles: tuple[str, ...]
@@ -73,15 +73,15 @@ class Copy:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Send something through the door under a name, combine what came, and give the answer to every client.
+    """Send something through the door under a name, combine what arrived, and give the result to every client.
 
     Without ``send``, the model of the role of that name travels, or ``part`` of it, and comes back as the mean. With
-    it, what ``send`` makes of a batch travels: {name: tensor}, of shapes that do not depend on the client's rows; the
+    it, what ``send`` makes of a batch travels: {name: tensor}, with shapes that do not depend on the client's rows; the
     batch holds the whole ``split`` and the outputs of ``roles`` on it, as in ``Remember``. ``combine`` turns uploads
-    into an answer and the server's new memory. The answer is loaded into the role ``into`` (a model's own, where a
-    model was sent), or is read from ``batch.received[name]``. With ``each`` there is one for each client: a tree with a
+    into a result and the server's new memory. The result is loaded into the role ``into`` (a model's own, if a model
+    was sent), or is read from ``batch.received[name]``. With ``each`` there is one for each client: a tree with a
     row for each upload, or a list of trees. ``refine`` trains a combined model on public rows before it is handed out.
-    A ``combine`` that is ``mean_only`` reads no single upload, so that a server that sees only sums can do it too.
+    A ``combine`` that is ``mean_only`` reads no single upload, so that a server that sees only sums can run it too.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Exchange:
 
     @property
     def target(self) -> str | None:
-        """The role that takes the answer."""
+        """The role that the result is loaded into."""
         return self.into or (None if self.send else self.name)
 
 
@@ -137,7 +137,7 @@ class Method:
     original: ClassVar[type[Method] | None] = None
 
     def steps(self, round: int) -> tuple[Step, ...]:
-        """What happens in a round, in this order; rounds count from 0."""
+        """What happens in a round, in this order; rounds are numbered from 0."""
         raise NotImplementedError(f"{type(self).__name__} needs steps(self, round)")
 
     def begin(self, client: ClientInit) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class Method:
         return {}
 
     def personalise(self) -> tuple[Train | Remember | Copy, ...]:
-        """What each client does before it answers, on a copy: the travelling state is left alone."""
+        """What each client does before it predicts, on a copy: the state that travels is left alone."""
         return ()
 
     def predict(self, batch: Batch) -> Tensor:

@@ -45,7 +45,7 @@ def no_gradient(loss: Callable[[Tree], Tensor], at: Tree) -> Tree:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Some rows: what the client's models make of them, and what it knows. The same in every engine."""
+    """Some rows, the outputs of the client's models for them, and what the client knows. The same in every engine."""
 
     task: Task
     x: Tensor | None  # the models' inputs; None where the batch is a whole split
@@ -54,8 +54,8 @@ class Batch:
     features: Mapping[str, Tensor]  # by role: what enters the last linear layer, if the method `needs_features`
     weights: Mapping[str, Tree]  # by role in the method's `reads_weights`: its trainable weights as they are now
     received: Mapping[str, Tree]
-    """By exchange: the last answer. One that went into a model is here only if the role is in `reads_weights`: its
-    trainable weights, and until the first answer those that the model began with."""
+    """By exchange: the last result. One that was loaded into a model is here only if the role is in `reads_weights`:
+    its trainable weights, and before the first result those that the model began with."""
     memory: Mapping[str, Any]
     gradients: Mapping[str, Tree]  # by role: the mean gradient of the last `Train(gradients=True)`
     uniform: Tensor  # [B, uniforms] numbers in [0, 1), the same for every method on a seed

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Uploads:
-    """What came to the server in one exchange, from the clients that took part; of models, their trainable weights."""
+    """What the server received in one exchange from the clients that took part; of models, their trainable weights."""
 
     given: Tree | Sequence[Tree]  # as `stacked` or as `each`
     weights: Tensor  # [K], their sum is 1
-    previous: Tree  # the last answer; where it goes into a model, at first what all clients begin with
+    previous: Tree  # the last result; if it goes into a model, at first what all clients begin with
     memory: Any  # what the server remembers of this exchange, at first {}
     numbers: Sequence[int]  # which clients these are
     clients: int  # of the whole federation
@@ -46,11 +46,11 @@ class Uploads:
         return self.given
 
     def mean(self, *, equally: bool = False) -> Tree:
-        """By training samples with ``--weighting samples``, unless all are to count ``equally``; else uniform."""
+        """Weighted by training samples with ``--weighting samples`` unless all should count ``equally``; else uniform."""
         return self.average(self._stacked, self._weights(equally))
 
     def mean_change(self, *, equally: bool = False) -> Tree:
-        """How far the uploaded models have moved from the last answer; exactly 0 where none has."""
+        """How far the uploaded models have moved from the last result; exactly 0 where none has."""
         moved = {name: w - self.previous[name] for name, w in self._stacked.items()}
         return self.average(moved, self._weights(equally))
 

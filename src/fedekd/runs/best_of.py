@@ -25,16 +25,19 @@ class BestOf:
     method: str
     label: str
     configurations: tuple[str, ...]
-    """To choose from: the method as it is, then the others by their parameters' values, the lowest first; no more than
-    the menu alone has entries."""
+    """To choose from: the method's defaults, then the others by their parameters' values, the lowest first; no more
+    than the menu alone has entries."""
     left_out: int
-    """How many more were run: too many, not on all seeds, or without validation results."""
+    """How many more were run, but were too many, not on all seeds, or without validation results."""
     records: tuple[Record, ...]
-    """By seed; then of its isolated twin, chosen likewise, where that was run with every configuration."""
+    """By seed; then those of its isolated twin, chosen likewise, if that was run with every configuration."""
 
 
 def best_of(records: Sequence[Record], by: ChosenBy | None = None) -> list[BestOf]:
-    """Of every method that was run as it is and with other parameters, on the same seeds. ``by`` as in ``analyse``."""
+    """One for every method that was run with its defaults and with other parameters on the same seeds.
+
+    ``by`` is what ``analyse`` calls ``chosen_by``.
+    """
     by = by or choice_of(records)
     found = [_best_of(runs, method, by) for runs in by_table(records) for method in runs]
     return [one for one in found if one is not None]

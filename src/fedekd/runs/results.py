@@ -25,7 +25,7 @@ class RunResults:
 
     records: list[Record]
     folder: Path | None = field(default=None, compare=False)
-    """Where they lie, with what was answered on the test rows where Δ is in a metric that needs it."""
+    """Where the records are, with the predictions on test rows if Δ is in a metric that needs them."""
 
     @property
     def clients(self) -> list[dict[str, Any]]:
@@ -68,7 +68,7 @@ class RunResults:
 def load(folder: str | Path, chosen_by: ChosenBy | None = None) -> RunResults:
     """The results that an earlier run left in a folder.
 
-    ``chosen_by`` is what chooses the best alone, "metric" or "loss", if not what the run was told.
+    ``chosen_by`` is what chooses the best alone, "metric" or "loss", if not what the run was given.
     """
     records = read_records(Path(folder) / "results.jsonl", chosen_by)
     if not records:

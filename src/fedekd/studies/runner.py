@@ -67,9 +67,9 @@ def run_study(
 ) -> StudyOutcome:
     """Do every run that the folder lacks.
 
-    On a GPU all runs of a dataset train in stacks, here. On a CPU they spread over ``workers`` processes of one thread
-    each (as many as there are cores; 1: this process), or over the Ray cluster at ``ray``. The observer is told of
-    runs that go on at the same time.
+    On a GPU all runs of a dataset train in stacks, in this process. On a CPU they spread over ``workers`` processes of
+    one thread each (by default one for each core; 1: this process), or over the Ray cluster at ``ray``. The observer
+    hears of runs that are under way at the same time.
     """
     if workers is not None and workers < 1:
         raise FedekdError(f"workers must be a whole number >= 1, got {workers}")

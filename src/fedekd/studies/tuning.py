@@ -115,8 +115,8 @@ def tune(
 ) -> Tuning:
     """Train the method with every combination of the grid's values and rank them on validation rows.
 
-    ``given`` are the settings of ``fedekd run`` that all share; the folder ``out`` among them keeps what is finished.
-    ``report_seeds`` are those that results will be told of, which may take no part; None: there are none.
+    ``given`` are the settings of ``fedekd run`` that all share; its folder ``out`` keeps what is finished.
+    ``report_seeds`` are those whose results will be reported, which must not be tuned on; None: there are none.
     """
     if by not in RANKED_BY:
         raise unknown("by", by, RANKED_BY)
