@@ -46,7 +46,7 @@ class Uploads:
         return self.given
 
     def mean(self, *, equally: bool = False) -> Tree:
-        """Weighted by training samples with ``--weighting samples`` unless all should count ``equally``; else uniform."""
+        """By training samples with ``--weighting samples``, unless all should count ``equally``; else uniform."""
         return self.average(self._stacked, self._weights(equally))
 
     def mean_change(self, *, equally: bool = False) -> Tree:
