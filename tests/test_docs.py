@@ -133,7 +133,7 @@ def test_the_first_page_says_what_the_records_say() -> None:
         assert said.groups() == few.groups()
     highest = re.search(r"higher mean than every rival in (\d+) of (\d+)", joining)
     assert highest
-    assert f"higher mean than every rival in {highest[1]} of the {highest[2]}\nsettings" in readme
+    assert f"higher mean than every rival in {highest[1]} of the {highest[2]} settings" in " ".join(readme.split())
     found = re.search(r"better than plain Local on (\d of \d) datasets", lines[2])
     assert found
     assert all(f"{found[1]} datasets" in text for text in (first, readme))

@@ -19,7 +19,7 @@ PARTS = {"all": None, "head": parts.Head()}
 @register("fedavg-tuned", family="personalised", cite="McMahan et al., AISTATS 2017")
 @dataclass(frozen=True)
 class FedAvgTuned(FedAvg):
-    """FedAvg, and each client tunes a copy of the average on its own rows before it answers"""
+    """FedAvg, and each client fine-tunes a copy of the average on its own rows before it predicts"""
 
     epochs: str = "local"  # of tuning: as many as in a round, or a number
     part: str = "all"  # or head: only the last layer is tuned

@@ -15,7 +15,7 @@ from fedekd.parts import AllBut, Head
 @register("fedper", family="personalised", cite="Arivazhagan et al., 2019")
 @dataclass(frozen=True)
 class FedPer(FedAvg):
-    """FedAvg of the body alone: the last layers stay at the client"""
+    """FedAvg of the body only: the last layers stay at the client"""
 
     layers: int = 1  # at the end of the model, that are personal
 

@@ -24,7 +24,7 @@ FAR = 1e9  # finite, so that a softmax of the scores has no NaN
 @register("fedproto", family="distillation", cite="Tan et al., AAAI 2022", nearest={"nearest": True})
 @dataclass(frozen=True)
 class FedProto(Method):
-    """Features drawn to the global prototype of their class; the client's own head answers"""
+    """Features drawn to the global prototype of their class; the client's own head predicts"""
 
     lam: float = 1.0  # weight of the distance to the prototypes
     nearest: bool = False  # True: answer with the nearest prototype among the classes that the client has itself

@@ -20,7 +20,7 @@ BODY = AllBut(HEAD)
 @register("fedrep", family="personalised", cite="Collins et al., ICML 2021")
 @dataclass(frozen=True)
 class FedRep(FedAvg):
-    """A shared body under heads of the clients' own, trained in turn"""
+    """A shared body under each client's own head, trained in turn"""
 
     head_epochs: int = 10  # for each round; the body has the run's local epochs
 

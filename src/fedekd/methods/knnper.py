@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @register("knnper", family="personalised", cite="Marfoq et al., ICML 2022")
 @dataclass(frozen=True)
 class KNNPer(FedAvg):
-    """FedAvg whose answers are mixed with those of the nearest of the client's training rows"""
+    """FedAvg whose predictions are mixed with those of the client's nearest training rows"""
 
     k: int = field(default=10, metadata={"low": 1})  # neighbours, or all rows where there are fewer
     lam: float = field(default=0.5, metadata={"high": 1})  # weight of the neighbours

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @register("pfedhr", family="distillation", cite="Wang et al., NeurIPS 2023")
 @dataclass(frozen=True)
 class PFedHR(Method):
-    """Learn from the network, reassembled from all clients' layers, that answers most like one's own"""
+    """Learn from the network, reassembled from all clients' layers, whose predictions are most like one's own"""
 
     alpha: float = 0.1  # weight of the distillation
     candidates: int = field(default=4, metadata={"low": 1})

@@ -27,7 +27,7 @@ ALL = FOLDS  # the place of what was fitted to all validation rows, behind what 
 @register("second-opinion", family="distillation", cite="this project")
 @dataclass(frozen=True)
 class SecondOpinion(Method):
-    """The private model's answer, weighed against an averaged proxy and a head of the client's own on it"""
+    """The private model, weighed against the averaged proxy and the client's own head on the proxy's features"""
 
     smooth: float = 0.5  # weight of the private model's label smoothing
     prior: float = 1.0  # how strongly the proxy's training corrects for the client's class counts

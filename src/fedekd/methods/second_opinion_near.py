@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @register("second-opinion-near", family="distillation", cite="this project")
 @dataclass(frozen=True)
 class SecondOpinionNear(SecondOpinion):
-    """Second opinion whose head begins as the averaged proxy's, and whose three opinions begin as equals"""
+    """Second opinion whose head starts from the averaged proxy's, and whose three opinions start with equal weights"""
 
     strengths: ClassVar[tuple[float, ...]] = (0.01, 0.1, 1.0)  # of what draws a head to the averaged one
     drawn_to: ClassVar[tuple[float, ...]] = (1 / 3, 1 / 3, 1 / 3)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @register("second-opinion-taught", family="distillation", cite="this project")
 @dataclass(frozen=True)
 class SecondOpinionTaught(SecondOpinion):
-    """The second opinion, taught to a model of the private architecture that then answers alone"""
+    """Second opinion, taught to a model of the private architecture that then predicts alone"""
 
     passes: int = field(default=30, metadata={"low": 1})  # of the pupil over the rows in a round, mixed anew each time
     keep: float = field(default=0.8, metadata={"high": 1})  # how much of the running mean stays in each round
