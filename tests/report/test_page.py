@@ -77,7 +77,7 @@ def test_a_run_has_its_headline_its_charts_and_its_settings(tmp_path, result):
     outline, charts = Outline(text), page_data(text)["charts"]
     words = " ".join(outline.words)
     assert {"clients", "methods", "curves", "holdings", "trust", "reliability", "traffic", "time"} <= set(charts)
-    assert re.search(r"fedekd: \d+ clearly harmed, \d+ clearly helped, \d+ equivalent, \d+ undecided", words)
+    assert re.search(r"fedekd: \d+ of 18 client-runs (clearly|equivalent|undecided)", words)
     assert "95 % interval" in words
     assert outline.count("main") == outline.count("nav") == outline.count("footer") == 1
     for name, attributes in outline.tags:
@@ -112,7 +112,7 @@ def test_the_headline_counts_the_four_states_and_names_the_worst(tmp_path, recor
     records = [record(name, deltas, rows=2000) for name in ("local", "fedekd", "local-smooth", "fedekd@alone")]
     text = page(save(tmp_path, records))
     words = " ".join(Outline(text).words)
-    assert "fedekd: 2 clearly harmed, 2 clearly helped, 2 equivalent, 0 undecided" in words
+    assert "fedekd: 2 of 6 clients clearly harmed, 2 clearly helped, 2 equivalent" in words
     assert "Worst off is client 5: accuracy 81.0 % alone (local), 70.0 % with the method" in words
     assert "One seed tells you about these trained models, not about the method" in words
     assert "assumed independent" in words
@@ -133,7 +133,7 @@ def test_the_headline_counts_the_four_states_and_names_the_worst(tmp_path, recor
 def test_a_row_or_two_harm_nobody(tmp_path, record):
     text = page(save(tmp_path, [record(m, (0.05, -0.04, 0.03), rows=30) for m in ("local", "fedekd")]))
     words = " ".join(Outline(text).words)
-    assert "fedekd: 0 clearly harmed, 0 clearly helped, 0 equivalent, 3 undecided" in words
+    assert "fedekd: 3 of 3 clients undecided" in words
     assert 'class="harm' not in text
     assert 'class="help' not in text
     assert "which may be chance: its 30 test rows can only show" in words
@@ -141,7 +141,7 @@ def test_a_row_or_two_harm_nobody(tmp_path, record):
 
 def test_old_records_are_told_by_sign_alone(tmp_path, record):
     text = page(save(tmp_path, [record("local"), record("fedekd")]))
-    assert "fedekd: 1 of 6 harmed by sign alone" in text
+    assert "fedekd: 1 of 6 clients harmed by sign alone" in text
     assert "do not hold the test rows" in text
     assert 'class="harm' not in text
 
