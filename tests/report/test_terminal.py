@@ -71,7 +71,7 @@ def test_the_four_states_and_what_a_client_should_do(record: Make) -> None:
         "  mean over clients: Δ against Local 0.0 [−0.3 to +0.3], gain over the best alone 0.0 [−0.3 to +0.3]" in text
     )
     table = text[text.index("95 % interval") :]
-    assert " ".join(row(table, "0 ")) == "0 2,000 90.0 local 95.0 +5.0 +4.1 to +6.0 0.6 clearly helped"
+    assert " ".join(row(table, "0 ")) == "0 2,000 90.0 95.0 +5.0 +4.1 to +6.0 0.6 clearly helped"
     assert row(table, "1 ")[-2:] == ["clearly", "harmed"]
     assert row(table, "2 ")[-1] == row(table, "3 ")[-1] == "equivalent"
     assert "  0: join: with fedekd its accuracy is 5.0 points better than alone (local), 95 % interval" in text

@@ -70,14 +70,14 @@ def state_columns(rows: Sequence[SummaryRow], methods: Sequence[MethodTransfer])
     by = {method.label: method for method in methods}
     found = [by.get(row["label"]) for row in rows]
     if not any(one and one.states for one in found):
-        cells = [StyledText(f"{one.by_sign}/{one.client_runs}" if one else "") for one in found]
+        cells = [StyledText(f"{one.by_sign:,}/{one.client_runs:,}" if one else "") for one in found]
         return [SummaryColumn("harmed, by sign alone", cells)] if methods else []
     colours = {HELPED: GOOD, HARMED: BAD}
     return [
         SummaryColumn(
             STATES[state],
             [
-                StyledText(f"{one.states[state]}/{sum(one.states.values())}", colour if one.states[state] else "")
+                StyledText(f"{one.states[state]:,}/{sum(one.states.values()):,}", colour if one.states[state] else "")
                 if one and one.states
                 else StyledText("")
                 for one in found
