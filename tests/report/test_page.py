@@ -425,3 +425,42 @@ def test_figures_in_heat_maps_can_be_read_on_every_shade(theme, most):
 @pytest.mark.parametrize("ink", ["ink", "soft", "muted", "help", "harm", "accent"])
 def test_text_has_the_contrast_of_wcag_aa(theme, ground, ink):
     assert contrast(parts_of(theme[ink]), parts_of(theme[ground])) >= 4.5
+
+
+def test_compared_with_plain_local_nothing_is_called_the_best_alone(tmp_path, record):
+    plain = page(save(tmp_path / "plain", [record(m, rows=100) for m in ("local", "fedekd")]))
+    words = " ".join(Outline(plain).words)
+    assert "over training alone" in words
+    assert "Δ against Local" in words
+    assert "gain over the best alone" not in words
+    assert "gain over Local at the chosen rounds" not in words  # it is Δ again
+    clients = page_data(plain)["charts"]["clients"]
+    assert "best alone" not in {column["title"] for column in clients["columns"]}
+    menu = page(save(tmp_path / "menu", [record(m, rows=100) for m in ("local", "local-smooth", "fedekd")]))
+    assert "gain over the best alone" in " ".join(Outline(menu).words)
+
+
+def test_of_very_many_clients_those_that_gain_nothing_are_not_drawn(tmp_path, record):
+    records = [record(m, (0.0, -0.2, 0.1), rows=200) for m in ("local", "fedekd")]
+    for one in records:
+        same, lost, won = one["clients"]
+        one["clients"] = [{**{30: lost, 40: won}.get(k, same), "id": str(k)} for k in range(60)]
+    text = page(save(tmp_path, records))
+    clients = page_data(text)["charts"]["clients"]
+    assert [row[clients["fields"].index("client")] for row in clients["rows"]["0|0"]] == ["30", "40"]
+    assert "at most 40 are shown: those that lose and gain most" in " ".join(Outline(text).words)
+
+
+def test_clients_are_drawn_in_their_order_also_where_one_has_no_interval(tmp_path, record):
+    """Vega-Lite takes the names from the first layer that has any."""
+    clients = page_data(page(save(tmp_path, [record(m, rows=60) for m in ("local", "fedekd")])))["charts"]["clients"]
+    rows = [layer for layer in clients["spec"]["layer"] if "data" not in layer]
+    assert "transform" not in rows[0]
+    assert any("transform" in layer for layer in rows)
+
+
+def test_what_is_advised_on_one_seed_says_so(tmp_path, record):
+    records = [record(m, rows=60, seed=seed) for m in ("local", "fedekd") for seed in (3, 7)]
+    words = " ".join(Outline(page(save(tmp_path, records))).words)
+    assert re.search(r"Seed 3: \d+ should join", words)
+    assert re.search(r"Seed 7: \d+ should join", words)

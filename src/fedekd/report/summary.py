@@ -14,7 +14,7 @@ from fedekd.runs.aggregate import SummaryRow
 from fedekd.runs.records import Record
 from fedekd.runs.summary import summary_columns
 from fedekd.runs.transfer import MethodTransfer
-from fedekd.runs.verdict_text import PARTS, counts, told, who
+from fedekd.runs.verdict_text import counts, parts_told, told, who
 from fedekd.units import Unit, blocks
 
 ENOUGH_SEEDS = 5  # of fewer, the interval is so wide that zero within it says little
@@ -53,12 +53,14 @@ def _average(method: MethodTransfer, unit: Unit) -> str:
 def parts(method: MethodTransfer, unit: Unit) -> Text:
     """Δ taken apart into recipe and federation, and the gain over the best alone, as means over clients."""
     known = {}
-    for part, found in method.summary.items():
+    for part, name in parts_told(method).items():
+        found = method.summary[part]
         low_high = found["interval"] or found["over_rows"]
         sure = f" [{' to '.join(unit.delta(x) for x in low_high)}]" if low_high else ""
-        known[part] = f"{PARTS[part]} {unit.delta(found['mean'])}{sure}"
+        known[part] = f"{name} {unit.delta(found['mean'])}{sure}"
     within = ", ".join(known[part] for part in ("recipe", "federation") if part in known)
-    return Text(f"  mean over clients: {known['delta']}{f' ({within})' if within else ''}, {known['gain']}")
+    gain = f", {known['gain']}" if "gain" in known else ""
+    return Text(f"  mean over clients: {known['delta']}{f' ({within})' if within else ''}{gain}")
 
 
 def trust(records: Sequence[Record]) -> Text | None:

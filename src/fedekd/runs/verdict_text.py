@@ -120,6 +120,21 @@ def told(method: MethodTransfer) -> str:
     return f"{method.by_sign:,} of {count(method.client_runs, who(method))} harmed by sign alone"
 
 
+def parts_told(method: MethodTransfer) -> dict[str, str]:
+    """What its summary's parts are called; compared with plain Local alone, a gain that is Δ again is left out."""
+    names = {part: PARTS[part] for part in method.summary}
+    if len(method.menu) < 2:
+        names["gain"] = "gain over Local at the chosen rounds"
+        if method.summary["gain"] == method.summary["delta"]:
+            del names["gain"]
+    return names
+
+
+def best_alone(methods: Iterable[MethodTransfer]) -> str:
+    """What a gain is over."""
+    return "the best it can do alone" if any(len(method.menu) > 1 for method in methods) else "training alone"
+
+
 def who(method: MethodTransfer) -> str:
     """What is counted; where every seed splits the data anew, a client is another one on each."""
     return "client" if method.one_split and (method.states or len(method.seeds) == 1) else "client-run"

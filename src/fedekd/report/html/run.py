@@ -16,12 +16,13 @@ from fedekd.runs.records import DoubtedSample, PublicPart
 from fedekd.runs.subgroups import HEADS
 from fedekd.runs.summary import Deltas, interval_of, state_columns
 from fedekd.runs.verdict_text import STATES, independence
+from fedekd.settings import MANY
 from fedekd.units import BAD, GOOD, duration, volume
 from fedekd.verdicts import HARMED, HELPED
 
 NO_DETAILS = (
-    "This folder holds results but no details of rounds, trust weights and samples: `fedekd run` leaves them, studies "
-    "and older versions do not."
+    "This folder holds results but no details of rounds, trust weights and samples: fedekd run leaves them, but not of "
+    f"{MANY:,} clients or more; studies and older versions do not."
 )
 
 
