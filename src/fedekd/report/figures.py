@@ -108,7 +108,7 @@ CONFIG: Spec = {
     "background": "white",
     "font": "Liberation Sans, Arial, Helvetica, sans-serif",
     "view": {"stroke": None},
-    "axis": {**WORDS, **AXIS, "titleFontWeight": 400, "titlePadding": 8, "labelPadding": 5},
+    "axis": {**WORDS, **AXIS, "titleFontWeight": 400, "titlePadding": 8, "labelPadding": 5, "labelFlush": False},
     "legend": {**WORDS, "titleFontWeight": 400, "symbolSize": 90, "offset": 8},
     "text": {"color": LIGHT["ink"], "fontSize": 12},
 }

@@ -39,7 +39,7 @@
     return {
       background: null, font, view: { stroke: null },
       axis: { ...words, gridColor: colour("grid"), domainColor: colour("line"), tickColor: colour("line"),
-        titleFontWeight: 400, titlePadding: 8, labelPadding: 5 },
+        titleFontWeight: 400, titlePadding: 8, labelPadding: 5, labelFlush: false },
       legend: { ...words, titleFontWeight: 400, symbolSize: 90, offset: 8, ...(narrow ? { columns: 1 } : {}) },
       text: { color: colour("ink"), fontSize: 12 },
     };
