@@ -17,6 +17,7 @@ from fedekd.cli import main
 from fedekd.errors import FedekdError
 from fedekd.export.card import verdict
 from fedekd.report import palette
+from fedekd.report.html.chart import slant
 from fedekd.report.page import write_page
 from fedekd.report.terminal import print_result
 from fedekd.runs import command_file
@@ -464,3 +465,28 @@ def test_what_is_advised_on_one_seed_says_so(tmp_path, record):
     words = " ".join(Outline(page(save(tmp_path, records))).words)
     assert re.search(r"Seed 3: \d+ should join", words)
     assert re.search(r"Seed 7: \d+ should join", words)
+
+
+def test_sections_that_show_one_seed_say_so(tmp_path, result):
+    words = "For the seed that is chosen at the top."
+    assert words not in page(save(tmp_path / "one", result(2, 1, rows=60).records))
+    records = result(2, 3, rows=60).records
+    for one in records:
+        one["partition"] |= {"seed": 0, "fixed": True, "fingerprint": "0f"}
+    text = page(save(tmp_path / "three", records))
+    sections = {part.split('"', 1)[0]: part for part in text.split('<section id="')[1:]}
+    assert {name for name, part in sections.items() if words in part} >= {"learning", "data", "energy", "trust-weights"}
+    assert not any(words in sections[name] for name in ("sites", "all", "cost", "settings"))
+
+
+@pytest.mark.parametrize(
+    ("labels", "angle"),
+    [
+        (["no disease", "disease"], 0),
+        ([str(k) for k in range(10)], 0),
+        (["no finding", "effusion", "nodule"], -35),
+        ([], 0),
+    ],
+)
+def test_names_above_columns_are_level_where_they_have_room(labels, angle):
+    assert slant(labels) == angle

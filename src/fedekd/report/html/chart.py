@@ -157,9 +157,15 @@ def lines_of(field: str | int, step: int) -> Spec:
 
 
 def names(field: str, **axis: Any) -> Spec:
-    """A vertical axis of names in the order of the rows."""
-    plain = {"title": None, "ticks": False, "domain": False, "labelLimit": 220}
+    """A vertical axis of names in the order of the rows. Its title is not written over the longest ones."""
+    plain = {"title": None, "ticks": False, "domain": False, "labelLimit": 220, "maxExtent": 240}
     return {"field": field, "type": "nominal", "sort": None, "axis": {**plain, **axis}}
+
+
+def slant(labels: Sequence[str]) -> int:
+    """The angle of names above columns: level where they have room on a phone, too."""
+    longest = max(map(len, labels), default=0)
+    return 0 if longest <= 3 or longest * len(labels) <= 24 else -35
 
 
 SIZES = "datum.value ? replace(format(datum.value, '~s'), regexp('([a-zA-Z]?)$'), ' $1B') : '0'"  # of an axis of bytes

@@ -176,13 +176,13 @@ def _spec(scale: MetricScale, columns: Sequence[ChartColumn], band: bool) -> Spe
     layers: list[Spec] = [
         zero_line(),
         {  # before the intervals, which not every client has: the names are in the order of the first layer
-            "mark": {"type": "point", "filled": True, "size": 125, "opacity": 1},
-            "encoding": {"x": x, "color": state_colour(), "shape": state_shape()},
+            "mark": {"type": "text", "align": "left", "dx": 12, "fontWeight": 600, "aria": False},
+            "encoding": {"x": {"value": "width"}, "text": {"field": "said"}, "color": state_colour()},
         },
         *([interval] if band else []),
         {
-            "mark": {"type": "text", "align": "left", "dx": 12, "fontWeight": 600, "aria": False},
-            "encoding": {"x": {"value": "width"}, "text": {"field": "said"}, "color": state_colour()},
+            "mark": {"type": "point", "filled": True, "size": 125, "opacity": 1},
+            "encoding": {"x": x, "color": state_colour(), "shape": state_shape()},
         },
     ]
     encoding = {"y": names("client", grid=True), "tooltip": tooltip(columns)}

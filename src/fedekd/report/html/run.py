@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from fedekd.report.html import calibration, clients, confusion, cost, holdings, learning, methods, reliability, trust
@@ -53,7 +54,18 @@ def run_page(data: RunData, notes: Sequence[str], thumbnails: bool) -> Page:
     sections.append(Section("settings", "Settings", [_settings(data)]))
     choices = [*data.choices(), *filter(None, [confusion.client_choice(data)])]
     title = f"{data.first['dataset']}: did joining help?"
-    return Page(title, kicker(data), hero, [s for s in sections if s.parts], choices, notes)
+    shown = [_of_seed(section) if len(data.seeds) > 1 else section for section in sections if section.parts]
+    return Page(title, kicker(data), hero, shown, choices, notes)
+
+
+def _of_seed(section: Section) -> Section:
+    """The section, with the words that it is about one seed where all of it is."""
+    follows = [
+        part.follows if isinstance(part, Chart) else getattr(part.content, "follows", ()) for part in section.parts
+    ]
+    if not all("seed" in names for names in follows):
+        return section
+    return replace(section, intro=f"{section.intro} For the seed that is chosen at the top.".strip())
 
 
 def _gate(data: RunData, thumbnails: bool) -> list[Section]:
