@@ -43,7 +43,7 @@ def test_one_seed_shows_every_client(record: Make) -> None:
     assert row(text, "1 ")[-1] == "0.0"
     assert [line.split()[-2:] for line in text.splitlines() if line.startswith("client")] == [["with", "Δ"]]
     assert row(text, "2 ") == ["2", "102", "32", "86.4", "85.2", "−1.2"]
-    assert row(text, "fedekd ") == ["fedekd", "+1.6", "−1.2", "−0.6", "1/6", "87.1", "84.0", "2.5", "MB", "12", "s"]
+    assert row(text, "fedekd ") == ["fedekd", "+1.6", "1/6", "−1.2", "−0.6", "87.1", "84.0", "2.5", "MB", "12", "s"]
     assert "fedekd: 1 of 6 clients harmed by sign alone" in text
     assert "do not hold the test rows" in text
     assert "results of 2 runs in out/results.jsonl" in text
@@ -57,7 +57,7 @@ def test_rmse_reads_the_other_way_round(record: Make) -> None:
     assert "RMSE (lower is better)" in text
     assert "P90" in text
     assert "P10" not in text
-    assert row(text, "fedekd ")[1:4] == ["−0.17", "+1.50", "+1.20"]
+    assert row(text, "fedekd ")[1:5] == ["−0.17", "1/3", "+1.50", "+1.20"]
     worse = [record(m, [8.0] * 3, local=55.0, metric="rmse", rows=200) for m in ("local", "fedekd")]
     assert "fedekd: 3 of 3 clients clearly harmed" in (text := text_of(RunResults(worse)))
     assert "  0: stay alone: with fedekd its RMSE is 8.00 worse than alone (local), 95 % interval +" in text
@@ -230,3 +230,11 @@ def test_partitions_without_an_alpha(record: Make) -> None:
 
 def test_nothing_to_show() -> None:
     assert text_of(RunResults([])) == ""
+
+
+def test_who_is_helped_and_who_is_harmed_stand_in_one_table_at_80_columns(record: Make) -> None:
+    names = ("local", "local-smooth-quarter", "second-opinion", "second-opinion@alone")
+    runs = [record(name, rows=100, seed=seed) for seed in range(3) for name in names]
+    heads = [line for line in text_of(RunResults(runs), width=80).splitlines() if "clearly" in line and ":" not in line]
+    assert len(heads) == 1
+    assert heads[0].split() == ["clearly", "clearly"]

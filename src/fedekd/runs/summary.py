@@ -55,9 +55,9 @@ def summary_columns(rows: Sequence[SummaryRow], methods: Sequence[MethodTransfer
         columns.append(SummaryColumn("95 % interval", [_interval(r, unit) for r in rows], whole=True))
     return [
         *columns,
+        *state_columns(rows, methods),
         delta("Worst Δ", "worst_delta"),
         delta(f"{unit.tail} Δ", "tail_delta"),
-        *state_columns(rows, methods),
         value(f"mean {unit.name}", "mean"),
         value(f"worst {unit.name}", "worst"),
         plain("sent", [_sent(r["bytes_up"] + r["bytes_down"]) for r in rows]),
