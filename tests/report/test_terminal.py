@@ -232,6 +232,18 @@ def test_nothing_to_show() -> None:
     assert text_of(RunResults([])) == ""
 
 
+def test_a_folded_line_of_advice_is_indented(record: Make) -> None:
+    """Or one cannot see where the next client begins."""
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    print_result(console, RunResults([record(m, rows=30) for m in ("local", "fedekd")]))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    advice = lines[next(i for i, line in enumerate(lines) if line.startswith("  0: undecided: ")) :]
+    advice = advice[: advice.index("")]
+    assert len(advice) > 6
+    assert sum(re.match(r"  \d: ", line) is not None for line in advice) == 6
+    assert all(re.match(r"  \d: |    \S", line) and len(line) <= 80 for line in advice)
+
+
 def test_who_is_helped_and_who_is_harmed_stand_in_one_table_at_80_columns(record: Make) -> None:
     names = ("local", "local-smooth-quarter", "second-opinion", "second-opinion@alone")
     runs = [record(name, rows=100, seed=seed) for seed in range(3) for name in names]
