@@ -61,6 +61,7 @@ class Chart:
     open: bool = False  # whether its table is shown from the start
     half: bool = False  # two stand side by side where there is room
     small: str = ""  # what must be known to be exact, below the chart
+    hint: str = ""  # what a reader of the page can do, which is not for a printed figure
     name: str = ""  # of its file among the figures, where that is not its id
 
     def data(self) -> dict[str, Any]:

@@ -99,14 +99,15 @@ def gains(data: RunData) -> Chart:
         f"What each client gains with the chosen method over {best_alone(methods)}; further {better} is better. Colour "
         "and ▲ or ▼ mark what is clear; ■ is equivalent, ● undecided."
     )
-    small = ""
+    small = hint = ""
     if floors:
         small += "Floor: the same answer for every row, the commonest class or the mean of its training rows. "
     if banded:
         about += " Lines are 95 % intervals of the gain: the fewer test rows, the wider."
         small += " ".join(caveats(methods, data.unit)[:2])
     if not data.one_split and len(data.seeds) > 1:
-        about += " Every seed splits the data anew: choose one above; the page opens with the worst."
+        about += " Every seed splits the data anew."
+        hint = "Choose one above; the page opens with the worst."
     count = max((len(group) for group in every.values()), default=0)
     shown = max((len(group) for group in rows.values()), default=0)
     if shown < count:
@@ -120,6 +121,7 @@ def gains(data: RunData) -> Chart:
         rows,
         follows(data),
         small=small,
+        hint=hint,
         open=True,
         empty="No client loses or gains anything.",
     )
