@@ -224,6 +224,10 @@ class MetricScale:
     def delta_title(self) -> str:
         return "Δ, points" if self.unit.percent else f"Δ of {self.unit.name}"
 
+    def ways(self, title: str) -> str:
+        """The title of an axis of differences, with which way is better."""
+        return f"{title} ({'worse ← → better' if self.unit.higher_is_better else 'better ← → worse'})"
+
     @property
     def interval_columns(self) -> list[ChartColumn]:
         return [ChartColumn("low", "95 % from", self.delta), ChartColumn("high", "95 % to", self.delta)]

@@ -192,9 +192,7 @@ def _spec(scale: MetricScale, columns: Sequence[ChartColumn], band: bool) -> Spe
 
 
 def gain_title(scale: MetricScale) -> str:
-    unit = "points" if scale.unit.percent else scale.unit.name
-    ways = "worse ← → better" if scale.unit.higher_is_better else "better ← → worse"
-    return f"gain, {unit} ({ways})"
+    return scale.ways(f"gain, {'points' if scale.unit.percent else scale.unit.name}")
 
 
 def ranks(data: RunData) -> Chart | None:
