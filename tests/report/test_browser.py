@@ -342,6 +342,15 @@ def test_it_prints_in_light_and_within_the_paper(visit, run):
     assert not wide(page)
 
 
+def test_on_a_tablet_no_column_is_out_of_sight(visit, run):
+    """The last one is the verdict."""
+    page = visit(run, 768)
+    hidden = "one => one.scrollWidth > one.clientWidth + 1"
+    tables = page.locator("#sites .scroll:visible, #all .scroll:visible").all()
+    assert len(tables) == 3
+    assert not any(table.evaluate(hidden) for table in tables)
+
+
 @axe.needs_axe
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light")])
 def test_nobody_is_left_out(visit, run, tmp_path, width, scheme, study_page):
