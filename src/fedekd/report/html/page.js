@@ -262,12 +262,14 @@
   button.addEventListener("click", () => { root.dataset.theme = dark() ? "light" : "dark"; themed(); });
   prefers.addEventListener("change", themed);
 
+  const PAGE = 50; // rows, about as many as a sheet of paper holds
+  const long = (one) => (one.matches(".data") ? rowsOf(charts[one.closest("figure").id]) : [...one.querySelectorAll("tbody tr")]).length > PAGE;
   let before, closed = [];
   addEventListener("beforeprint", () => {
     before = root.dataset.theme;
     root.dataset.theme = "light";
-    closed = [...document.querySelectorAll("details:not([open])")];
-    closed.forEach((one) => { one.open = true; }); // paper shows every table
+    closed = [...document.querySelectorAll("details:not([open])")].filter((one) => !long(one));
+    closed.forEach((one) => { one.open = true; }); // paper shows every table that fits a page
     drawAll();
   });
   addEventListener("afterprint", () => {
