@@ -21,7 +21,7 @@ from fedekd.data.registry import recipe
 from fedekd.report.paper_tables import make_tables, paper_figures
 from fedekd.report.table_formats import render
 from fedekd.runs.aggregate import usual_settings
-from fedekd.runs.findings import LEGEND, PARTS, Finding, findings, headline, losses, not_known
+from fedekd.runs.findings import PARTS, Finding, findings, headline, legend, losses, not_known
 from fedekd.runs.results import load
 from fedekd.runs.store import read_failures
 from fedekd.runs.transfer import MethodTransfer, analyse
@@ -149,7 +149,7 @@ def _findings(found: list[Finding]) -> list[str]:
         "",
         table(["dataset", *PARTS.values()], rows),
         "",
-        " ".join([LEGEND, "In points of accuracy; on the last two datasets RMSE, where lower is better.", *notes]),
+        " ".join([legend(), "In points of accuracy; on the last two datasets RMSE, where lower is better.", *notes]),
         "",
     ]
 

@@ -342,6 +342,29 @@ def test_it_prints_in_light_and_within_the_paper(visit, run):
     assert not wide(page)
 
 
+def test_on_paper_no_table_takes_pages(visit, tmp_path):
+    """Every round of every client is for the screen."""
+    records = [make_record(name, [0.01] * 20, rows=60) for name in ("local", "fedekd")]
+    page = visit(write_page(save(tmp_path, records)))
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.wait_for_function("document.querySelectorAll('figure table').length > 3")
+    found = page.evaluate(
+        "[...document.querySelectorAll('figure')].map((one) => [one.id, one.querySelector('.data').open])"
+    )
+    shown = {name for name, is_open in found if is_open}
+    assert {"clients", "methods", "curves", "holdings"} <= shown
+    assert "client-curves" not in shown
+
+
+def test_on_a_tablet_no_column_is_out_of_sight(visit, run):
+    """The last one is the verdict."""
+    page = visit(run, 768)
+    hidden = "one => one.scrollWidth > one.clientWidth + 1"
+    tables = page.locator("#sites .scroll:visible, #all .scroll:visible").all()
+    assert len(tables) == 3
+    assert not any(table.evaluate(hidden) for table in tables)
+
+
 @axe.needs_axe
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light")])
 def test_nobody_is_left_out(visit, run, tmp_path, width, scheme, study_page):

@@ -47,6 +47,7 @@ def test_what_differs_and_for_whom(tmp_path, record, capsys):
 def test_means_over_seeds_have_an_interval(tmp_path, record):
     words = said(*folders(tmp_path, record, seeds=3))
     assert "90.5 87.2 −3.3 −3.3 to −3.3" in words
+    assert "Mean accuracy, b minus a, in points: local 0.0 (0.0 to 0.0); fedekd −3.3 (−3.3 to −3.3)." in words
     assert "On 3 seeds both have the same clients and test rows" in words
 
 

@@ -146,3 +146,16 @@ def test_watching_a_federation_does_not_wait(
     assert "belongs to a federation of real sites: `fedekd server status`" in error
     assert ("site/state/log`" if "site" in given else "fed/elsewhere/log`") in error
     assert error.count("\n") == 1
+
+
+def test_what_is_drawn_as_clear_is_what_the_headline_counts(server: Path) -> None:
+    """One interval of twenty leaves out zero, which is chance: no mark says otherwise."""
+    usual = {"metric": "accuracy", "delta": -0.1, "low": -0.2, "high": -0.01}
+    sites = [{"name": "north", **usual}, *({**usual, "name": f"{k}", "high": 0.01} for k in range(19))]
+    put(server / "elsewhere" / "report.json", {**REPORT, "sites": sites})
+    assert main(["report", str(server)]) == 0
+    text = (server / "elsewhere" / "report.html").read_text()
+    assert "0 clearly harmed, 0 clearly helped, 20 undecided" in text
+    chart = page_data(text)["charts"]["deltas"]
+    assert {row[chart["fields"].index("effect")] for row in chart["rows"][""]} == {"undecided"}
+    assert 'class="harmed"' not in text

@@ -17,7 +17,11 @@ BEGINS = {"pdf": b"%PDF", "svg": b"<svg", "png": b"\x89PNG"}
 def test_a_run_gives_all_its_figures(tmp_path, result, format, metric):
     *paths, captions = write_figures(save(tmp_path, result(3, 2, metric=metric).records), format)
     assert {path.stem for path in paths} >= RUN
-    assert captions.read_text(encoding="utf-8").count("## ") == len(paths)
+    said = captions.read_text(encoding="utf-8")
+    assert said.count("## ") == len(paths)
+    assert "Chosen: method fedekd, split (seed) 0." in said
+    assert "Point at" not in said  # which nobody can do on paper
+    assert "Choose one above" not in said
     assert all(path.parent == tmp_path / "figures" and path.suffix == f".{format}" for path in paths)
     assert all(path.read_bytes().startswith(BEGINS[format]) for path in paths)
 

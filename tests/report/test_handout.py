@@ -45,7 +45,7 @@ def test_few_rows_decide_nothing(tmp_path, record):
     folder = save(tmp_path, [record(m, (0.05, -0.04), rows=30) for m in ("local", "fedekd")])
     words = said(folder, "0")
     assert "Whether client 0 should join is not yet known" in words
-    assert "points above alone (local), which may be chance: its 30 test rows can only show a difference" in words
+    assert "points above alone (local), which may be chance: its 30 test rows can only show about" in words
 
 
 def test_what_cannot_be_told_is_said_in_a_line(tmp_path, folder, record, capsys):

@@ -17,6 +17,7 @@ from fedekd.cli import main
 from fedekd.errors import FedekdError
 from fedekd.export.card import verdict
 from fedekd.report import palette
+from fedekd.report.html.chart import slant
 from fedekd.report.page import write_page
 from fedekd.report.terminal import print_result
 from fedekd.runs import command_file
@@ -77,7 +78,7 @@ def test_a_run_has_its_headline_its_charts_and_its_settings(tmp_path, result):
     outline, charts = Outline(text), page_data(text)["charts"]
     words = " ".join(outline.words)
     assert {"clients", "methods", "curves", "holdings", "trust", "reliability", "traffic", "time"} <= set(charts)
-    assert re.search(r"fedekd: \d+ clearly harmed, \d+ clearly helped, \d+ equivalent, \d+ undecided", words)
+    assert re.search(r"fedekd: \d+ of 18 client-runs (clearly|equivalent|undecided)", words)
     assert "95 % interval" in words
     assert outline.count("main") == outline.count("nav") == outline.count("footer") == 1
     for name, attributes in outline.tags:
@@ -112,7 +113,7 @@ def test_the_headline_counts_the_four_states_and_names_the_worst(tmp_path, recor
     records = [record(name, deltas, rows=2000) for name in ("local", "fedekd", "local-smooth", "fedekd@alone")]
     text = page(save(tmp_path, records))
     words = " ".join(Outline(text).words)
-    assert "fedekd: 2 clearly harmed, 2 clearly helped, 2 equivalent, 0 undecided" in words
+    assert "fedekd: 2 of 6 clients clearly harmed, 2 clearly helped, 2 equivalent" in words
     assert "Worst off is client 5: accuracy 81.0 % alone (local), 70.0 % with the method" in words
     assert "One seed tells you about these trained models, not about the method" in words
     assert "assumed independent" in words
@@ -133,7 +134,7 @@ def test_the_headline_counts_the_four_states_and_names_the_worst(tmp_path, recor
 def test_a_row_or_two_harm_nobody(tmp_path, record):
     text = page(save(tmp_path, [record(m, (0.05, -0.04, 0.03), rows=30) for m in ("local", "fedekd")]))
     words = " ".join(Outline(text).words)
-    assert "fedekd: 0 clearly harmed, 0 clearly helped, 0 equivalent, 3 undecided" in words
+    assert "fedekd: 3 of 3 clients undecided" in words
     assert 'class="harm' not in text
     assert 'class="help' not in text
     assert "which may be chance: its 30 test rows can only show" in words
@@ -141,7 +142,7 @@ def test_a_row_or_two_harm_nobody(tmp_path, record):
 
 def test_old_records_are_told_by_sign_alone(tmp_path, record):
     text = page(save(tmp_path, [record("local"), record("fedekd")]))
-    assert "fedekd: 1 of 6 harmed by sign alone" in text
+    assert "fedekd: 1 of 6 clients harmed by sign alone" in text
     assert "do not hold the test rows" in text
     assert 'class="harm' not in text
 
@@ -425,3 +426,67 @@ def test_figures_in_heat_maps_can_be_read_on_every_shade(theme, most):
 @pytest.mark.parametrize("ink", ["ink", "soft", "muted", "help", "harm", "accent"])
 def test_text_has_the_contrast_of_wcag_aa(theme, ground, ink):
     assert contrast(parts_of(theme[ink]), parts_of(theme[ground])) >= 4.5
+
+
+def test_compared_with_plain_local_nothing_is_called_the_best_alone(tmp_path, record):
+    plain = page(save(tmp_path / "plain", [record(m, rows=100) for m in ("local", "fedekd")]))
+    words = " ".join(Outline(plain).words)
+    assert "over training alone" in words
+    assert "Δ against Local" in words
+    assert "gain over the best alone" not in words
+    assert "gain over Local at the chosen rounds" not in words  # it is Δ again
+    clients = page_data(plain)["charts"]["clients"]
+    assert "best alone" not in {column["title"] for column in clients["columns"]}
+    menu = page(save(tmp_path / "menu", [record(m, rows=100) for m in ("local", "local-smooth", "fedekd")]))
+    assert "gain over the best alone" in " ".join(Outline(menu).words)
+
+
+def test_of_very_many_clients_those_that_gain_nothing_are_not_drawn(tmp_path, record):
+    records = [record(m, (0.0, -0.2, 0.1), rows=200) for m in ("local", "fedekd")]
+    for one in records:
+        same, lost, won = one["clients"]
+        one["clients"] = [{**{30: lost, 40: won}.get(k, same), "id": str(k)} for k in range(60)]
+    text = page(save(tmp_path, records))
+    clients = page_data(text)["charts"]["clients"]
+    assert [row[clients["fields"].index("client")] for row in clients["rows"]["0|0"]] == ["30", "40"]
+    assert "at most 40 are shown: those that lose and gain most" in " ".join(Outline(text).words)
+
+
+def test_clients_are_drawn_in_their_order_also_where_one_has_no_interval(tmp_path, record):
+    """Vega-Lite takes the names from the first layer that has any."""
+    clients = page_data(page(save(tmp_path, [record(m, rows=60) for m in ("local", "fedekd")])))["charts"]["clients"]
+    rows = [layer for layer in clients["spec"]["layer"] if "data" not in layer]
+    assert "transform" not in rows[0]
+    assert any("transform" in layer for layer in rows)
+
+
+def test_what_is_advised_on_one_seed_says_so(tmp_path, record):
+    records = [record(m, rows=60, seed=seed) for m in ("local", "fedekd") for seed in (3, 7)]
+    words = " ".join(Outline(page(save(tmp_path, records))).words)
+    assert re.search(r"Seed 3: \d+ should join", words)
+    assert re.search(r"Seed 7: \d+ should join", words)
+
+
+def test_sections_that_show_one_seed_say_so(tmp_path, result):
+    words = "For the seed that is chosen at the top."
+    assert words not in page(save(tmp_path / "one", result(2, 1, rows=60).records))
+    records = result(2, 3, rows=60).records
+    for one in records:
+        one["partition"] |= {"seed": 0, "fixed": True, "fingerprint": "0f"}
+    text = page(save(tmp_path / "three", records))
+    sections = {part.split('"', 1)[0]: part for part in text.split('<section id="')[1:]}
+    assert {name for name, part in sections.items() if words in part} >= {"learning", "data", "energy", "trust-weights"}
+    assert not any(words in sections[name] for name in ("sites", "all", "cost", "settings"))
+
+
+@pytest.mark.parametrize(
+    ("labels", "angle"),
+    [
+        (["no disease", "disease"], 0),
+        ([str(k) for k in range(10)], 0),
+        (["no finding", "effusion", "nodule"], -35),
+        ([], 0),
+    ],
+)
+def test_names_above_columns_are_level_where_they_have_room(labels, angle):
+    assert slant(labels) == angle

@@ -139,3 +139,18 @@ def test_watch(capsys: pytest.CaptureFixture[str], record: Make) -> None:
     assert capsys.readouterr() == ("", "")
     with watch() as plain:
         assert isinstance(plain, Lines)
+
+
+def test_of_very_many_runs_only_some_are_told(
+    record: Make, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    watcher = Lines()
+    watcher.observe(RunsPlanned([("local", seed, 600) for seed in range(50)]))
+    for seed in range(50):
+        now += 1.0
+        watcher.observe(RunStarted("local", seed, 600, 3, 0))
+        watcher.observe(RunFinished(record("local", seed=seed), False))
+    told = [line.split("/50")[0] for line in capsys.readouterr().err.splitlines()[1:]]
+    assert told == [str(k) for k in range(5, 51, 5)]

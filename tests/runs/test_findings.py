@@ -9,7 +9,7 @@ from statistics import fmean
 import pytest
 
 from fedekd import metrics
-from fedekd.runs.findings import Finding, findings, headline, losses, not_known, told
+from fedekd.runs.findings import Finding, findings, headline, legend, losses, not_known, told
 from fedekd.runs.results import load
 from made_records import make_record as made
 
@@ -130,3 +130,8 @@ def test_on_one_dataset_a_method_may_beat_plain_local_and_not_the_best_alone():
     assert headline([unclear]) == words
     nothing = of(study({"fedekd": 0.02, "fedekd@alone": 0.0}))
     assert "the recipe without exchange 0.00 (0.00 to 0.00)." in nothing.sentence()
+
+
+def test_a_legend_explains_what_the_table_has_and_no_more():
+    assert legend(("delta",)).endswith("paired by seed. Δ: the method minus plain Local.")
+    assert all(part in legend() for part in ("recipe", "federation", "smoothed alone", "gain", "over half the λ"))

@@ -11,6 +11,8 @@ import fedekd
 from fedekd import verdicts
 from fedekd.data.partition import Fold, cut
 from fedekd.errors import FedekdError
+from fedekd.export.export import export
+from fedekd.report.page import write_handout
 from fedekd.runs.folds import end_to_end
 from fedekd.runs.row_results import rows_of
 from fedekd.runs.subgroups import by_subgroup
@@ -183,3 +185,14 @@ def test_luck_in_training_raises_few_alarms():
             alarms[how] += any(v.state in (verdicts.HELPED, verdicts.HARMED) for v in verdicts.judge(some))
     assert alarms["by folds"] <= 6  # 5 % of 300 such families; of 60 rarely more than 6
     assert alarms["by rows alone"] > 9
+
+
+def test_what_a_site_gets_does_not_take_one_fold_for_all_rows(run, tmp_path):
+    words = write_handout(run.folder, "Hungary", tmp_path / "site.html").read_text(encoding="utf-8")
+    row = next(client for client in run.records[0]["clients"] if client["id"] == "Hungary")
+    assert f"{row['n_test']} test rows in each of 3 folds, and {PATIENTS['Hungary']} of its rows were tested" in words
+    export(run.folder, "Hungary", tmp_path / "m.safetensors", method="fedavg")
+    card = (tmp_path / "m.card.md").read_text()
+    assert f"| accuracy on this model's {row['n_test']} test rows | |" in card
+    assert f", on {PATIENTS['Hungary']} test rows over 3 seeds | " in card
+    assert f"{row['n_test']} to test, in fold 1 of 3" in card

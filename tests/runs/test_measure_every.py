@@ -88,9 +88,36 @@ def test_a_table_of_clients_stays_short(digits, tmp_path):
     text = console.export_text()
     assert len(text.splitlines()) < LINES + 8
     assert "that lose and gain most, of 1,000" in text
-    shown = worst_and_best([client["delta"] for client in crowd[-1]["clients"]])
+    shown = worst_and_best([[client["delta"] for client in crowd[-1]["clients"]]])
     assert len(shown) == LINES
     assert f"client-{shown[0]}" in text
+
+
+def test_of_very_many_clients_those_are_shown_that_any_method_moves(digits, tmp_path):
+    """Not those that happen to be first and last where most gain nothing."""
+    records = run(settings(tmp_path, rounds=1, methods=["fedavg", "fedekd"]), Observer(), digits).records
+
+    def crowd(moved):
+        many = [{**records[0]["clients"][0], "id": f"client-{k}", "delta": 0.0} for k in range(1000)]
+        return [
+            {
+                **record,
+                "clients": [{**one, "delta": moved.get((record["method"], k), 0.0)} for k, one in enumerate(many)],
+            }
+            for record in records
+        ]
+
+    def said(records):
+        console = Console(record=True, width=100)
+        print_clients(console, records, Unit.of(records))
+        return console.export_text()
+
+    text = said(crowd({("fedavg", 500): -0.8, ("fedekd", 700): 0.1}))
+    assert "the 2 that lose and gain most, of 1,000" in text
+    assert "client-500" in text
+    assert "client-700" in text
+    assert "client-0" not in text
+    assert said(crowd({})) == "none of 1,000 loses or gains; all of them are in results.jsonl\n\n"
 
 
 def test_on_a_cpu_models_are_made_for_those_of_very_many_clients_that_take_part(digits, tmp_path, monkeypatch):

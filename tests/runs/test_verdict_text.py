@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from fedekd.runs.transfer import analyse
-from fedekd.runs.verdict_text import STATES, Advice, advice_by_client, advise, caveats, counted, decided
+from fedekd.runs.verdict_text import STATES, Advice, advice_by_client, advise, alone_label, caveats, counted, decided
 from fedekd.units import Unit
 from fedekd.verdicts import EQUIVALENT, HARMED, HELPED, UNDECIDED, Verdict
 from made_records import make_record
@@ -38,7 +41,7 @@ SAME, OPEN = verdict(EQUIVALENT, 0.001, -0.01, 0.01), verdict(UNDECIDED, 0.03, -
         (
             [OPEN],
             "undecided",
-            "a difference of about 10.0 points or more; one of 2.0 points would take about 2,500 rows",
+            "its 100 test rows can only show about 10.0 points or more; 2.0 points would take about 2,500",
         ),
         (
             [verdict(UNDECIDED)],
@@ -48,10 +51,10 @@ SAME, OPEN = verdict(EQUIVALENT, 0.001, -0.01, 0.01), verdict(UNDECIDED, 0.03, -
         (
             [verdict(UNDECIDED, seeds=2, rows_needed=None)],
             "undecided",
-            "its 100 test rows and 2 seeds can only show a difference of about 10.0 points or more; one of 2.0 points "
-            "would take more rows and more seeds",
+            "its 100 test rows and 2 seeds can only show about 10.0 points or more; 2.0 points would take more rows "
+            "and more seeds",
         ),
-        ([verdict(UNDECIDED, rows_needed=100)], "undecided", "a difference of about 10.0 points or more"),
+        ([verdict(UNDECIDED, rows_needed=100)], "undecided", "can only show about 10.0 points or more"),
         ([verdict(UNDECIDED, rows=3, reason="only 3 test rows")], "undecided", "nothing is said of fewer than 5"),
         ([verdict(HELPED, 0.005, 0.001, 0.009)], "join", "less than the margin of 2.0 points"),
     ],
@@ -84,7 +87,11 @@ def test_the_menu_says_who_cannot_choose_from_it() -> None:
 
 def test_the_headline() -> None:
     states = {HELPED: 2, HARMED: 0, EQUIVALENT: 1, UNDECIDED: 3}
-    assert counted(states) == "0 clearly harmed, 2 clearly helped, 1 equivalent, 3 undecided"
+    assert counted(states) == "2 clearly helped, 1 equivalent, 3 undecided"
+    assert counted(states, "client") == "2 of 6 clients clearly helped, 1 equivalent, 3 undecided"
+    assert counted({UNDECIDED: 1, **dict.fromkeys((HELPED, HARMED, EQUIVALENT), 0)}, "client") == (
+        "1 of 1 client undecided"
+    )
     some = [Advice("join", ""), Advice("undecided", "")]
     assert decided(some) == "1 should join, 0 should stay alone, 1 is undecided"
 
@@ -117,3 +124,16 @@ def test_the_same_is_said_of_records_of_errors() -> None:
     assert found == {"0": "join", "1": "stay alone", "2": "stay alone"}
     assert "2 % of the RMSE alone" in caveats(methods, unit)[1]
     assert set(methods[0].states) == set(STATES)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "words"),
+    [
+        (["local", "local-smooth", "local-smooth"], "local-smooth on 2 of 3 seeds"),
+        (["local"] * 5, "local"),
+        (["local"], "local"),
+    ],
+)
+def test_what_seeds_choose_differently_is_named_with_how_often(chosen: list[str], words: str) -> None:
+    client: Any = SimpleNamespace(alone=[SimpleNamespace(label=label) for label in chosen])
+    assert alone_label(client) == words

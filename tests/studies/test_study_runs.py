@@ -219,9 +219,9 @@ def test_the_tally_knows_how_long_it_takes(monkeypatch):
     record = {"dataset": "d", "alpha": 0.5, "seed": 0, "label": "local", "method": "local", "mean": 0.5, "seconds": 50}
     record |= {"metric": "accuracy", "clients": []}
     tally.observe(RunFinished(record, cached=False))
-    assert told[-1] == "1/3 d α=0.5 local, seed 0: mean accuracy 50.0 %, 50 s (0:10:00 left)"
+    assert told[-1] == "1/3 d α=0.5 local, seed 0: mean accuracy 50.0 %, 50 s (about 10 min left)"
     tally.observe(RunFailed("fedekd", 0, 200, "d fedekd: diverged"))
-    assert told[-1] == "2/3 FAILED d fedekd: diverged (0:03:20 left)"
+    assert told[-1] == "2/3 FAILED d fedekd: diverged (about 3 min left)"
     now[0] += 61
     tally.observe(ClientTrained(0, "0", 50))
     assert told[-1].startswith("2/3 training (")

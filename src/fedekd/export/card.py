@@ -104,8 +104,11 @@ def _comparison(metadata: ModelMetadata, records: Sequence[Record], folder: Path
     alone = {"metric": metadata.about.get("metric", "accuracy"), "clients": [{"local": local}]}
     unit = Unit.of([_own(metadata, records) or alone])
     percent, points = (" %", " points") if unit.percent else ("", "")
+    _, client = _analysed(metadata, records, folder)
+    several = client is not None and len(client.seeds) > 1  # then the verdict is over more than this model
+    rows = f"this model's {metadata.about.get('n_test', '?')}" if several else "its"
     lines = [
-        f"| {unit.name} on its test rows | |",
+        f"| {unit.name} on {rows} test rows | |",
         "| --- | --- |",
         f"| trained alone (Local) | {unit.value(local)}{percent} |",
         f"| {metadata.method} | {unit.value(value)}{percent} |",
@@ -114,10 +117,10 @@ def _comparison(metadata: ModelMetadata, records: Sequence[Record], folder: Path
     if metadata.round and metadata.round[0] != metadata.round[1]:
         when = "this model: after round {} of {}".format(*metadata.round)
         lines.append(f"| {when} | {unit.value(metadata.number('value_at_round'))}{percent} |")
-    _, client = _analysed(metadata, records, folder)
     if client is not None and client.verdict is not None:
         gain = f"{unit.delta(client.parts['gain'])}{points}, 95 % interval {interval(client.verdict, unit)}"
-        lines.append(f"| gain over the best alone ({_plain(alone_label(client))}) | {gain} |")
+        over = f", on {client.n_test:,} test rows over {len(client.seeds)} seeds" if several else ""
+        lines.append(f"| gain over the best alone ({_plain(alone_label(client))}){over} | {gain} |")
     elif (site := _of_site(metadata, folder)) is not None and "gain" in site and "alone" in site:
         best = f"{site['alone']['label']} after round {site['alone']['round']}"
         lines.append(f"| gain over the best alone ({_plain(best)}) | {unit.delta(site['gain'])}{points} |")
@@ -150,11 +153,10 @@ def verdict(metadata: ModelMetadata, records: Sequence[Record], folder: Path | N
     words = [
         f"{metadata.method}: {STATES[client.verdict.state]}: {own.reason}.",
         f"Should this client join? {best.decision.capitalize()}{why}.",
-        *caveats(methods, unit),
     ]
     if best.decision == STAY:
-        words.insert(2, _best_alone(records, folder))
-    return " ".join(words)
+        words.append(_best_alone(records, folder))
+    return "\n\n".join(map(" ".join, (words, caveats(methods, unit))))
 
 
 def _best_alone(records: Sequence[Record], folder: Path | None) -> str:
@@ -239,7 +241,8 @@ def _data(metadata: ModelMetadata, record: Record | None) -> list[str]:
     if split and split["kind"] == "dirichlet":
         how = f"dealt out by a Dirichlet distribution, α = {split['alpha']}, seed {split['seed']}"
     sizes = [f"{metadata.about.get('n_' + part, '?')} {name}" for part, name in PARTS.items()]
-    lines = [f"- dataset: {metadata.about.get('dataset', '?')}", f"- rows of this client: {', '.join(sizes)}"]
+    fold = f", in fold {split.get('fold', 0) + 1} of {split['folds']}" if split and "folds" in split else ""
+    lines = [f"- dataset: {metadata.about.get('dataset', '?')}", f"- rows of this client: {', '.join(sizes)}{fold}"]
     return [*lines, f"- clients: {split['clients']}, {how}"] if split and how else lines
 
 

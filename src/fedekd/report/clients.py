@@ -11,7 +11,7 @@ from rich.text import Text
 
 from fedekd.report.tables import Column, print_columns
 from fedekd.runs.records import Record
-from fedekd.runs.transfer import ClientTransfer, MethodTransfer, needs_federation
+from fedekd.runs.transfer import MethodTransfer, needs_federation
 from fedekd.runs.verdict_text import STATES, alone_label, interval
 from fedekd.units import BAD, GOOD, Unit
 from fedekd.verdicts import HARMED, HELPED, Verdict
@@ -22,8 +22,11 @@ COLOURS = {HELPED: GOOD, HARMED: BAD}
 
 def print_clients(console: Console, records: Sequence[Record], unit: Unit) -> None:
     """``records`` are one seed's, each of another method on the same split."""
-    shown = worst_and_best([c["delta"] for c in records[-1]["clients"]])
+    joined = [record for record in records if needs_federation(record)]
+    shown = worst_and_best([[c["delta"] for c in record["clients"]] for record in joined or records])
     every = len(records[0]["clients"])
+    if not shown:
+        return _say_fewer(console, 0, every)
     records = [{**r, "clients": [r["clients"][k] for k in shown]} for r in records]
     clients = records[0]["clients"]
     keys = [
@@ -41,18 +44,24 @@ def print_clients(console: Console, records: Sequence[Record], unit: Unit) -> No
     _say_fewer(console, len(shown), every)
 
 
-def worst_and_best(gains: Sequence[float]) -> list[int]:
-    """Which clients a table shows: all, or of very many those that lose and that gain most, in their own order."""
-    if len(gains) <= LINES:
-        return list(range(len(gains)))
-    order = sorted((k for k, gain in enumerate(gains) if math.isfinite(gain)), key=lambda k: gains[k])
-    return sorted({*order[: LINES // 2], *order[-LINES // 2 :]})
+def worst_and_best(gains: Sequence[Sequence[float]]) -> list[int]:
+    """Which clients a table shows: all, or of very many those that lose and that gain most, in their own order.
+
+    ``gains`` are by method, then by client; the one that moves a client furthest counts.
+    """
+    number = len(gains[0])
+    if number <= LINES:
+        return list(range(number))
+    moved = sorted((one, k) for some in gains for k, one in enumerate(some) if math.isfinite(one) and one)
+    order = [k for _, k in moved]
+    ends = (list(dict.fromkeys(some))[: LINES // 2] for some in (order, order[::-1]))
+    return sorted({k for end in ends for k in end})
 
 
 def _say_fewer(console: Console, shown: int, every: int) -> None:
     if shown < every:
-        line = f"the {shown} that lose and gain most, of {every:,}; all of them are in results.jsonl"
-        console.print(Text(line, "dim"), soft_wrap=not console.is_terminal)
+        which = f"the {shown} that lose and gain most, of {every:,}" if shown else f"none of {every:,} loses or gains"
+        console.print(Text(f"{which}; all of them are in results.jsonl\n", "dim"), soft_wrap=not console.is_terminal)
 
 
 def _method(record: Record, unit: Unit) -> Column:
@@ -68,27 +77,27 @@ def _method(record: Record, unit: Unit) -> Column:
 def print_verdicts(console: Console, method: MethodTransfer, unit: Unit) -> None:
     """A line for each client, or for each client and seed where every seed splits the data anew."""
     every_one = [client for client in method.clients if client.verdict is not None]
-    clients = [every_one[k] for k in worst_and_best([client.parts["gain"] for client in every_one])]
+    clients = [every_one[k] for k in worst_and_best([[client.parts["gain"] for client in every_one]])]
+    if not clients:
+        return _say_fewer(console, 0, len(every_one))
     keys = [Column("client", [client.client for client in clients], "left")]
     if not method.one_split:
         keys.append(Column("seed", [", ".join(map(str, client.seeds)) for client in clients]))
     judged = [client.verdict for client in clients if client.verdict is not None]
     columns = [
         Column("n test", [f"{client.n_test:,}" for client in clients], style="dim"),
-        Column("alone", [_alone(client, unit) for client in clients], "left"),
+        Column("alone", [unit.value(fmean(one.value for one in client.alone)) for client in clients]),
         Column("with", [unit.value(fmean(one.value for one in client.joined)) for client in clients]),
         Column("gain", [unit.delta(client.parts["gain"]) for client in clients]),
         Column("95 % interval", [interval(verdict, unit) for verdict in judged], whole=True),
         Column("can show", [_least(verdict, unit) for verdict in judged]),
         Column("verdict", [Text(STATES[v.state], COLOURS.get(v.state, "")) for v in judged], "left"),
     ]
+    if len(method.menu) > 1 and not (method.one_split and len(every_one) <= LINES):  # else the advice names it
+        columns.append(Column("best alone", [alone_label(client) for client in clients], "left"))
     print_columns(console, keys, columns)
     _say_fewer(console, len(clients), len(every_one))
 
 
 def _least(verdict: Verdict, unit: Unit) -> str:
     return unit.delta(verdict.detectable).lstrip("+") if math.isfinite(verdict.detectable) else ""
-
-
-def _alone(client: ClientTransfer, unit: Unit) -> str:
-    return f"{unit.value(fmean(one.value for one in client.alone))} {alone_label(client)}"

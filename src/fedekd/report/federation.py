@@ -22,7 +22,7 @@ def print_report(console: Console, report: FederationReport) -> None:
         console.print("\n".join([verdicts(report), *by_loss(report)]))
     elif report.known:
         console.print(by_interval(report))
-        console.print("clearly: the 95 % interval of Δ leaves out zero")
+        console.print("clearly: at the 5 % level over all sites that share their Δ (Holm's method)")
     for name, budget in report.budgets().items():
         console.print(f"{name}: {budget}")
     traffic = f"{volume(report.bytes_up)} up, {volume(report.bytes_down)} down"

@@ -32,17 +32,18 @@ def write_figures(
         raise unknown("format", format, FORMATS)
     target = Path(out) if out else Path(folder) / "figures"
     paths, captions = [], []
-    for name, spec in _figures(make_page(folder), method, seed):
+    for name, spec, told in _figures(make_page(folder), method, seed):
         path = target / f"{_plain(name)}.{format}"
         write_whole(path, _drawn(spec, format))
         paths.append(path)
-        captions.append(f"## {path.name}\n{spec['description']}\n")
+        captions.append(f"## {path.name}\n{spec['description']}{told}\n")
     write_whole(target / "captions.md", "\n".join(captions).encode())
     return [*paths, target / "captions.md"]
 
 
-def _figures(page: Page, method: str | None, seed: int | None) -> Iterator[tuple[str, Spec]]:
-    """Every chart for the chosen method and seed, and for each option of the page's other choices."""
+def _figures(page: Page, method: str | None, seed: int | None) -> Iterator[tuple[str, Spec, str]]:
+    """Every chart for the chosen method and seed, and for each option of the page's other choices; with what is chosen
+    in words."""
     choices = {choice.name: choice for choice in page.choices}
     if "seed" not in choices and (method is not None or seed is not None):
         raise FedekdError("--method and --seed are for the figures of one run; a study's figures hold them all")
@@ -70,7 +71,14 @@ def _figures(page: Page, method: str | None, seed: int | None) -> Iterator[tuple
             chosen = {name: options[name][0] for name in options} | dict(zip(chart.follows, numbers, strict=True))
             words = {name: choices[name].options[number] for name, number in chosen.items()}
             apart = [words[name] for name in chart.follows if len(options.get(name, ())) > 1]
-            yield "-".join([chart.name or chart.id, *map(_plain, apart)]), _spec(chart, content["spec"], rows, words)
+            own = [_told(choices[name].label, words[name]) for name in (*chart.marks, *chart.follows) if name in words]
+            told = f" Chosen: {', '.join(own)}." if own else ""
+            name = "-".join([chart.name or chart.id, *map(_plain, apart)])
+            yield name, _spec(chart, content["spec"], rows, words), told
+
+
+def _told(label: str, option: str) -> str:
+    return option if option.startswith(label) else f"{label.lower()} {option}"
 
 
 def _spec(chart: Chart, content: Spec, rows: list[Row], words: dict[str, str]) -> Spec:
@@ -108,7 +116,7 @@ CONFIG: Spec = {
     "background": "white",
     "font": "Liberation Sans, Arial, Helvetica, sans-serif",
     "view": {"stroke": None},
-    "axis": {**WORDS, **AXIS, "titleFontWeight": 400, "titlePadding": 8, "labelPadding": 5},
+    "axis": {**WORDS, **AXIS, "titleFontWeight": 400, "titlePadding": 8, "labelPadding": 5, "labelFlush": False},
     "legend": {**WORDS, "titleFontWeight": 400, "symbolSize": 90, "offset": 8},
     "text": {"color": LIGHT["ink"], "fontSize": 12},
 }

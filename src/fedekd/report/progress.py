@@ -29,6 +29,7 @@ from fedekd.runs.records import Record
 from fedekd.units import duration
 
 QUIET_SECONDS = 60.0  # between plain lines about one long run
+MANY_RUNS, BUSY_SECONDS = 20, 5.0  # of so many runs no more than one plain line in so long
 
 
 @contextmanager
@@ -103,7 +104,7 @@ class Watcher(Observer):
             if self.goal is not None:
                 self.eta.done = self.goal
             self._stop(event.record["label"], event.record["seed"])
-            self.show_line(self.summary(event.record))
+            self.show_finished(event.record)
         self.show(urgent=False)
 
     def on_run_failed(self, event: RunFailed) -> None:
@@ -113,8 +114,8 @@ class Watcher(Observer):
     def on_note(self, event: Note) -> None:
         self.show_line(event.line)
 
-    def summary(self, record: Record) -> str:
-        return outcome(record)
+    def show_finished(self, record: Record) -> None:
+        self.show_line(outcome(record))
 
     def left(self) -> str:
         """The time left, in words; nothing where it is not known."""
@@ -135,7 +136,7 @@ class Watcher(Observer):
 
 
 class Lines(Watcher):
-    """A line when a run ends, and one a minute while a long one lasts."""
+    """A line when a run ends, and one a minute while a long one lasts; of very many runs only some."""
 
     wrote = 0.0
 
@@ -161,8 +162,10 @@ class Lines(Watcher):
             one = f"{self.label}, seed {self.seed}: round {event.round + 1} of {self.rounds}"
             self.show_line(f"{self._together() if len(self.running) > 1 else one}{self._then()}")
 
-    def summary(self, record: Record) -> str:
-        return f"{self.finished}/{self.runs} {outcome(record)}{self._then()}"
+    def show_finished(self, record: Record) -> None:
+        busy = self.runs > MANY_RUNS and time.monotonic() - self.wrote < BUSY_SECONDS
+        if not busy or self.finished == self.runs:
+            self.show_line(f"{self.finished}/{self.runs} {outcome(record)}{self._then()}")
 
     def _then(self) -> str:
         left = self.left()

@@ -14,8 +14,8 @@ from fedekd.runs.aggregate import SummaryRow
 from fedekd.runs.records import Record
 from fedekd.runs.summary import summary_columns
 from fedekd.runs.transfer import MethodTransfer
-from fedekd.runs.verdict_text import PARTS, STATES
-from fedekd.units import Unit, blocks, count
+from fedekd.runs.verdict_text import counts, parts_told, told, who
+from fedekd.units import Unit, blocks
 
 ENOUGH_SEEDS = 5  # of fewer, the interval is so wide that zero within it says little
 
@@ -30,14 +30,12 @@ def print_summary(console: Console, rows: Sequence[SummaryRow], analysed: Sequen
 
 
 def verdict(method: MethodTransfer, unit: Unit) -> Text:
-    """One line about one method: the four states, or by sign alone where the records do not hold the test rows."""
+    """One line about one method: who is in which state, or by sign alone where the records hold no test rows."""
     text = Text.assemble((method.label, "bold"), ": ")
     if not method.states:
-        noun = "client-run" if len(method.seeds) > 1 else "client"
-        text.append(f"{method.by_sign} of {count(method.client_runs, noun)} harmed by sign alone")
-    for k, (state, words) in enumerate(STATES.items() if method.states else ()):
-        found = method.states[state]
-        text.append(", " if k else "").append(f"{found:,} {words}", COLOURS.get(state, "") if found else "")
+        text.append(told(method))
+    for k, (state, words) in enumerate(counts(method.states, who(method)).items() if method.states else ()):
+        text.append(", " if k else "").append(words, COLOURS.get(state, ""))
     if len(method.seeds) > 1:
         text.append(f"; {_average(method, unit)}")
     return text
@@ -55,12 +53,14 @@ def _average(method: MethodTransfer, unit: Unit) -> str:
 def parts(method: MethodTransfer, unit: Unit) -> Text:
     """Δ taken apart into recipe and federation, and the gain over the best alone, as means over clients."""
     known = {}
-    for part, found in method.summary.items():
+    for part, name in parts_told(method).items():
+        found = method.summary[part]
         low_high = found["interval"] or found["over_rows"]
         sure = f" [{' to '.join(unit.delta(x) for x in low_high)}]" if low_high else ""
-        known[part] = f"{PARTS[part]} {unit.delta(found['mean'])}{sure}"
+        known[part] = f"{name} {unit.delta(found['mean'])}{sure}"
     within = ", ".join(known[part] for part in ("recipe", "federation") if part in known)
-    return Text(f"  mean over clients: {known['delta']}{f' ({within})' if within else ''}, {known['gain']}")
+    gain = f", {known['gain']}" if "gain" in known else ""
+    return Text(f"  mean over clients: {known['delta']}{f' ({within})' if within else ''}{gain}")
 
 
 def trust(records: Sequence[Record]) -> Text | None:

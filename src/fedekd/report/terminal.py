@@ -47,17 +47,19 @@ def _print_one(console: Console, records: Sequence[Record], folder: Path | None,
             print_clients(console, on_seed, unit)
     analysed, rows = analyse(records, folder), aggregate(records, folder)
     print_summary(console, rows, analysed, unit)
+    tables = False
     for method in analysed:
         _say(console, verdict(method, unit))
-        _say(console, parts(method, unit))
-        if method.states and (method.one_split or show_clients):
+        _say(console, parts(method, unit), 4)
+        if tables := bool(method.states) and (method.one_split or show_clients):
             console.print()
             print_verdicts(console, method, unit)
-    _print_advice(console, analysed, unit)
-    for subgroups in by_subgroup(records, folder):
+    if not tables:
         console.print()
+    for subgroups in by_subgroup(records, folder):
         for row in subgroups.text().splitlines():
             _say(console, Text(row, "bold" if row == subgroups.told else ""))
+        console.print()
     by_label = {group[0]["label"]: group for group in grouped(records, "label")}
     for method in analysed:
         if line := trust(by_label[method.label]):
@@ -65,8 +67,9 @@ def _print_one(console: Console, records: Sequence[Record], folder: Path | None,
     floors = any(client.get("floor") is not None for record in records for client in record["clients"])
     shown = [FLOOR] if floors and (len(seeds) == 1 or show_clients) else []
     for note in (legend(unit, rows, chooses_rounds(records[0])), *shown, *caveats(analysed, unit)):
-        _say(console, Text(note, "dim"))
+        _say(console, Text(note, "dim"), 2)
     console.print()
+    _print_advice(console, analysed, unit)
 
 
 def _print_advice(console: Console, analysed: Sequence[MethodTransfer], unit: Unit) -> None:
@@ -74,20 +77,20 @@ def _print_advice(console: Console, analysed: Sequence[MethodTransfer], unit: Un
     advice = advice_by_client(analysed, unit)
     if not advice:
         return
-    if len(advice) > LINES or not all(method.one_split for method in analysed):
-        _say(
-            console,
-            Text.assemble(
-                ("should a client join?", "bold"), f" of {len(advice):,} client-runs: {decided(advice.values())}"
-            ),
-        )
-        return
-    _say(console, Text("should a client join?", "bold"))
-    for (client, _), (decision, reason) in advice.items():
+    one_split = all(method.one_split for method in analysed)
+    number = count(len(advice), "client" if one_split else "client-run")
+    _say(console, Text.assemble(("should a client join?", "bold"), f" of {number}: {decided(advice.values())}"), 2)
+    for (client, _), (decision, reason) in advice.items() if one_split and len(advice) <= LINES else ():
         style = {JOIN: GOOD, STAY: "bold"}.get(decision, "")
-        _say(console, Text.assemble(f"  {client}: ", (decision, style), f": {reason}"))
+        _say(console, Text.assemble(f"  {client}: ", (decision, style), f": {reason}"), 4)
+    console.print()
 
 
-def _say(console: Console, line: Text) -> None:
-    """A line of prose: folded at words on a terminal, left whole in a file."""
-    console.print(line, soft_wrap=not console.is_terminal)
+def _say(console: Console, line: Text, hang: int = 0) -> None:
+    """A line of prose: folded at words on a terminal, further lines indented by ``hang``; left whole in a file."""
+    if not console.is_terminal:
+        console.print(line, soft_wrap=True)
+        return
+    first, *others = line.wrap(console, console.width - hang) or [line]
+    for part in (first, *(Text(" " * hang) + other for other in others)):
+        console.print(part)

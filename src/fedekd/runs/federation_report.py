@@ -132,25 +132,32 @@ class FederationReport:
 
     @property
     def surely_harmed(self) -> int:
-        """Those whose Δ lies beyond the chance of their test rows, at 5 % over all sites that tell its interval."""
-        return sum(harm > 0 for harm in self._clear_harms())
+        return sum(state == HARMED for state in self.interval_states.values())
 
     @property
     def surely_helped(self) -> int:
-        return sum(harm < 0 for harm in self._clear_harms())
+        return sum(state == HELPED for state in self.interval_states.values())
 
-    def _clear_harms(self) -> list[float]:
-        """The middles of the intervals that are clear after Holm's method, turned so that positive is harm.
+    @property
+    def interval_states(self) -> dict[str, str]:
+        """By name, of the sites that share their Δ: whether it lies beyond the chance of their test rows.
+
+        At 5 % over all sites that tell its interval (Holm's method).
 
         A p-value is told only with a verdict; here it is the one that a normal distribution gives an interval of 95 %.
         """
-        told = [(site.get("low"), site.get("high")) for site in self.known]
-        ends = [(a, b) for a, b in told if a is not None and b is not None]
-        middles, halves = [(a + b) / 2 for a, b in ends], [abs(b - a) / 2 for a, b in ends]
+        told = [(site.get("name", "?"), site.get("low"), site.get("high")) for site in self.known]
+        ends = [(name, a, b) for name, a, b in told if a is not None and b is not None]
+        middles, halves = [(a + b) / 2 for _, a, b in ends], [abs(b - a) / 2 for _, a, b in ends]
         in_halves = [abs(m) / half if half else math.inf if m else 0.0 for m, half in zip(middles, halves, strict=True)]
         normal = NormalDist()
         p_values = holm([2 * normal.cdf(normal.inv_cdf(LEVEL / 2) * far) for far in in_halves])
-        return [self.unit.harm(m) for m, p in zip(middles, p_values, strict=True) if p < LEVEL]
+        clear = {
+            name: HARMED if self.unit.harm(middle) > 0 else HELPED
+            for (name, *_), middle, p in zip(ends, middles, p_values, strict=True)
+            if p < LEVEL
+        }
+        return {name: clear.get(name, UNDECIDED) for name, *_ in told}
 
     @property
     def states(self) -> dict[str, str]:

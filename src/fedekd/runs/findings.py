@@ -6,7 +6,7 @@ The page, the end of a study on the terminal and the documentation say the same,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -30,13 +30,22 @@ PARTS = {
     "gain": "gain over the best alone",
     "gate": "over half the λ",
 }
-LEGEND = (
-    "Means over clients, splits and seeds, with 95 % intervals paired by seed. Δ: the method minus plain Local; "
-    "recipe: its twin that exchanges nothing minus Local; federation: the method minus that twin; smoothed alone: "
-    f"{SMOOTH}, which sends nothing, minus Local; gain: the method minus the best that each client can do alone, "
-    "chosen on its validation rows; over half the λ: the method minus itself with the constant weight ½ in place of "
-    "its gate."
-)
+MEANINGS = {
+    "delta": "Δ: the method minus plain Local",
+    "recipe": "recipe: its twin that exchanges nothing minus Local",
+    "federation": "federation: the method minus that twin",
+    "smooth": f"smoothed alone: {SMOOTH}, which sends nothing, minus Local",
+    "gain": "gain: the method minus the best that each client can do alone, chosen on its validation rows",
+    "gate": "over half the λ: the method minus itself with the constant weight ½ in place of its gate",
+}
+
+
+def legend(parts: Collection[str] = tuple(PARTS)) -> str:
+    """What a table of these parts holds."""
+    means = "Means over clients, splits and seeds, with 95 % intervals paired by seed."
+    return f"{means} {'; '.join(words for part, words in MEANINGS.items() if part in parts)}."
+
+
 AGAINST = {"delta": "plain Local", "gain": "the best a site can do alone"}
 
 BySeed = Mapping[int, float]

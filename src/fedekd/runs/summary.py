@@ -55,9 +55,9 @@ def summary_columns(rows: Sequence[SummaryRow], methods: Sequence[MethodTransfer
         columns.append(SummaryColumn("95 % interval", [_interval(r, unit) for r in rows], whole=True))
     return [
         *columns,
+        *state_columns(rows, methods),
         delta("Worst Δ", "worst_delta"),
         delta(f"{unit.tail} Δ", "tail_delta"),
-        *state_columns(rows, methods),
         value(f"mean {unit.name}", "mean"),
         value(f"worst {unit.name}", "worst"),
         plain("sent", [_sent(r["bytes_up"] + r["bytes_down"]) for r in rows]),
@@ -70,14 +70,14 @@ def state_columns(rows: Sequence[SummaryRow], methods: Sequence[MethodTransfer])
     by = {method.label: method for method in methods}
     found = [by.get(row["label"]) for row in rows]
     if not any(one and one.states for one in found):
-        cells = [StyledText(f"{one.by_sign}/{one.client_runs}" if one else "") for one in found]
+        cells = [StyledText(f"{one.by_sign:,}/{one.client_runs:,}" if one else "") for one in found]
         return [SummaryColumn("harmed, by sign alone", cells)] if methods else []
     colours = {HELPED: GOOD, HARMED: BAD}
     return [
         SummaryColumn(
             STATES[state],
             [
-                StyledText(f"{one.states[state]}/{sum(one.states.values())}", colour if one.states[state] else "")
+                StyledText(f"{one.states[state]:,}/{sum(one.states.values()):,}", colour if one.states[state] else "")
                 if one and one.states
                 else StyledText("")
                 for one in found

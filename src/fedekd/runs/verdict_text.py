@@ -12,7 +12,7 @@ from fedekd.runs.choosing import FEW as TO_CHOOSE
 from fedekd.runs.federation_report import SiteReport
 from fedekd.runs.transfer import ClientTransfer, MethodTransfer
 from fedekd.settings import ChosenBy
-from fedekd.units import Unit
+from fedekd.units import Unit, count
 from fedekd.verdicts import EQUIVALENT, FEW, HARMED, HELPED, UNDECIDED, Verdict
 
 STATES = {HARMED: "clearly harmed", HELPED: "clearly helped", EQUIVALENT: "equivalent", UNDECIDED: "undecided"}
@@ -31,9 +31,17 @@ class Advice(NamedTuple):
     reason: str
 
 
-def counted(states: Mapping[str, int]) -> str:
-    """0 clearly harmed, 2 clearly helped, 1 equivalent, 3 undecided."""
-    return ", ".join(f"{states[state]:,} {words}" for state, words in STATES.items())
+def counts(states: Mapping[str, int], noun: str = "") -> dict[str, str]:
+    """By state, for those that anyone is in: 2 of 6 clients clearly helped, 1 equivalent, 3 undecided."""
+    found = {state: f"{states[state]:,} {words}" for state, words in STATES.items() if states[state]}
+    if noun and found:
+        first = next(iter(found))
+        found[first] = f"{states[first]:,} of {count(sum(states.values()), noun)} {STATES[first]}"
+    return found
+
+
+def counted(states: Mapping[str, int], noun: str = "") -> str:
+    return ", ".join(counts(states, noun).values())
 
 
 def advise(by_method: Mapping[str, Verdict], alone: str, unit: Unit) -> Advice:
@@ -84,11 +92,11 @@ def undecided(method: str, verdict: Verdict, alone: str, unit: Unit) -> str:
     test_rows = f"with {method} its {unit.name} is {found} its {verdict.rows:,} test rows{seeds}"
     if not math.isfinite(verdict.detectable):
         return f"{test_rows} are too few to tell"
-    can, needed = f"{test_rows} can only show a difference of about {unit.amount(verdict.detectable)} or more", ""
+    can, needed = f"{test_rows} can only show about {unit.amount(verdict.detectable)} or more", ""
     if verdict.rows_needed is None and seeds:
-        needed = f"; one of {unit.amount(verdict.margin)} would take more rows and more seeds"
+        needed = f"; {unit.amount(verdict.margin)} would take more rows and more seeds"
     elif verdict.rows_needed is not None and verdict.rows_needed > verdict.rows:
-        needed = f"; one of {unit.amount(verdict.margin)} would take about {_about(verdict.rows_needed):,} rows"
+        needed = f"; {unit.amount(verdict.margin)} would take about {_about(verdict.rows_needed):,}"
     return can + needed
 
 
@@ -106,16 +114,37 @@ def _about(rows: int) -> int:
 
 
 def told(method: MethodTransfer) -> str:
-    """The four states, or by sign alone where the records do not hold the test rows."""
+    """How many clients are in which state, or by sign alone where the records do not hold the test rows."""
     if method.states:
-        return counted(method.states)
-    return f"{method.by_sign:,} of {method.client_runs:,} harmed by sign alone"
+        return counted(method.states, who(method))
+    return f"{method.by_sign:,} of {count(method.client_runs, who(method))} harmed by sign alone"
+
+
+def parts_told(method: MethodTransfer) -> dict[str, str]:
+    """What its summary's parts are called; compared with plain Local alone, a gain that is Δ again is left out."""
+    names = {part: PARTS[part] for part in method.summary}
+    if len(method.menu) < 2:
+        names["gain"] = "gain over Local at the chosen rounds"
+        if method.summary["gain"] == method.summary["delta"]:
+            del names["gain"]
+    return names
+
+
+def best_alone(methods: Iterable[MethodTransfer]) -> str:
+    """What a gain is over."""
+    return "the best it can do alone" if any(len(method.menu) > 1 for method in methods) else "training alone"
+
+
+def who(method: MethodTransfer) -> str:
+    """What is counted; where every seed splits the data anew, a client is another one on each."""
+    return "client" if method.one_split and (method.states or len(method.seeds) == 1) else "client-run"
 
 
 def alone_label(client: ClientTransfer) -> str:
-    """The best that a client can do by itself; on several seeds it may choose differently, most often the first."""
-    first, *others = [label for label, _ in Counter(one.label for one in client.alone).most_common()]
-    return f"{first} or {others[0] if len(others) == 1 else f'{len(others)} others'}" if others else first
+    """The best that a client can do by itself; where seeds choose differently, the commonest: local on 3 of 5 seeds."""
+    ((first, times),) = Counter(one.label for one in client.alone).most_common(1)
+    seeds = len(client.alone)
+    return first if times == seeds else f"{first} on {times} of {seeds} seeds"
 
 
 def advice_by_client(methods: Iterable[MethodTransfer], unit: Unit) -> dict[tuple[str, tuple[int, ...]], Advice]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from datetime import timedelta
 
 from fedekd.runs.eta import Eta
 from fedekd.runs.observers import (
@@ -21,6 +20,7 @@ from fedekd.runs.observers import (
     planned,
 )
 from fedekd.runs.records import Record
+from fedekd.units import duration
 
 QUIET_SECONDS = 60.0  # at most, while there is nothing to tell but the time
 
@@ -73,4 +73,4 @@ class Tally(Observer):
 
     def write_line(self, line: str) -> None:
         self.wrote, left = time.monotonic(), self.eta.seconds()
-        self.write(line if left is None else f"{line} ({timedelta(seconds=round(left))} left)")
+        self.write(line if left is None else f"{line} (about {duration(left)} left)")

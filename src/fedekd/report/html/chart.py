@@ -61,6 +61,7 @@ class Chart:
     open: bool = False  # whether its table is shown from the start
     half: bool = False  # two stand side by side where there is room
     small: str = ""  # what must be known to be exact, below the chart
+    hint: str = ""  # what a reader of the page can do, which is not for a printed figure
     name: str = ""  # of its file among the figures, where that is not its id
 
     def data(self) -> dict[str, Any]:
@@ -157,9 +158,15 @@ def lines_of(field: str | int, step: int) -> Spec:
 
 
 def names(field: str, **axis: Any) -> Spec:
-    """A vertical axis of names in the order of the rows."""
-    plain = {"title": None, "ticks": False, "domain": False, "labelLimit": 220}
+    """A vertical axis of names in the order of the rows. Its title is not written over the longest ones."""
+    plain = {"title": None, "ticks": False, "domain": False, "labelLimit": 220, "maxExtent": 240}
     return {"field": field, "type": "nominal", "sort": None, "axis": {**plain, **axis}}
+
+
+def slant(labels: Sequence[str]) -> int:
+    """The angle of names above columns: level where they have room on a phone, too."""
+    longest = max(map(len, labels), default=0)
+    return 0 if longest <= 3 or longest * len(labels) <= 24 else -35
 
 
 SIZES = "datum.value ? replace(format(datum.value, '~s'), regexp('([a-zA-Z]?)$'), ' $1B') : '0'"  # of an axis of bytes
@@ -216,6 +223,10 @@ class MetricScale:
     @property
     def delta_title(self) -> str:
         return "Δ, points" if self.unit.percent else f"Δ of {self.unit.name}"
+
+    def ways(self, title: str) -> str:
+        """The title of an axis of differences, with which way is better."""
+        return f"{title} ({'worse ← → better' if self.unit.higher_is_better else 'better ← → worse'})"
 
     @property
     def interval_columns(self) -> list[ChartColumn]:

@@ -22,10 +22,10 @@ from fedekd.report.html.chart import (
     variant,
     zero_line,
 )
-from fedekd.report.html.run_data import RunData, extremes, fewer
+from fedekd.report.html.run_data import RunData, extremes
 from fedekd.report.html.section import Block, Variants
 from fedekd.runs.transfer import ClientTransfer
-from fedekd.runs.verdict_text import Advice, advice_by_client, alone_label, caveats, decided
+from fedekd.runs.verdict_text import Advice, advice_by_client, alone_label, best_alone, caveats, decided
 
 
 def client_rows(data: RunData) -> dict[str, list[Row]]:
@@ -68,10 +68,14 @@ def _row(client: ClientTransfer, data: RunData) -> Row:
 
 def gains(data: RunData) -> Chart:
     scale, every = data.scale, client_rows(data)
-    rows = {key: extremes(group) for key, group in every.items()}
+    rows = {
+        key: extremes([row for row in group if row["gain"]]) if len(group) > MOST else group
+        for key, group in every.items()
+    }
     banded = any(row["low"] is not None for group in every.values() for row in group)
     floors = any(row["floor"] is not None for group in every.values() for row in group)
     named = any(row["model"] for group in every.values() for row in group)
+    methods = list(data.transfer.values())
     gain = f"gain{', points' if scale.unit.percent else f' of {scale.unit.name}'}"
     columns = [
         ChartColumn("client", "client"),
@@ -80,7 +84,7 @@ def gains(data: RunData) -> Chart:
         ChartColumn("n", "test rows", ","),
         *([ChartColumn("floor", "floor", scale.value)] if floors else []),
         ChartColumn("alone", "alone", scale.value),
-        ChartColumn("by", "best alone"),
+        *([ChartColumn("by", "best alone")] if any(len(method.menu) > 1 for method in methods) else []),
         ChartColumn("value", "with the method", scale.value),
         ChartColumn("gain", gain, scale.delta),
     ]
@@ -92,20 +96,22 @@ def gains(data: RunData) -> Chart:
     columns.append(ChartColumn("state", "verdict"))
     better = "right" if scale.unit.higher_is_better else "left"
     about = (
-        "What each client gains with the chosen method over the best it can do alone; further "
-        f"{better} is better. Colour and ▲ or ▼ mark what is clear; ■ is equivalent, ● undecided."
+        f"What each client gains with the chosen method over {best_alone(methods)}; further {better} is better. Colour "
+        "and ▲ or ▼ mark what is clear; ■ is equivalent, ● undecided."
     )
-    small = ""
+    small = hint = ""
     if floors:
         small += "Floor: the same answer for every row, the commonest class or the mean of its training rows. "
     if banded:
         about += " Lines are 95 % intervals of the gain: the fewer test rows, the wider."
-        small += " ".join(caveats(list(data.transfer.values()), data.unit)[:2])
+        small += " ".join(caveats(methods, data.unit)[:2])
     if not data.one_split and len(data.seeds) > 1:
-        about += " Every seed splits the data anew: choose one above; the page opens with the worst."
+        about += " Every seed splits the data anew."
+        hint = "Choose one above; the page opens with the worst."
     count = max((len(group) for group in every.values()), default=0)
     shown = max((len(group) for group in rows.values()), default=0)
-    about += fewer(count, shown, "that lose and gain most")
+    if shown < count:
+        about += f" Of {count:,} clients at most {MOST} are shown: those that lose and gain most."
     return Chart(
         "clients",
         "Client by client",
@@ -115,7 +121,9 @@ def gains(data: RunData) -> Chart:
         rows,
         follows(data),
         small=small,
+        hint=hint,
         open=True,
+        empty="No client loses or gains anything.",
     )
 
 
@@ -136,7 +144,8 @@ def advice(data: RunData) -> Block | None:
     several = len(data.transfer) > 1
     content = {
         key: {
-            "decided": decided(group.values()),
+            "decided": (f"Seed {data.seeds[int(key)]}: " if key and len(data.seeds) > 1 else "")
+            + decided(group.values()),
             "rows": [(client, one.decision, one.reason) for (client, _), one in group.items()]
             if len(group) <= MOST
             else [],
@@ -145,8 +154,8 @@ def advice(data: RunData) -> Block | None:
     }
     first = "" if data.one_split else variant(data.worst_seed)
     about = (
-        "Join: a method is clearly better for this client than the best it can do alone. Stay alone: no method is, "
-        "and its test rows are enough to say so."
+        f"Join: a method is clearly better for this client than {best_alone(data.transfer.values())}. Stay alone: no "
+        "method is, and its test rows are enough to say so."
     )
     about += f" The methods compared are {', '.join(data.transfer)}." if several else ""
     block = Variants(("seed",), content, first, "Nothing is known of this seed.")
@@ -168,14 +177,14 @@ def _spec(scale: MetricScale, columns: Sequence[ChartColumn], band: bool) -> Spe
     }
     layers: list[Spec] = [
         zero_line(),
+        {  # before the intervals, which not every client has: the names are in the order of the first layer
+            "mark": {"type": "text", "align": "left", "dx": 12, "fontWeight": 600, "aria": False},
+            "encoding": {"x": {"value": "width"}, "text": {"field": "said"}, "color": state_colour()},
+        },
         *([interval] if band else []),
         {
             "mark": {"type": "point", "filled": True, "size": 125, "opacity": 1},
             "encoding": {"x": x, "color": state_colour(), "shape": state_shape()},
-        },
-        {
-            "mark": {"type": "text", "align": "left", "dx": 12, "fontWeight": 600, "aria": False},
-            "encoding": {"x": {"value": "width"}, "text": {"field": "said"}, "color": state_colour()},
         },
     ]
     encoding = {"y": names("client", grid=True), "tooltip": tooltip(columns)}
@@ -183,9 +192,7 @@ def _spec(scale: MetricScale, columns: Sequence[ChartColumn], band: bool) -> Spe
 
 
 def gain_title(scale: MetricScale) -> str:
-    unit = "points" if scale.unit.percent else scale.unit.name
-    ways = "worse ← → better" if scale.unit.higher_is_better else "better ← → worse"
-    return f"gain, {unit} ({ways})"
+    return scale.ways(f"gain, {'points' if scale.unit.percent else scale.unit.name}")
 
 
 def ranks(data: RunData) -> Chart | None:
@@ -221,5 +228,6 @@ def ranks(data: RunData) -> Chart | None:
             zero_line("y"),
         ],
     }
-    about = "Every client's gain over the best alone, from the worst to the best; colour marks what is clear."
+    over = best_alone(data.transfer.values())
+    about = f"Every client's gain over {over}, from the worst to the best; colour marks what is clear."
     return Chart("ranks", "All clients at a glance", about, spec, columns, rows, follows(data))

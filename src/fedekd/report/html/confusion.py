@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from fedekd.report.html.chart import MOST, Chart, ChartColumn, Choice, Row, Spec, lines_of, names, shades, variant
+from fedekd.report.html.chart import (
+    MOST,
+    Chart,
+    ChartColumn,
+    Choice,
+    Row,
+    Spec,
+    lines_of,
+    names,
+    shades,
+    slant,
+    variant,
+)
 from fedekd.report.html.run_data import RunData
 from fedekd.runs.records import Details
 
@@ -57,7 +69,6 @@ def _chart(data: RunData, id: str, title: str, rows: dict[str, list[Row]], follo
         ChartColumn("answer", "answer"),
         ChartColumn("count", "test rows", ","),
     ]
-    long = max(map(len, classes)) > 3
     spec: Spec = {
         **lines_of(len(classes), 30),
         "encoding": {
@@ -66,7 +77,7 @@ def _chart(data: RunData, id: str, title: str, rows: dict[str, list[Row]], follo
                 "type": "nominal",
                 "title": "answer",
                 "scale": {"domain": classes},
-                "axis": {"orient": "top", "labelAngle": -35 if long else 0, "ticks": False, "domain": False},
+                "axis": {"orient": "top", "labelAngle": slant(classes), "ticks": False, "domain": False},
             },
             "y": {**names("true", title="true class"), "scale": {"domain": classes}},
             "tooltip": [{"field": column.field, "title": column.title} for column in columns],

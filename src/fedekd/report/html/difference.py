@@ -60,6 +60,7 @@ def difference_page(two: TwoRuns) -> Page:
         lines.append(
             f"On {count(seeds, 'seed')} both have the same clients and test rows, so their clients are compared."
         )
+        lines.append(_means(two, pairs))
     else:
         lines.append("No method and seed has the same clients and test rows in both, so only means can be compared.")
     title = f"{two.names[0]} and {two.names[1]}"
@@ -115,13 +116,8 @@ def _settings(two: TwoRuns, changed: Mapping[str, tuple[str, str]]) -> Block:
 def _methods(two: TwoRuns, pairs: Sequence[tuple[str, int, Record, Record]]) -> Block:
     unit, rows = two.unit, []
     for label in dict.fromkeys((*two.data[0].labels, *two.data[1].labels)):
-        own = [(a["mean"], b["mean"]) for name, _, a, b in pairs if name == label]
         means = [_mean(data, label, unit) for data in two.data]
-        gap, between = "–", ""
-        if own:
-            gaps = [b - a for a, b in own]
-            gap, found = unit.delta(fmean(gaps)), metrics.paired_interval(gaps)
-            between = " to ".join(unit.delta(x) for x in found) if found else ""
+        gap, between = _gap(pairs, label, unit) if label in _labels(pairs) else ("–", "")
         states = [told(data.transfer[label]) if label in data.transfer else "–" for data in two.data]
         rows.append(([label], [*map(cell, means), cell(gap, between), *map(_words, states)]))
     percent = ", %" if unit.percent else ""
@@ -136,6 +132,27 @@ def _methods(two: TwoRuns, pairs: Sequence[tuple[str, int, Record, Record]]) -> 
         if choice_of(data.records) != "metric":
             notes += [f"{name}: {line}" for line in dict.fromkeys(map(menu, data.transfer.values()))]
     return table("Means over clients and seeds", ["method"], columns, rows, notes)
+
+
+def _labels(pairs: Sequence[tuple[str, int, Record, Record]]) -> list[str]:
+    return list(dict.fromkeys(label for label, *_ in pairs))
+
+
+def _gap(pairs: Sequence[tuple[str, int, Record, Record]], label: str, unit: Unit) -> tuple[str, str]:
+    """The mean difference of a method, and its interval where there are several seeds."""
+    gaps = [b["mean"] - a["mean"] for name, _, a, b in pairs if name == label]
+    found = metrics.paired_interval(gaps)
+    return unit.delta(fmean(gaps)), " to ".join(unit.delta(x) for x in found) if found else ""
+
+
+def _means(two: TwoRuns, pairs: Sequence[tuple[str, int, Record, Record]]) -> str:
+    """What the settings changed on average, in a sentence."""
+    unit, gaps = two.unit, []
+    for label in (label for label in _labels(pairs) if label in two.data[0].shown):
+        gap, between = _gap(pairs, label, unit)
+        gaps.append(f"{label} {gap}" + (f" ({between})" if between else ""))
+    about = (", in points" if unit.percent else "") + ("" if unit.higher_is_better else ", lower is better")
+    return f"Mean {unit.name}, {two.names[1]} minus {two.names[0]}{about}: {'; '.join(gaps)}."
 
 
 def _mean(data: RunData, label: str, unit: Unit) -> str:

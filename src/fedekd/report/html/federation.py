@@ -23,7 +23,7 @@ from fedekd.report.html.chart import (
 from fedekd.report.html.section import Block, Cell, Headline, Page, Section, Variants, cell, table
 from fedekd.runs.federation_report import FederationReport, SiteRow
 from fedekd.units import count, duration, volume
-from fedekd.verdicts import HARMED, HELPED, UNDECIDED
+from fedekd.verdicts import HARMED, HELPED
 
 ONCE = "A federation runs once, so nobody knows how it would have ended with another seed."
 HOLM = (
@@ -34,7 +34,7 @@ HOLM = (
 INTERVAL = "Clearly: at the 5 % level over all sites that share their Δ (Holm's method), by intervals over test rows."
 OWN = "Each site's own report, on its own disk, has its numbers."
 VERDICT = "Colour and ▲ or ▼ mark a clear verdict against the best that the site can do alone, where it shares one. "
-SIGN = "Colour and ▲ or ▼ mark intervals that leave out zero. "
+SIGN = "Colour and ▲ or ▼ mark what is clear over all sites together. "
 
 
 def federation_page(report: FederationReport) -> Page:
@@ -74,15 +74,10 @@ def _headline(report: FederationReport) -> Headline:
     )
 
 
-def _effect(report: FederationReport, site: SiteRow, scale: MetricScale) -> str:
+def _effect(report: FederationReport, site: SiteRow) -> str:
     """By the site's verdict; where it shares Δ alone, by its interval: what may be chance is undecided."""
-    if state := report.states.get(site.get("name", "?")):
-        return state
-    told = dict[str, Any](site)
-    if told.get("delta") is None:
-        return "unknown"
-    ends = {scale.effect(told[end]) if told.get(end) is not None else "same" for end in ("low", "high")}
-    return ends.pop() if ends in ({HELPED}, {HARMED}) else UNDECIDED
+    name = site.get("name", "?")
+    return report.states.get(name) or report.interval_states.get(name, "unknown")
 
 
 def _rows(report: FederationReport, scale: MetricScale) -> list[Row]:
@@ -99,7 +94,7 @@ def _rows(report: FederationReport, scale: MetricScale) -> list[Row]:
                 **shown,
                 "said": cells(site, scale.unit)[-1],
                 "verdict": verdict(report, site),
-                "effect": _effect(report, site, scale),
+                "effect": _effect(report, site),
             }
         )
     return sorted(rows, key=lambda row: -scale.unit.harm(row["delta"]) if row["delta"] is not None else float("inf"))
@@ -120,7 +115,7 @@ def _deltas(report: FederationReport, scale: MetricScale) -> Chart:
     x: Spec = {
         "field": "delta",
         "type": "quantitative",
-        "title": scale.delta_title,
+        "title": scale.ways(scale.delta_title),
         "scale": {**scale.stretched(deltas), "padding": 16},
         "axis": {"tickCount": 5},
     }
@@ -157,7 +152,7 @@ def _deltas(report: FederationReport, scale: MetricScale) -> Chart:
 def _table(report: FederationReport, scale: MetricScale) -> Block:
     def row(site: SiteRow) -> tuple[list[str], list[Cell]]:
         *first, delta = cells(site, scale.unit)
-        effect = _effect(report, site, scale)
+        effect = _effect(report, site)
         judged = [cell(verdict(report, site))] if report.states else []
         mark = effect if effect in (HELPED, HARMED) else ""
         return [str(site.get("name", "?"))], [*map(cell, first), cell(delta, mark=mark), *judged]

@@ -52,7 +52,7 @@ def render_handout(data: RunData, site: str) -> str:
             heads=["method", f"alone{percent}", f"with the method{percent}", "gain", "95 % interval", "verdict"],
             rows=[_row(data, label, client) for label, client in clients.items()],
             meaning=[(STATES[state], words) for state, words in MEANING.items()],
-            held=_held(data, first, row),
+            held=_held(data, first, row, next(iter(clients.values())).n_test),
             facts=_facts(data),
             version=__version__,
         )
@@ -101,10 +101,14 @@ def _about(data: RunData) -> str:
     )
 
 
-def _held(data: RunData, called: str, row: Any) -> str:
+def _held(data: RunData, called: str, row: Any, tested: int) -> str:
     rows = f"{row['n_train']:,} training, {row['n_val']:,} validation and {row['n_test']:,} test rows"
-    floor = data.floor(row["id"], data.seeds)
-    least = "" if floor is None else f" The same answer for every test row would give {data.unit.value(floor)}."
+    if folds := data.first["partition"].get("folds"):
+        rows = f"about {rows} in each of {folds} folds, and {tested:,} of its rows were tested in all"
+    floor, percent = data.floor(row["id"], data.seeds), " %" if data.unit.percent else ""
+    least = (
+        "" if floor is None else f" The same answer for every test row would give {data.unit.value(floor)}{percent}."
+    )
     model = f" Its model: {row['model']}." if row.get("model") else ""
     return f"{called} has {rows}.{model}{least}"
 
@@ -116,7 +120,10 @@ def _facts(data: RunData) -> str:
         f"finished {max(r['finished'] for r in data.records)[:10]}"
     )
     holds = independence(first["partition"].get("group"))
-    return f"{done}. {holds}. Verdicts are at the 5 % level over all sites and methods."
+    return (
+        f"{done}. {holds}. Verdicts are at the 5 % level over all sites and methods together (Holm's method), so an "
+        "interval that leaves out zero can be undecided."
+    )
 
 
 def _chart(data: RunData, clients: dict[str, ClientTransfer]) -> str:

@@ -11,7 +11,7 @@ from fedekd.report.html.section import Headline
 from fedekd.report.html.words import between
 from fedekd.runs.summary import PARTITIONS
 from fedekd.runs.transfer import ClientTransfer, MethodTransfer
-from fedekd.runs.verdict_text import PARTS, alone_label, caveats, told
+from fedekd.runs.verdict_text import alone_label, best_alone, caveats, parts_told, told
 from fedekd.units import Unit, count
 from fedekd.verdicts import HARMED, HELPED
 
@@ -36,7 +36,7 @@ def headline(data: RunData, label: str) -> Headline:
     """A title, the sentences below it and the parts of Δ, for one method."""
     unit, method = data.unit, data.transfer[label]
     states = method.states
-    lines = [_average(unit, method.summary["gain"]["mean"], label, menu=len(method.menu) > 1)]
+    lines = [_average(unit, method.summary["gain"]["mean"], label, best_alone([method]))]
     known = [client for client in method.clients if math.isfinite(client.parts["gain"])] or list(method.clients)
     worst = max(known, key=lambda client: unit.harm(client.parts["gain"]))
     if unit.harm(worst.parts["gain"]) > 0:
@@ -48,23 +48,22 @@ def headline(data: RunData, label: str) -> Headline:
         tone="harm" if states.get(HARMED) else "help" if states.get(HELPED) else "",
         sure=" ".join([_sure(unit, method), *caveats([method], unit)[-1:]]).strip(),
         figures=[
-            (unit.delta(found["mean"]) + (" points" if unit.percent else ""), PARTS[part], "")
-            for part, found in method.summary.items()
+            (unit.delta(method.summary[part]["mean"]) + (" points" if unit.percent else ""), name, "")
+            for part, name in parts_told(method).items()
         ],
         use=[line for line in (*which_method(list(data.transfer.values()), unit), what_sites_should_do(data)) if line],
     )
 
 
-def _average(unit: Unit, mean: float, label: str, menu: bool) -> str:
+def _average(unit: Unit, mean: float, label: str, alone: str) -> str:
     if abs(mean) < 1e-12:
         return f"On average {label} changed nothing."
-    alone = "with the best it can do alone" if menu else "alone"
     better = unit.harm(mean) < 0
     if unit.higher_is_better:
         change = f"{unit.amount(mean)} {'more' if better else 'less'} {unit.name}"
     else:
         change = f"{'a lower' if better else 'a higher'} {unit.name}, by {unit.amount(mean)},"
-    return f"On average a client has {change} with {label} than {alone}."
+    return f"On average a client has {change} with {label} than with {alone}."
 
 
 def _change(unit: Unit, client: ClientTransfer) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from fedekd.report.html.chart import MOST, Chart, ChartColumn, Row, Spec, lines_of, names, shades, variant
+from fedekd.report.html.chart import MOST, Chart, ChartColumn, Row, Spec, lines_of, names, shades, slant, variant
 from fedekd.report.html.run_data import RunData, fewer
 from fedekd.runs.records import Details
 
@@ -76,7 +76,7 @@ def holdings(data: RunData) -> Chart:
                 "scale": {"domain": labels},
                 "axis": {
                     "orient": "top",
-                    "labelAngle": -35 if max(map(len, labels), default=0) > 4 else 0,
+                    "labelAngle": slant(labels),
                     "labelLimit": 90,
                     "ticks": False,
                     "domain": False,

@@ -300,6 +300,7 @@ def clients_learning(data: RunData) -> Chart:
                 "encoding": {"x": _rounds(), "y": {**y, "field": "p50"}, "tooltip": tooltip(columns)},
             },
         ]
+        hint = ""
         about = f"Bands hold half, 80 % and all of the {len(data.names):,} clients; the line is the median client."
     else:
         layers = [
@@ -317,7 +318,10 @@ def clients_learning(data: RunData) -> Chart:
             mean,
             *([_named_clients(y)] if len(data.names) <= NAMED else []),
         ]
-        about = "One line per client of the chosen method, dotted: their mean. Point at a line to single it out."
+        about, hint = (
+            "One line per client of the chosen method, dotted: their mean.",
+            "Point at a line to single it out.",
+        )
     return Chart(
         "client-curves",
         "How its clients learn",
@@ -328,6 +332,7 @@ def clients_learning(data: RunData) -> Chart:
         ("method", "seed"),
         empty=MISSING,
         half=True,
+        hint=hint,
     )
 
 

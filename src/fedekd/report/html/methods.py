@@ -24,7 +24,7 @@ from fedekd.report.html.chart import (
 from fedekd.report.html.clients import gain_title
 from fedekd.report.html.run_data import RunData
 from fedekd.report.html.words import about_models, interval_of, over
-from fedekd.runs.verdict_text import PARTS, told
+from fedekd.runs.verdict_text import PARTS, best_alone, told
 
 POINTS = 1500  # more than that are summed up instead of drawn one by one
 
@@ -52,7 +52,6 @@ def method_rows(data: RunData) -> list[dict[str, Any]]:
                 "p75": p75,
                 "p90": p90,
                 "states": told(method),
-                "of": len(clients),
                 "clients": clients,
             }
         )
@@ -69,20 +68,20 @@ def strip(data: RunData) -> Chart:
         ChartColumn("worst", "lowest gain of a client", scale.delta),
         ChartColumn("best", "highest", scale.delta),
         ChartColumn("states", "clients"),
-        ChartColumn("of", "of", ","),
     ]
     axis = scale.stretched(d for row in rows for d, *_ in row["clients"])
     many = sum(len(row["clients"]) for row in rows) > POINTS
+    over_alone = best_alone(data.transfer.values())
     gain, loss = ("right", "left") if scale.unit.higher_is_better else ("left", "right")
     if many:
         about = (
-            "Boxes hold the middle half of all clients' gains over the best alone, thin lines 80 % of them; "
-            f"{gain} is better."
+            f"Boxes hold the middle half of all clients' gains over {over_alone}, thin lines 80 % of them; {gain} is "
+            "better."
         )
     else:
         about = (
-            f"One mark for every client{' and seed' if several and not data.one_split else ''}: its gain over the best "
-            f"alone, {gain} of the line better, {loss} worse. Colour and ▲ or ▼ mark what is clear."
+            f"One mark for every client{' and seed' if several and not data.one_split else ''}: its gain over "
+            f"{over_alone}, {gain} of the line better, {loss} worse. Colour and ▲ or ▼ mark what is clear."
         )
     about += " The tall bar is the mean"
     about += f", with its {over(data)}" if known else ""

@@ -39,7 +39,7 @@
     return {
       background: null, font, view: { stroke: null },
       axis: { ...words, gridColor: colour("grid"), domainColor: colour("line"), tickColor: colour("line"),
-        titleFontWeight: 400, titlePadding: 8, labelPadding: 5 },
+        titleFontWeight: 400, titlePadding: 8, labelPadding: 5, labelFlush: false },
       legend: { ...words, titleFontWeight: 400, symbolSize: 90, offset: 8, ...(narrow ? { columns: 1 } : {}) },
       text: { color: colour("ink"), fontSize: 12 },
     };
@@ -262,12 +262,14 @@
   button.addEventListener("click", () => { root.dataset.theme = dark() ? "light" : "dark"; themed(); });
   prefers.addEventListener("change", themed);
 
+  const PAGE = 50; // rows, about as many as a sheet of paper holds
+  const long = (one) => (one.matches(".data") ? rowsOf(charts[one.closest("figure").id]) : [...one.querySelectorAll("tbody tr")]).length > PAGE;
   let before, closed = [];
   addEventListener("beforeprint", () => {
     before = root.dataset.theme;
     root.dataset.theme = "light";
-    closed = [...document.querySelectorAll("details:not([open])")];
-    closed.forEach((one) => { one.open = true; }); // paper shows every table
+    closed = [...document.querySelectorAll("details:not([open])")].filter((one) => !long(one));
+    closed.forEach((one) => { one.open = true; }); // paper shows every table that fits a page
     drawAll();
   });
   addEventListener("afterprint", () => {

@@ -80,7 +80,7 @@ def reliability(data: RunData) -> Chart:
         ],
         "encoding": {
             "x": TENTHS,
-            "y": {"field": "right", "type": "quantitative", "title": right, "scale": {"zero": False, "padding": 8}},
+            "y": {"field": "right", "type": "quantitative", "title": right, "scale": {"zero": False}},
             "color": {**who, "scale": {"domain": domain, "range": ["$accent", "$soft"]}},
             "tooltip": tooltip(columns),
         },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from fedekd.report.html import calibration, clients, confusion, cost, holdings, learning, methods, reliability, trust
@@ -16,12 +17,13 @@ from fedekd.runs.records import DoubtedSample, PublicPart
 from fedekd.runs.subgroups import HEADS
 from fedekd.runs.summary import Deltas, interval_of, state_columns
 from fedekd.runs.verdict_text import STATES, independence
+from fedekd.settings import MANY
 from fedekd.units import BAD, GOOD, duration, volume
 from fedekd.verdicts import HARMED, HELPED
 
 NO_DETAILS = (
-    "This folder holds results but no details of rounds, trust weights and samples: `fedekd run` leaves them, studies "
-    "and older versions do not."
+    "This folder holds results but no details of rounds, trust weights and samples: fedekd run leaves them, but not of "
+    f"{MANY:,} clients or more; studies and older versions do not."
 )
 
 
@@ -52,7 +54,18 @@ def run_page(data: RunData, notes: Sequence[str], thumbnails: bool) -> Page:
     sections.append(Section("settings", "Settings", [_settings(data)]))
     choices = [*data.choices(), *filter(None, [confusion.client_choice(data)])]
     title = f"{data.first['dataset']}: did joining help?"
-    return Page(title, kicker(data), hero, [s for s in sections if s.parts], choices, notes)
+    shown = [_of_seed(section) if len(data.seeds) > 1 else section for section in sections if section.parts]
+    return Page(title, kicker(data), hero, shown, choices, notes)
+
+
+def _of_seed(section: Section) -> Section:
+    """The section, with the words that it is about one seed where all of it is."""
+    follows = [
+        part.follows if isinstance(part, Chart) else getattr(part.content, "follows", ()) for part in section.parts
+    ]
+    if not all("seed" in names for names in follows):
+        return section
+    return replace(section, intro=f"{section.intro} For the seed that is chosen at the top.".strip())
 
 
 def _gate(data: RunData, thumbnails: bool) -> list[Section]:

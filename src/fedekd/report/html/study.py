@@ -13,7 +13,7 @@ from fedekd.report.html.section import Block, Cell, Headline, Page, Section, Var
 from fedekd.report.html.study_data import StudyData, alpha_title
 from fedekd.report.paper_tables import study_tables
 from fedekd.report.table_formats import DECIMALS, NOTHING, Table, TableCell, number
-from fedekd.runs.findings import AGAINST, LEGEND, PARTS, Finding, headline, losses, not_known
+from fedekd.runs.findings import AGAINST, PARTS, Finding, headline, legend, losses, not_known
 from fedekd.runs.records import FailureRow, Record
 from fedekd.runs.verdict_text import chosen, counted
 from fedekd.units import count
@@ -101,7 +101,8 @@ def _findings(data: StudyData) -> Block:
     content = {"follows": ("method",), "by": by, "first": str(data.favourite)}
     choice, menu = data.study.chosen_by, any("gain" in one.parts for one in data.study.findings)
     how = f" Each client's best alone is chosen {chosen(choice)}." if choice != "metric" and menu else ""
-    about = f"{LEGEND}{how} Accuracy and other shares in points; of errors less is better."
+    told = legend({part for one in data.study.findings for part in one.parts})
+    about = f"{told}{how} Accuracy and other shares in points; of errors less is better."
     return Block("findings.html", content, "Dataset by dataset", about)
 
 

@@ -55,11 +55,10 @@ def dots(data: StudyData, task: str, dataset: str, number: int) -> Chart:
     axis = scale.stretched(
         row[name] for group in rows.values() for row in group for name in ("mean", "paper") if row[name] is not None
     )
-    ways = "worse ← → better" if scale.unit.higher_is_better else "better ← → worse"
     x: Spec = {
         "field": "mean",
         "type": "quantitative",
-        "title": f"{scale.delta_title} ({ways})",
+        "title": scale.ways(scale.delta_title),
         "scale": axis,
         "axis": {"tickCount": 5, "labelOverlap": "greedy", "labelSeparation": 6},
     }
