@@ -61,7 +61,7 @@ def main(capability: int) -> None:
             if isinstance(kernel, triton.JITFunction) and not name.startswith("_"):
                 made.append(Compiled(kernel, capability))
                 setattr(module, name, made[-1])
-    fused_conv.runs = lambda device: True
+    os.environ["TRITON_INTERPRET"] = "1"  # too late for Triton, but tensors of a CPU are given to kernels
     torch.Tensor.is_cuda = True
     losses()
     layers()
