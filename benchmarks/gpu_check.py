@@ -173,10 +173,13 @@ def main() -> None:
                     ahead, when_read = "cuda fp32 main memory", "cuda fp32 when read"
                     for one in (results, losses):
                         assert np.array_equal(one[ahead], one[when_read]), f"{ahead} and {when_read} differ"
+                    assert trust[ahead] == trust[when_read], f"{ahead} and {when_read} differ in trust"
                 for kind in kinds if lanes else ():
                     for one in (results, losses):
                         pair = one[f"cuda {kind} one lane"], one[f"cuda {kind} side by side"]
                         assert np.array_equal(*pair), f"{kind}: one lane and side by side differ"
+                    same = trust[f"cuda {kind} one lane"] == trust[f"cuda {kind} side by side"]
+                    assert same, f"{kind}: one lane and side by side differ in trust"
                 reference = results.pop("cpu fp32")
                 gaps = {key: round(float(np.abs(v - reference).max()), 4) for key, v in results.items()}
                 lost = losses.pop("cpu fp32")
