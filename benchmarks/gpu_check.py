@@ -84,6 +84,16 @@ def federation(task: str) -> Federation:
     return Federation(dataset, tuple(splits), names, how, shift, gain, 0.0, 1.0, public)
 
 
+def trust_apart(told: list[dict[str, Any]], reference: list[dict[str, Any]]) -> float:
+    """The largest difference of a client's mean trust in a round. It has to be told of as many samples."""
+    rounds = zip(told, reference, strict=True)
+    pairs = [pair for one, other in rounds for pair in zip(one["clients"], other["clients"], strict=True)]
+    for one, other in pairs:
+        assert (one is None) == (other is None), "trust is told of other clients"
+        assert one is None or sum(one["histogram"]) == sum(other["histogram"]), "trust is told of more or fewer samples"
+    return max((abs(one["mean"] - other["mean"]) for one, other in pairs if one is not None), default=0.0)
+
+
 TWINS = [("fedekd", "alone"), ("fedekd", "shuffled"), ("fedekd", "uniform"), ("fml", "alone"), ("fml", "shuffled")]
 TWINS += [("fedrep", "alone"), ("ditto", "alone"), ("fedadam", "alone")]
 
@@ -116,7 +126,7 @@ def main() -> None:
             if task == "regression" and "-" in name:
                 continue
             try:
-                results, losses = {}, {}
+                results, losses, trust = {}, {}, {}
                 kinds = ("fp32", "bf16") if quick else ("fp32", "tf32", "bf16")
                 wheres = (
                     ("main memory", "when read", "on the GPU")
@@ -158,23 +168,30 @@ def main() -> None:
                     key = " ".join([device, precision, where]).strip()
                     results[key] = np.array([one.value for one in found])
                     losses[key] = np.array([one.val_loss for one in found])
+                    trust[key] = engine.trust[0]
                 if turns:
                     ahead, when_read = "cuda fp32 main memory", "cuda fp32 when read"
                     for one in (results, losses):
                         assert np.array_equal(one[ahead], one[when_read]), f"{ahead} and {when_read} differ"
+                    assert trust[ahead] == trust[when_read], f"{ahead} and {when_read} differ in trust"
                 for kind in kinds if lanes else ():
                     for one in (results, losses):
                         pair = one[f"cuda {kind} one lane"], one[f"cuda {kind} side by side"]
                         assert np.array_equal(*pair), f"{kind}: one lane and side by side differ"
+                    same = trust[f"cuda {kind} one lane"] == trust[f"cuda {kind} side by side"]
+                    assert same, f"{kind}: one lane and side by side differ in trust"
                 reference = results.pop("cpu fp32")
                 gaps = {key: round(float(np.abs(v - reference).max()), 4) for key, v in results.items()}
                 lost = losses.pop("cpu fp32")
                 apart = {key: round(float((np.abs(v - lost) / lost).max()), 4) for key, v in losses.items()}
+                told = trust.pop("cpu fp32")
+                weights = {key: round(trust_apart(one, told), 4) for key, one in trust.items()}
                 print(
                     f"{task:14s} {name:16s} {optimizer:8s} cpu mean {reference.mean():.4f}  largest gap",
                     gaps,
                     "of the validation loss, relative",
                     apart,
+                    *(("of a client's mean trust", weights) if told else ()),
                     flush=True,
                 )
             except Exception:

@@ -36,7 +36,7 @@ def main() -> None:
     job = Job(federation, methods.get("fedavg"), 0, training)
     engine = Stacked([job]) if options.setting == "stacked" else Serial(job)
     rounds = many_job.timed(options.rounds, engine.round)
-    server = engine.server if isinstance(engine, Serial) else engine.servers[0]
+    server = engine.server if isinstance(engine, Serial) else engine.exchange.servers[0]
     network = models.private((1, many_job.SIDE, many_job.SIDE), many_job.CLASSES)
     (weights,) = server.sent.values()
     network.load_state_dict(weights)

@@ -90,11 +90,12 @@ def test_the_core_trains_with_torch_and_numpy_alone():
     run("\n".join([FORBID, *(f"import fedekd.{name}" for name in modules), TRAIN]))
 
 
-def test_training_does_not_wait_for_torchs_compiler(tmp_path):
-    """torch's optimisers and torch.func.grad import torch._dynamo: seconds of every start."""
+def test_training_does_not_wait_for_compilers(tmp_path):
+    """torch's optimisers and torch.func.grad import torch._dynamo, seconds of every start, and our kernels Triton."""
     names = "fedekd,fedavg,pfedhr,perfedavg,pfedme"
     given = f"methods={names!r}, public=0.1, rounds=1, epochs=1, out={str(tmp_path)!r}, progress=False"
-    run(f"import fedekd, sys\nfedekd.run('heart', {given})\nassert 'torch._dynamo' not in sys.modules")
+    compilers = "{'torch._dynamo', 'triton', 'fedekd.engines.row_kernels'}"
+    run(f"import fedekd, sys\nfedekd.run('heart', {given})\nassert not {compilers} & sys.modules.keys()")
 
 
 HEAVY = "{'torch', 'sklearn', 'scipy', 'pandas', 'rich', 'pooch', 'h5py', 'PIL', 'tqdm'}"

@@ -15,8 +15,9 @@ from village import federate, make_server, schema_of, write_sites
 from fedekd.cli import main
 from fedekd.flower.protocol.messages import Reply
 from fedekd.flower.protocol.wire import Payload
-from fedekd.flower.settings import SiteSettings, read_site, toml_text
+from fedekd.flower.settings import SiteSettings, read_site
 from fedekd.flower.site import report as of_site
+from fedekd.flower.toml_files import toml_text
 from fedekd.report.federation import own_numbers, print_report
 from fedekd.report.page import federation_text
 from fedekd.runs.choosing import best_on_validation

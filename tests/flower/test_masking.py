@@ -25,9 +25,10 @@ from fedekd.flower.protocol.messages import Reply
 from fedekd.flower.protocol.terms import Terms
 from fedekd.flower.protocol.wire import Payload
 from fedekd.flower.server_app import UNREADABLE
-from fedekd.flower.settings import ServerSettings, read_server, toml_text
+from fedekd.flower.settings import ServerSettings, read_server
 from fedekd.flower.setup.check import check_method
 from fedekd.flower.site import handlers
+from fedekd.flower.toml_files import toml_text
 
 COUNT = int(os.environ.get("FEDEKD_FUZZ", "150"))
 

@@ -148,7 +148,8 @@ def test_too_few_are_drawn(tmp_path, digits):
 
 @pytest.mark.parametrize("value", [0, -0.5, 1.5])
 def test_a_share_that_is_none(tmp_path, digits, value):
-    from fedekd.flower.settings import ServerSettings, toml_text
+    from fedekd.flower.settings import ServerSettings
+    from fedekd.flower.toml_files import toml_text
 
     needed = {"address": "a:1", "ca": "c", "certificate": "c", "key": "k", "nodes": "n", "state": "s"}
     (tmp_path / "server.toml").write_text(toml_text(ServerSettings, "A file.", {**needed, "participation": value}))

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from fedekd.errors import FedekdError
-from fedekd.flower.settings import Privacy, ServerSettings, SiteSettings, read_server, read_site, toml_text, toml_value
+from fedekd.flower.settings import Privacy, ServerSettings, SiteSettings, read_server, read_site
 from fedekd.flower.setup.check import check_method
+from fedekd.flower.toml_files import toml_text, toml_value
 
 SITE = {"name": "north", "server": "fed.example.org:8000", "ca": "ca.crt", "key": "k", "state": "s", "data": "digits"}
 SERVER = {

@@ -150,6 +150,90 @@ def test_a_row_without_a_target_has_no_loss_and_no_gradient() -> None:
     assert x.grad[:, 1:].abs().sum(-1).all()
 
 
+@pytest.mark.parametrize(("batch", "classes"), [(1, 1), (1, 3), (3, 4097), (2, 8193), (8193, 2)])
+def test_sizes_at_the_ends(batch: int, classes: int, counted: list[str]) -> None:
+    """One sample, one class, a row for each program, and what is too long for one, which goes to torch."""
+    x, t = (drawn(2, batch, classes, seed=k).requires_grad_(k == 0) for k in range(2))
+    y = torch.randint(0, classes, (2, batch), generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    losses, apart = vmap(Classification().loss)(x, y), vmap(gate.kl)(t, x)
+    trust, means = vmap(gate.trust)(apart), vmap(gate.masked_mean)(losses)
+    (means + vmap(gate.masked_mean)(apart)).sum().backward()
+    by_rows, by_batches = classes <= fused_losses.LONGEST, batch <= fused_losses.LONGEST
+    assert counted == ["cross_entropy", "kl"] * by_rows + ["trust", "mean", "mean"] * by_batches
+    wide = x.detach().double().requires_grad_()
+    expected = cross_entropy(wide.flatten(0, 1), y.flatten(), reduction="none").view(2, batch)
+    (expected + gate.kl(t.double(), wide)).mean(1).sum().backward()
+    torch.testing.assert_close(losses.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(means.double(), expected.mean(1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(trust, torch.stack([gate.trust(one) for one in apart]))
+    torch.testing.assert_close(x.grad.double(), wide.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dims", [(1, 0), (2, 1), (None, 0), (0, None)])
+def test_wherever_the_models_lie(dims: tuple[int | None, int | None], counted: list[str]) -> None:
+    """Also where all share one teacher or one student, whose gradient is the sum over them, and logits are views."""
+    whole = [drawn(5, 4, 11, seed=k) for k in range(2)]
+    given = [one[0] if dim is None else one.movedim(0, dim) for one, dim in zip(whole, dims, strict=True)]
+    leaves = [one.contiguous().requires_grad_() for one in given]
+    wide = [one.detach().double().requires_grad_() for one in leaves]
+    share = drawn(5, 4, seed=2)
+    mine = vmap(lambda t, s: gate.kl(t.mT.contiguous().mT, s), in_dims=dims)(*leaves)
+    theirs = gate.kl(
+        *(one.expand(5, 4, 11) if dim is None else one.movedim(dim, 0) for one, dim in zip(wide, dims, strict=True))
+    )
+    (mine * share).sum().backward()
+    (theirs * share.double()).sum().backward()
+    assert counted == ["kl"]
+    torch.testing.assert_close(mine.double(), theirs, rtol=1e-5, atol=1e-5)
+    for one, other in zip(leaves, wide, strict=True):
+        torch.testing.assert_close(one.grad.double(), other.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_a_map_within_a_map(counted: list[str]) -> None:
+    """With one target, one mask and one sharpness for all models of the inner one."""
+    x, y, real = drawn(2, 3, 7, 5).requires_grad_(), torch.arange(7, device=DEVICE) % 5, mask()[:2, -7:]
+    beta = torch.tensor([0.5, 2.0], device=DEVICE)
+
+    def outer(x: torch.Tensor, real: torch.Tensor, beta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        def inner(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            losses = Classification().loss(x, y)
+            return gate.masked_mean(losses, real), gate.trust(losses, beta, real)
+
+        return vmap(inner)(x)
+
+    means, weights = vmap(outer)(x, real, beta)
+    means.sum().backward()
+    assert counted == ["cross_entropy", "mean", "trust"]
+    wide = x.detach().double().requires_grad_()
+    losses = cross_entropy(wide.flatten(0, 2), y.repeat(6), reduction="none").view(2, 3, 7)
+    expected = torch.stack([torch.stack([one[m].mean() for one in each]) for each, m in zip(losses, real, strict=True)])
+    expected.sum().backward()
+    torch.testing.assert_close(means.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(x.grad.double(), wide.grad, rtol=1e-4, atol=1e-5)
+    for i in range(2):
+        for k in range(3):
+            found = gate.trust(losses[i, k].float(), beta[i], real[i])
+            torch.testing.assert_close(weights[i, k], found, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("taught", [False, True])
+def test_what_is_not_finite_is_so_where_torchs_is(taught: bool) -> None:
+    """So that a client that diverges is told of as elsewhere."""
+    x, other, y = drawn(1, 6, 5), drawn(1, 6, 5, seed=1), torch.zeros(1, 6, dtype=torch.long, device=DEVICE)
+    x[0, 0, 1], x[0, 1], x[0, 2, 2], x[0, 3, 2] = torch.nan, torch.nan, torch.inf, -torch.inf
+    functions: list[Derivative] = [lambda a, b: Classification().loss(a, y[0]), gate.kl, gate.energy_kl]
+    for function in functions:
+        given = [one.clone().requires_grad_(k == taught) for k, one in enumerate((x, other))]
+        wide = [one.detach().double().requires_grad_(one.requires_grad) for one in given]
+        mine, theirs = vmap(function)(*given), function(*(one[0] for one in wide))
+        assert torch.equal(mine[0].isfinite(), theirs.isfinite())
+        assert mine[0, 4:].isfinite().all()
+        if mine.requires_grad and function is not gate.energy_kl:
+            mine.sum().backward()
+            theirs.sum().backward()
+            assert torch.equal(given[taught].grad.isfinite(), wide[taught].grad.isfinite())
+
+
 def test_trust_has_no_gradient() -> None:
     beta = torch.ones(MODELS, device=DEVICE, requires_grad=True)
     assert not vmap(gate.trust)(drawn(MODELS, BATCH).requires_grad_(), beta).requires_grad

@@ -25,7 +25,7 @@ def dirichlet(
         raise FedekdError(f"alpha is {alpha}; give a number above 0 (0.1 uneven clients, 100 nearly even ones)")
     members = [np.where(labels == label)[0] for label in np.unique(labels)]
     for _ in range(REDRAWS):
-        pieces: list[list[np.ndarray]] = [[] for _ in range(clients)]
+        dealt, sizes = [], np.zeros(clients, int)
         for rows in members:
             rows = rows.copy()
             rng.shuffle(rows)
@@ -33,11 +33,10 @@ def dirichlet(
             if not abs(shares.sum() - 1) < 1e-6:
                 raise FedekdError(f"alpha {alpha} is out of range; give one between 0.001 and 1000000")
             cuts = (np.cumsum(shares) * len(rows)).astype(int)[:-1]
-            for piece, part in zip(pieces, np.split(rows, cuts), strict=True):
-                piece.append(part)
-        parts = [np.concatenate(piece) for piece in pieces]
-        if min(len(part) for part in parts) >= min_samples:
-            return parts
+            dealt.append((rows, cuts))
+            sizes += np.diff(cuts, prepend=0, append=len(rows))
+        if sizes.min() >= min_samples:
+            return [np.concatenate(parts) for parts in zip(*(np.split(*one) for one in dealt), strict=True)]
     raise FedekdError(
         f"no partition of {len(labels)} rows among {clients} clients with alpha {alpha} left each at least "
         f"{min_samples} rows in {REDRAWS} draws; take fewer clients or a larger alpha"

@@ -224,14 +224,15 @@ class TrustLog:
         self.sums = torch.zeros(2, models, dtype=torch.float64, device=device)  # of w and of w^2
 
     def add(self, weights: Tensor, model: Tensor | None = None, mask: Tensor | None = None) -> None:
-        """``model`` names the model of each row of ``weights`` where there are several."""
-        w = weights.detach().double()
-        real = torch.ones_like(w) if mask is None else mask.double()
-        rows = torch.zeros_like(w, dtype=torch.long) if model is None else model.unsqueeze(-1).expand(w.shape)
-        bins = rows * BINS + (w * BINS).long().clamp_(0, BINS - 1)
+        """``model`` names the model of each row of ``weights``, one row each, where there are several."""
+        w = torch.atleast_2d(weights.detach().double())
+        real = torch.ones_like(w) if mask is None else torch.atleast_2d(mask.double())
+        rows = torch.zeros(1, dtype=torch.long, device=w.device) if model is None else model
+        bins = rows.unsqueeze(-1) * BINS + (w * BINS).long().clamp_(0, BINS - 1)
         self.counts.index_add_(0, bins.flatten(), real.flatten())
         for total, power in zip(self.sums, (w, w.square()), strict=True):
-            total.index_add_(0, rows.flatten(), (power * real).flatten())
+            # Row by row first: to one place a GPU adds in any order.
+            total.index_add_(0, rows, (power * real).sum(-1))
 
     def clear(self) -> None:
         self.counts.zero_()

@@ -17,7 +17,7 @@ from fedekd.verdicts import EQUIVALENT, FEW, HARMED, HELPED, UNDECIDED, Verdict
 
 STATES = {HARMED: "clearly harmed", HELPED: "clearly helped", EQUIVALENT: "equivalent", UNDECIDED: "undecided"}
 """In the order in which they are told."""
-JOIN, STAY, OPEN = DECISIONS = ("join", "stay alone", "undecided")
+JOIN, STAY, OPEN = ("join", "stay alone", "undecided")
 PARTS = {"delta": "Δ against Local", "recipe": "recipe", "federation": "federation", "gain": "gain over the best alone"}
 CAN_SHOW = "Can show: the smallest difference that the test rows would reveal four times in five."
 LOWEST = "the round of the lowest validation loss"

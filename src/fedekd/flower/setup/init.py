@@ -20,7 +20,6 @@ from fedekd.flower.settings import (
     checked_name,
     read_server,
     read_site,
-    toml_text,
 )
 from fedekd.flower.setup.certificates import (
     check_certificate,
@@ -30,6 +29,7 @@ from fedekd.flower.setup.certificates import (
 )
 from fedekd.flower.setup.check import check_method
 from fedekd.flower.setup.keys import make_node_key
+from fedekd.flower.toml_files import toml_text
 
 AMBIENT = "AmbientCapabilities=CAP_NET_BIND_SERVICE"  # what a service needs for a port below 1024
 LOCAL = ["localhost", "127.0.0.1"]  # how the server's own processes reach it
