@@ -158,7 +158,7 @@ class Stacked:
     def _present(self, round: int) -> list[int]:
         here = []
         for job, members in zip(self.jobs, self.by_job, strict=True):
-            taking = participants(job.seed, round, len(members), self.training.participation)
+            taking = participants(job.seed, round, len(members), job.participation)
             here += [members[k] for k in taking]
         return here
 
@@ -205,7 +205,7 @@ class Stacked:
                 self._hand_out(step, own, answer)
         if not step.each:
             present = set(here)
-            self.latest[step.name] = answers if self.training.participation < 1 else []
+            self.latest[step.name] = answers if self.jobs[0].participation < 1 else []
             self.missed[step.name] = [i for i in range(len(self.members)) if i not in present]
 
     def _of_jobs(self, here: Sequence[int]) -> list[list[int]]:
