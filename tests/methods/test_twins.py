@@ -171,6 +171,19 @@ def test_an_uninformed_teacher_is_another_one(images):
     assert not same(shuffled, uniform)
 
 
+@pytest.mark.parametrize(("name", "given"), [("fedtype", {}), ("fccl", {"lam": 0.0}), ("fedmd", {"pretrain": 0})])
+def test_who_teaches_by_sets_or_correlations_is_a_teacher_too(images, name, given):
+    """One that knows nothing has no sets and no correlations; FedMD's draws all logits to zero."""
+    plain, shuffled, uniform, local = (
+        trained(job(images, methods.get(one, **more))).clients[0]
+        for one, more in ((name, given), (f"{name}@shuffled", given), (f"{name}@uniform", given), ("local", {}))
+    )
+    private = [{n: w for n, w in weights(c).items() if n.startswith("private/")} for c in (uniform, local)]
+    assert all(torch.equal(private[0][n], w) for n, w in private[1].items()) == (name != "fedmd")
+    assert not same(plain, shuffled)
+    assert not same(plain, uniform)
+
+
 def test_where_nothing_is_distilled_it_is_said(images):
     one = job(images, methods.get("fedavg@shuffled"))
     rehearse(one)
