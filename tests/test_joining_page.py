@@ -69,6 +69,20 @@ def test_what_is_said_of_chosen_configurations_follows_the_records(scripts, tent
     assert "higher mean than every rival in 0 of 2 (ditto (lam=3.0) is clearly ahead on" in page.said(better)
 
 
+def test_a_method_that_gives_what_its_twin_gives_helps_nobody_against_it(scripts, tenth):
+    _, page = scripts
+    (one, _) = tenth
+    assert page.judged_against_twins(one)["second-opinion"]["helped"] > 0
+    same = [r for r in one.found if r["label"] not in ("second-opinion@alone", "fedekd")]
+    twins = [copy.deepcopy(r) for r in one.found if r["label"] == "second-opinion"]
+    for r in twins:
+        r.update(label="second-opinion@alone", method="second-opinion@alone", key=f"{r['key']} twin")
+    found = page.judged_against_twins(replace(one, found=[*same, *twins]))
+    assert found["second-opinion"].total() == 30
+    assert not found["second-opinion"]["helped"] + found["second-opinion"]["harmed"]
+    assert "fedekd" not in found
+
+
 def test_what_metrics_says_of_choosing_by_loss_follows_the_records(scripts):
     """How much larger gains are than where the metric chooses; it is the same for all methods of a setting."""
     images, hospitals = [], 0.0
