@@ -416,10 +416,10 @@ The same for the other methods: Avg Δ, and in brackets how far they are behind 
 {tables}
 
 The method was designed on seeds 100 and 101 of OrganAMNIST, which are not reported but deal the same images out; no
-other dataset was looked at before. The rate is one for all, chosen on validation rows of seed 100: Local, smoothed Local, FedAvg, FedRep and FML
-were tried there at 1e-3 and 3e-4, the first two at the paper's 1e-4 too. The larger rate was the better one but for
-plain Local and FML in some settings. At the paper's rate and so few rows nobody is trained to the end, FedAvg least of
-all.
+other dataset was looked at before. The rate is one for all, chosen on validation rows of seed 100: Local, smoothed
+Local, FedAvg, FedRep and FML were tried there at 1e-3 and 3e-4, the first two at the paper's 1e-4 too. The larger rate
+was the better one but for plain Local and FML in some settings. At the paper's rate and so few rows nobody is trained
+to the end, FedAvg least of all.
 
 ### Were the rivals tuned?
 Each had three configurations on a tenth of OrganAMNIST, on seeds 100 and 101 (`fedekd study results/tuning/study.toml
