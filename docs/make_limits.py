@@ -14,9 +14,10 @@ import numpy as np
 from fedekd import verdicts
 from fedekd.metrics import paired_interval
 from fedekd.scores import SCORES
+from fedekd.units import describe
 from fedekd.verdicts import HARMED, HELPED, Comparison, judge
 
-CLIENTS, FEDERATIONS, DRAWS = 6, 200, 300
+CLIENTS, FEDERATIONS, DRAWS, TRIALS = 6, 200, 300, 1000
 
 
 def alarms(client: Callable[[int], Comparison]) -> float:
@@ -32,7 +33,7 @@ def two_classes(
     target = rng.random(rows) < (0.5 if of == "nll" else 0.3)
     logits = [each((1.5 if of == "nll" else 2.0) * (target - 0.5) + rng.normal(0, 1, rows)) for each in change]
     answers = [np.column_stack([target, 1 - p, p])[None] for p in (1 / (1 + np.exp(-z)) for z in logits)]
-    return Comparison(*answers, SCORES[of].measure, SCORES[of].higher_is_better, counted=of != "nll")
+    return Comparison(*answers, SCORES[of].measure, describe(of).higher_is_better, counted=of != "nll")
 
 
 def surer(rng: np.random.Generator, rows: int) -> Comparison:
@@ -55,7 +56,7 @@ def lucky(rng: np.random.Generator, seeds: int, luck: float) -> Comparison:
 def average(rng: np.random.Generator, seeds: int, fixed: bool) -> float:
     """How often the interval of Avg Δ holds 0, the truth; on a tenth of patients the method always wins or loses."""
     held = []
-    for _ in range(1000):
+    for _ in range(TRIALS):
         patients, rows = rng.choice([-1, 0, 1], 3000, p=[0.05, 0.9, 0.05]), rng.choice(3000, 600, replace=False)
         drawn = [rows if fixed else rng.choice(3000, 600, replace=False) for _ in range(seeds)]
         low, high = paired_interval([patients[own].mean() + rng.normal(0, 0.01) for own in drawn]) or (0.0, 0.0)

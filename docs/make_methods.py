@@ -134,15 +134,16 @@ def advice(cells: dict[Cell, dict[str, Runs]]) -> str:
         fair = [x for x, runs in found.items() if x != "local" and not given_labels(runs)]
         few = [x for x in fair if sent(found[x]) <= 1.1 * sent(found["fedekd"])]
         rows[0].append(best(found, fair))
-        rows[1].append(named(tied(found)[1:]))
+        rows[1].append(named([f"`{x}`" for x in tied(found)[1:]]))
         rows[2].append(best(found, few))
         rows[3].append(best(found, [x for x in ONE_MODEL if x in found]))
     clear = defaultdict(list)
     for found in cells.values():
         for label, runs in found.items():
-            if label != "local" and not given_labels(runs):
+            if label != "local":
                 low, high = interval([r["avg_delta"] for r in runs.values()])
-                clear[label].append(1 if low > 0 else -1 if high < 0 else 0)
+                marked = f"`{label}`" + " (public labels)" * given_labels(runs)
+                clear[marked].append(1 if low > 0 else -1 if high < 0 else 0)
     always = sorted(x for x, seen in clear.items() if min(seen) > 0)
     never = sorted(x for x, seen in clear.items() if max(seen) < 0)
     return "\n".join(
@@ -160,7 +161,7 @@ def advice(cells: dict[Cell, dict[str, Runs]]) -> str:
 
 
 def named(labels: list[str]) -> str:
-    return ", ".join(f"`{x}`" for x in labels) or "none"
+    return ", ".join(labels) or "none"
 
 
 def page(records: list[dict[str, Any]]) -> str:

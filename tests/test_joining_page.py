@@ -66,9 +66,23 @@ def test_what_is_said_of_chosen_configurations_follows_the_records(scripts, tent
     assert "ditto (lam=3.0) at α=0.5 is clearly ahead" in said
     assert said.endswith("A dash: the chosen one has not been run on seeds 0 to 4.")
     assert "higher mean than every rival in all 2." in page.said(tenth)
-    (said, behind) = page.said(better).split("In the other settings:")
+    (said, behind) = page.said(better).split("Where its mean is not the highest:")
     assert "higher mean than every rival in 0 of 2." in said
     assert behind.strip().startswith("- ditto (lam=3.0) is clearly ahead on")
+
+
+def test_a_method_that_gives_what_its_twin_gives_helps_nobody_against_it(scripts, tenth):
+    _, page = scripts
+    (one, _) = tenth
+    assert page.judged_against_twins(one)["second-opinion"]["helped"] > 0
+    same = [r for r in one.found if r["label"] not in ("second-opinion@alone", "fedekd")]
+    twins = [copy.deepcopy(r) for r in one.found if r["label"] == "second-opinion"]
+    for r in twins:
+        r.update(label="second-opinion@alone", method="second-opinion@alone", key=f"{r['key']} twin")
+    found = page.judged_against_twins(replace(one, found=[*same, *twins]))
+    assert found["second-opinion"].total() == 30
+    assert not found["second-opinion"]["helped"] + found["second-opinion"]["harmed"]
+    assert "fedekd" not in found
 
 
 def test_what_metrics_says_of_choosing_by_loss_follows_the_records(scripts):

@@ -167,6 +167,18 @@ def test_the_power_that_is_documented_is_what_the_command_finds():
     assert made["page"](text) == text
 
 
+def test_the_command_that_finds_the_limits_runs(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "docs")
+    import make_limits
+
+    monkeypatch.setattr(make_limits, "FEDERATIONS", 1)
+    monkeypatch.setattr(make_limits, "DRAWS", 20)
+    monkeypatch.setattr(make_limits, "TRIALS", 5)
+    monkeypatch.setattr(verdicts, "DRAWS", 20)
+    make_limits.main()
+    assert len(capsys.readouterr().out.splitlines()) == 13
+
+
 def test_mcnemar_by_hand():
     assert mcnemar(0, 0) == mcnemar(7, 7) == 1.0
     assert mcnemar(5, 0) == pytest.approx(0.5**5)

@@ -21,6 +21,12 @@ CLIENTS, FEW = 8, 0.25
 NAMES = ["fedavg", "ditto", "scaffold", "fedekd", "second-opinion", "fedrep", "knnper", "fedavg@alone"]
 
 
+@pytest.fixture(autouse=True)
+def twins_are_drawn_too(monkeypatch):
+    """As where there are very many clients."""
+    monkeypatch.setattr("fedekd.engines.job.MANY", CLIENTS)
+
+
 @pytest.fixture(scope="module")
 def eight(digits):
     return federate(digits, clients=CLIENTS, alpha=0.5, seed=2)

@@ -27,7 +27,8 @@ from trained import Trained, train
 
 TINY = {"private": "tiny:tiny_private", "proxy": "tiny:tiny_proxy"}
 TUNED = ["fedavg-tuned", "ditto", "fedrep", "pfedme", "apfl", "apfl-adaptive"]
-NAMED = [*TUNED, "knnper", "fedrod"]
+OPINIONS = ["second-opinion", "second-opinion-near", "second-opinion-taught"]
+NAMED = [*TUNED, *OPINIONS, "knnper", "fedrod"]
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def test_the_file_scores_what_the_run_has_measured(scans: Trained, tmp_path: Pat
     np.testing.assert_allclose(found.sum(1), 1, rtol=1e-5)
 
 
-@pytest.mark.parametrize("method", [*TUNED, "knnper", *OWN])
+@pytest.mark.parametrize("method", [*TUNED, *OPINIONS, "knnper", *OWN])
 def test_so_does_that_of_a_regression(progress: Trained, tmp_path: Path, method: str) -> None:
     found = answers(progress, method, exported(progress, method, tmp_path / "m.safetensors"))
     error = found - progress.dataset.y[progress.test_rows(1)]
@@ -140,7 +141,7 @@ def test_so_does_that_of_a_regression(progress: Trained, tmp_path: Path, method:
 
 
 @pytest.mark.parametrize("engine", ["stacked"], indirect=True, scope="module")
-@pytest.mark.parametrize("method", ["fedrod", "knnper", "fedavg-tuned", *OWN])
+@pytest.mark.parametrize("method", ["fedrod", "knnper", "fedavg-tuned", *OPINIONS, *OWN])
 def test_onnx_gives_the_same_answers(scans: Trained, tmp_path: Path, method: str) -> None:
     need_onnx()
     found = [answers(scans, method, exported(scans, method, tmp_path / f"m.{k}")) for k in ("safetensors", "onnx")]
@@ -148,7 +149,7 @@ def test_onnx_gives_the_same_answers(scans: Trained, tmp_path: Path, method: str
 
 
 @pytest.mark.parametrize("engine", ["stacked"], indirect=True, scope="module")
-@pytest.mark.parametrize("method", ["knnper", *OWN])
+@pytest.mark.parametrize("method", ["knnper", *OPINIONS, *OWN])
 def test_and_those_of_a_regression(progress: Trained, tmp_path: Path, method: str) -> None:
     need_onnx()
     found = [

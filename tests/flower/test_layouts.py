@@ -28,6 +28,7 @@ from fedekd.flower.server.rounds import Rounds
 from fedekd.flower.site import trainer
 from fedekd.methods import Exchange
 from fedekd.parts import Head
+from tiny import BRIEF
 
 
 def job(dataset, method, **given):
@@ -171,12 +172,14 @@ def test_an_upload_that_turns_out_otherwise_does_not_leave(tmp_path, digits, mon
     assert all(not reply.models for _, _, reply in post.sent)
 
 
+OPINIONS = ["second-opinion", "second-opinion-near", "second-opinion-taught"]
+
+
 @pytest.mark.parametrize("compression", ["fp16", "int8"])
-@pytest.mark.parametrize(
-    "method", ["toys:Body", "toys:Into", "toys:Twice", "toys:EachAsList", "toys:Made", "second-opinion"]
-)
+@pytest.mark.parametrize("method", ["toys:Body", "toys:Into", "toys:Twice", "toys:EachAsList", "toys:Made", *OPINIONS])
 def test_what_can_be_packed_is_packed_and_the_rest_is_sent_as_it_is(tmp_path, digits, method, compression):
-    server, sites = place(tmp_path, digits, method, rounds=3, epochs=1, compression=compression)
+    given = {"rounds": 3, "epochs": 1, "compression": compression, "parameters": BRIEF.get(method, {})}
+    server, sites = place(tmp_path, digits, method, **given)
     post = Hand(sites)
     rounds, report = federate(server, schema_of(digits), sites, post)
     assert report["complete"]
@@ -188,7 +191,7 @@ def test_what_can_be_packed_is_packed_and_the_rest_is_sent_as_it_is(tmp_path, di
         "toys:Twice": {("private", compression), ("control", "none")},
         "toys:EachAsList": {("private", "none")},
         "toys:Made": {("half", "none")},
-        "second-opinion": {("proxy", compression)},
+        **{name: {("proxy", compression)} for name in OPINIONS},
     }[method]
     assert hows == expected
     for site in sites if method != "toys:EachAsList" else ():

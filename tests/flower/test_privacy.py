@@ -23,7 +23,7 @@ from fedekd.flower.server.conversation import TooFew
 from fedekd.flower.server.rounds import Rounds
 from fedekd.flower.settings import Privacy
 from fedekd.flower.site import dp_sgd
-from fedekd.methods.base import Train
+from fedekd.methods.base import Exchange, Train
 
 
 def test_the_private_model_does_not_leak_through_the_proxy(tmp_path, digits):
@@ -156,11 +156,18 @@ def test_opacus_itself_finds_the_same_clipped_sum(tmp_path, request, data):
     assert torch.allclose(found, expected, atol=1e-5)
 
 
-def test_what_a_client_makes_for_its_own_answers_costs_nothing(tmp_path, digits):
-    """Second opinion's head and weights see rows without noise, after the proxy came back, and stay."""
-    one = client(tmp_path / "a", digits, "second-opinion", rounds=1)
+@pytest.mark.parametrize("data", ["digits", "diabetes"])
+@pytest.mark.parametrize(
+    "method", ["second-opinion", "second-opinion-near", ("second-opinion-taught", {"passes": 1})], ids=str
+)
+def test_what_a_client_makes_for_its_own_answers_costs_nothing(tmp_path, request, data, method):
+    """Second opinion's head, weights and pupil see rows without noise, after the proxy came back, and stay."""
+    one = client(tmp_path / "a", request.getfixturevalue(data), method, rounds=1)
     before = sent(one)
     spent = dict(one.budget.ledger["spent"])
+    for step in one.method.steps(0):
+        if not isinstance(step, Exchange) and step != trains(one):
+            one.perform(step, 0)
     assert np.isfinite(one.measure().value)
     assert dict(one.budget.ledger["spent"]) == spent
     assert equal(before, one.message("proxy"))

@@ -15,7 +15,7 @@ from hand_batch import hand_batch
 from serially import answers, engine_of, go_on, same, states, traffic, trained
 from tiny import tiny_private, tiny_proxy
 
-OURS = methods.get("second-opinion")
+OURS, TAUGHT = methods.get("second-opinion"), methods.get("second-opinion-taught", passes=2)
 
 
 def test_the_private_model_is_that_of_smoothed_training_alone(images):
@@ -104,6 +104,26 @@ def test_where_others_harm_it_stays_alone():
     assert outcomes == {True, False}
 
 
+@pytest.mark.parametrize("method", [OURS, methods.get("second-opinion-near"), TAUGHT], ids=lambda m: m.name)
+@pytest.mark.parametrize("rows", [0, 1, 2, 5, "one class"])
+@pytest.mark.parametrize("task", ["images", "tables"])
+def test_it_answers_however_few_validation_rows_there_are(request, task, method, rows):
+    federation = request.getfixturevalue(task)
+    y = federation.dataset.y
+
+    def few(split):
+        own = split.val[y[split.val] == y[split.val[0]]] if rows == "one class" else split.val[:rows]
+        return replace(split, val=own)
+
+    engine = trained(replace(federation, clients=tuple(map(few, federation.clients))), method)
+    assert all(torch.isfinite(a).all() for a in answers(engine))
+    if rows == 0 and method is not TAUGHT:
+        with engine.personalised():
+            for client in engine.clients:
+                expected = torch.tensor(method.drawn_to).expand(FOLDS + 1, 3)
+                torch.testing.assert_close(client.memory["weights"], expected)
+
+
 def test_what_travels_is_free_of_the_clients_mix_of_classes():
     """The proxy's loss is that of its outputs with log counts added, so that equal outputs say nothing of them."""
     outputs = {"private": torch.zeros(3, 2), "proxy": torch.tensor([[1.0, 0.0]] * 3, requires_grad=True)}
@@ -131,14 +151,15 @@ def test_measuring_leaves_the_clients_as_they_were(tables):
     assert all("weights" not in client.memory for client in engine.clients)
 
 
-def test_three_private_architectures_share_one_proxy(images):
+@pytest.mark.parametrize("method", [OURS, methods.get("second-opinion-near"), TAUGHT], ids=lambda m: m.name)
+def test_three_private_architectures_share_one_proxy(images, method):
     def private(shape, outputs, client):
         return (tiny_private, tiny_proxy, one_layer)[client % 3](shape, outputs)
 
     def one_layer(shape, outputs):
         return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], outputs))
 
-    engine = trained(images, OURS, private=private)
+    engine = trained(images, method, private=private)
     assert len({type(client.models["private"]) for client in list(engine.clients)[:3]}) == 2
     proxies = states(engine, "proxy")
     assert same(proxies, [proxies[0]] * len(proxies))

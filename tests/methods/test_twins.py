@@ -17,6 +17,7 @@ from fedekd.engines.stacked import Stacked
 from fedekd.errors import FedekdError
 from fedekd.methods.twins import Teaching, check_taught
 from fedekd.runs.plan import choose_methods
+from fedekd.runs.run_key import run_key
 from fedekd.settings import make_settings
 from fedekd.tasks import Classification, Regression
 from hand_batch import hand_batch
@@ -68,14 +69,37 @@ def test_what_adds_nothing_of_its_own_is_local(request, task, name, given):
     assert all(same(a, b) for a, b in zip(local.clients, alone.clients, strict=True))
 
 
+@pytest.mark.parametrize("name", ["local", "local-smooth", "fedavg@alone", "scaffold@alone", "second-opinion@alone"])
+def test_who_trains_alone_does_not_wait_to_be_drawn(images, name):
+    """Else a federation of which a third takes part in a round is compared with a third of the training alone."""
+    one, seldom = job(images, methods.get(name)), job(images, methods.get(name), participation=0.34)
+    assert all(same(a, b) for a, b in zip(trained(one).clients, trained(seldom).clients, strict=True))
+    if name != "second-opinion@alone":
+        stacked, other = Stacked([one]), Stacked([seldom])
+        for _ in range(2):
+            stacked.round()
+            other.round()
+        assert all(same(a, b) for a, b in zip(stacked.clients_of(0), other.clients_of(0), strict=True))
+    assert run_key(one, "") != run_key(seldom, "")
+    drawn = trained(job(images, methods.get("fedavg"), participation=0.34))
+    assert not same(drawn.clients[0], trained(job(images, methods.get("fedavg"))).clients[0])
+
+
+def test_of_very_many_those_alone_are_drawn_too(images, monkeypatch):
+    one = job(images, methods.get("local"), participation=0.34)
+    every, key = trained(one), run_key(one, "")
+    monkeypatch.setattr("fedekd.engines.job.MANY", len(images.clients))
+    few = job(images, methods.get("local"), participation=0.34)
+    assert not all(same(a, b) for a, b in zip(every.clients, trained(few).clients, strict=True))
+    assert run_key(few, "") != key
+
+
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize("control", methods.CONTROLS)
 @pytest.mark.parametrize("name", METHODS)
 def test_twins_are_stacked_as_they_run_serially(name, control, participation, images, tables):
     method = quick(f"{name}@{control}")
     federation = images if "classification" in method.tasks else tables
-    if (name, control) == ("fedproto", "alone") and participation < 1:
-        pytest.skip("who comes late has no prototypes of its own yet, and is told so")
     one = job(federation, method, participation=participation, rounds=2, optimizer="sgd", lr=0.05)
     if method.teaching is not None:
         rehearse(one)  # finds out whether it teaches
@@ -145,6 +169,19 @@ def test_an_uninformed_teacher_is_another_one(images):
     assert not same(plain, shuffled)
     assert not same(plain, uniform)
     assert not same(shuffled, uniform)
+
+
+@pytest.mark.parametrize(("name", "given"), [("fedtype", {}), ("fccl", {"lam": 0.0}), ("fedmd", {"pretrain": 0})])
+def test_who_teaches_by_sets_or_correlations_is_a_teacher_too(images, name, given):
+    """One that knows nothing has no sets and no correlations; FedMD's draws all logits to zero."""
+    plain, shuffled, uniform, local = (
+        trained(job(images, methods.get(one, **more))).clients[0]
+        for one, more in ((name, given), (f"{name}@shuffled", given), (f"{name}@uniform", given), ("local", {}))
+    )
+    private = [{n: w for n, w in weights(c).items() if n.startswith("private/")} for c in (uniform, local)]
+    assert all(torch.equal(private[0][n], w) for n, w in private[1].items()) == (name != "fedmd")
+    assert not same(plain, shuffled)
+    assert not same(plain, uniform)
 
 
 def test_where_nothing_is_distilled_it_is_said(images):

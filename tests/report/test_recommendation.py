@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedekd.report.html.recommendation import which_method
@@ -49,6 +50,21 @@ def test_what_is_not_clear_is_not_recommended(said):
     assert harmful.startswith("No method is clearly better than training alone")
     assert "24 clearly harmed" in harmful
     assert said(seeds=1, fedekd=0.1)[0].startswith("One seed cannot say which method to use.")
+
+
+def test_the_best_of_many_that_give_nothing_is_rarely_recommended(record):
+    """Ten methods that are plain Local but for chance: an interval for each by itself would name one in every fifth."""
+    draw, named = np.random.default_rng(0), 0
+    for _ in range(40):
+        records = []
+        for seed in range(5):
+            records.append(record("local", seed=seed, rows=300))
+            records += [record(f"m{k}", [draw.normal(0, 0.02)] * 6, seed=seed, rows=300) for k in range(10)]
+        first, *_ = which_method(analyse(records), Unit.of(records))
+        named += first.startswith("Use ")
+        assert first.startswith("Use ") or "clearly better than training alone" in first
+        assert ("over all 10 methods here that may be chance" in first) <= (not first.startswith("Use "))
+    assert named <= 4
 
 
 def test_of_a_real_run_the_better_method_is_named():

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from fedekd.engines import job
+from fedekd.runs import transfer
 from fedekd.runs.transfer import analyse
 from fedekd.runs.verdict_text import STATES, Advice, advice_by_client, advise, alone_label, caveats, counted, decided
 from fedekd.units import Unit
@@ -83,6 +85,18 @@ def test_the_menu_says_who_cannot_choose_from_it() -> None:
     menu = caveats(methods, POINTS)[0]
     assert menu.startswith("Alone: the best of local, local-smooth, chosen for each client on its validation rows; ")
     assert menu.endswith("; plain Local where it has fewer than 30.")
+
+
+@pytest.mark.parametrize("menu", [(), ("local-smooth",)])
+def test_where_those_alone_are_drawn_too_it_says_so(menu: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert job.MANY == transfer.MANY, "who trains in every round, and of whom it is said"
+    runs = [make_record(m, rows=50) for m in ("local", *menu, "fedekd")]
+    clients = len(runs[0]["clients"])
+    for share, many, said in ((0.5, clients, True), (0.5, clients + 1, False), (1.0, clients, False)):
+        monkeypatch.setattr(transfer, "MANY", many)
+        for record in runs:
+            record["params"]["participation"] = share
+        assert ("flatters joining" in caveats(analyse(runs), POINTS)[0]) == said
 
 
 def test_the_headline() -> None:

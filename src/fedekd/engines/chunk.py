@@ -290,7 +290,7 @@ class Chunk:
     def _worth_capturing(self, segment: Segment, now: int) -> bool:
         """Small clients have few steps of one size in a round; where the chunk stays as it is, all rounds' count."""
         engine = self.engine
-        rounds = engine.training.rounds - 1 - engine.round_number if engine.training.participation == 1 else 0
+        rounds = engine.training.rounds - 1 - engine.round_number if engine.participation == 1 else 0
         return engine.graphs and segment.last - now + rounds * (segment.last - segment.first) > WORTH_CAPTURING
 
     def gradients(self) -> dict[str, dict[str, Tensor]]:

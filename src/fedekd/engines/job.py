@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from fedekd import models
 from fedekd.dataset import Dataset
 from fedekd.errors import FedekdError, unknown
+from fedekd.exchange import exchanges
 from fedekd.federation import Federation
 from fedekd.methods.base import Method, Train
 from fedekd.tasks import Task, make_task
@@ -26,6 +28,7 @@ BINS = 20
 MOMENTUM = {"sgd": 0.0, "momentum": 0.9}
 SERVER = 2**32 - 1  # its number in the random streams, where it trains a model itself
 PRECISIONS = ("fp32", "tf32", "bf16")
+MANY = 1_000  # clients, from which on it would take too long to train all of them alone in every round
 CPUINFO = Path("/proc/cpuinfo")
 Advance = Callable[[int, str, int], None]  # (round, client, samples trained on)
 
@@ -93,6 +96,12 @@ class Job:
     def task(self) -> Task:
         return make_task(self.federation.dataset.task, self.federation.target_std)
 
+    @cached_property
+    def participation(self) -> float:
+        """The share of the clients that train in a round. Who trains alone is not drawn, and trains in all of them."""
+        alone = self.method.twin == "alone" or not exchanges(self.method, self.training.rounds)
+        return 1.0 if alone and len(self.federation.clients) < MANY else self.training.participation
+
     def factory(self, role: str) -> models.Factory:
         return self.private if role == "private" else self.proxy
 
@@ -108,7 +117,7 @@ class Job:
         passes = Counter[str]()  # over each split
         for step in steps:
             passes[step.split] += self.training.epochs if step.epochs is None else step.epochs
-        return round(self.training.participation * sum(n * self._rows(split) for split, n in passes.items()))
+        return round(self.participation * sum(n * self._rows(split) for split, n in passes.items()))
 
     def _rows(self, split: str) -> int:
         """Rows of a split over all clients; each of them trains on all public rows."""

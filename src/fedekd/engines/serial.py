@@ -76,7 +76,7 @@ class Serial:
 
     def round(self) -> None:
         self.door.log.clear()
-        here = participants(self.job.seed, self.round_number, len(self.clients), self.job.training.participation)
+        here = participants(self.job.seed, self.round_number, len(self.clients), self.job.participation)
         for k in here:
             self.clients[k].trust.clear()
         self._catch_up(here)

@@ -82,12 +82,13 @@ class Stack:
         counts = [label_counts(self.task.name, y, dataset.outputs) for y in targets]
         self.counts = torch.stack(counts).to(self.device)
         self.exchanges = exchanges(self.method, self.training.rounds)
-        self.in_turns = self.training.participation < 1 and len(self.members) >= MANY
+        self.participation = min(job.participation for job in jobs)
+        self.in_turns = self.participation < 1 and len(self.members) >= MANY
         """Whether members get rows of their own as they come: see ``member_rows``."""
         self.forward = Forward(self, fused)
         self.weights = self.forward.initial()
         every = [w for tree in self.weights.values() for w in tree.values()]
-        self.brings = self.in_turns and worth_bringing(every, self.training.participation, self.device)
+        self.brings = self.in_turns and worth_bringing(every, self.participation, self.device)
         """Whether the rows of those at work go to the device together, and the next ones' meanwhile."""
         self.brought: list[MemberRows] = []  # while someone is at work
         self.next_round: Sequence[int] = []  # who takes part in it
@@ -129,7 +130,7 @@ class Stack:
             none = np.empty(0, np.int64)
             rows = [getattr(self.members[i], split) if split else none for i in indices]
             found = RowTable(self, indices, rows, longest)
-            if self.training.participation == 1:
+            if self.participation == 1:
                 self.tables[key] = found
         return found
 
@@ -242,7 +243,7 @@ class Stack:
         key, own = (where, *indices), self.find(where)(group.method)
         known = self.chunks.get(key)
         if known is None or known[0] != own or known[1].group is not group or not known[1].fits():
-            if self.training.participation < 1:
+            if self.participation < 1:
                 self.chunks.clear()  # other members each round: earlier chunks would only take memory
             known = self.chunks[key] = own, Chunk(self, self.find(where), step, group, indices, again, lane)
         known[1].teachers = teachers

@@ -126,7 +126,7 @@ class Stacked:
     def _present(self, round: int) -> list[int]:
         here = []
         for job, members in zip(self.jobs, self.by_job, strict=True):
-            taking = participants(job.seed, round, len(members), self.training.participation)
+            taking = participants(job.seed, round, len(members), job.participation)
             here += [members[k] for k in taking]
         return here
 

@@ -80,7 +80,7 @@ class StackedExchange:
                 self._hand_out(step, own, answer)
         if not step.each:
             present = set(here)
-            self.latest[step.name] = answers if self.training.participation < 1 else []
+            self.latest[step.name] = answers if self.jobs[0].participation < 1 else []
             self.missed[step.name] = [i for i in range(len(self.members)) if i not in present]
 
     def _of_jobs(self, here: Sequence[int]) -> list[list[int]]:

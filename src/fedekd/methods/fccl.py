@@ -67,9 +67,9 @@ class FCCL(Method):
 
     def correlate(self, batch: Batch) -> Tensor:
         """sum_u (1 - c_uu)^2 + off sum_{u != v} (1 + c_uv)^2 of the correlations c of own and mean logits."""
-        own = batch.outputs["private"]
-        real = batch.real
-        a, b = standardised(own, real), standardised(batch.received["logits"]["logits"][batch.rows], real)
+        own, real = batch.outputs["private"], batch.real
+        mean = batch.lesson("private", batch.received["logits"]["logits"][batch.rows])
+        a, b = standardised(own, real), standardised(mean, real)
         c = a.T @ b / real.sum().clamp(min=1)
         between = (1 + c).square().sum() - (1 + c.diagonal()).square().sum()
         return (1 - c.diagonal()).square().sum() + self.off * between

@@ -40,7 +40,8 @@ class FedType(Method):
         return {role: self._calibration(batch, role)._asdict() for role in self.roles}
 
     def private_loss(self, batch: Batch) -> Tensor:
-        private_set, proxy_set = self._sets(batch, "private"), self._sets(batch, "proxy")
+        private_set = self._sets(batch, "private")
+        proxy_set = batch.lesson("private", self._sets(batch, "proxy").float()) > 0
         agreement = batch.mean(conformal.set_agreement(private_set, proxy_set))
         logits = batch.outputs["private"] if self.gradient else batch.outputs["proxy"].detach()
         ranking = batch.mean(conformal.ranking_loss(logits, proxy_set))

@@ -31,7 +31,7 @@ from fedekd.runs.choosing import Option, best_on_validation, choice_of, chooses_
 from fedekd.runs.folds import end_to_end, fold_of, same_clients
 from fedekd.runs.records import Record
 from fedekd.runs.row_results import compared, groups_of
-from fedekd.settings import ChosenBy
+from fedekd.settings import MANY, ChosenBy
 from fedekd.units import describe
 from fedekd.verdicts import Comparison, Verdict
 
@@ -83,6 +83,8 @@ class MethodTransfer:
     folds: int | None = None
     """How many parts of each client's rows were tested, each on other seeds; None: all seeds test the same part, or
     split the rows anew."""
+    alone_was_drawn: bool = False
+    """Whether those alone, too, trained only in the rounds in which they were drawn."""
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -328,6 +330,7 @@ def _method(
         chooses_rounds(first),
         chosen_by,
         first["partition"].get("folds"),
+        first["params"].get("participation", 1.0) < 1 and len(first["clients"]) >= MANY,
     )
 
 

@@ -21,6 +21,10 @@ JOIN, STAY, OPEN = ("join", "stay alone", "undecided")
 PARTS = {"delta": "Δ against Local", "recipe": "recipe", "federation": "federation", "gain": "gain over the best alone"}
 CAN_SHOW = "Can show: the smallest difference that the test rows would reveal four times in five."
 LOWEST = "the round of the lowest validation loss"
+DRAWN = (
+    "Among so many clients those alone, too, trained only in the rounds in which they were drawn. A site by itself "
+    "trains in every round, so this flatters joining."
+)
 NO_ROWS = "these records do not hold the test rows that a verdict needs: it is by sign alone"
 
 
@@ -179,8 +183,10 @@ def caveats(methods: Sequence[MethodTransfer], unit: Unit) -> list[str]:
 
 def menu(method: MethodTransfer) -> str:
     if len(method.menu) < 2:
-        return "Compared with plain Local; --alone menu compares with the best a site can do alone."
-    return best_of_menu(method.menu, method.chosen_by)
+        told = "Compared with plain Local; --alone menu compares with the best a site can do alone."
+    else:
+        told = best_of_menu(method.menu, method.chosen_by)
+    return f"{told} {DRAWN}" if method.alone_was_drawn else told
 
 
 def best_of_menu(labels: Sequence[str], by: ChosenBy, whose: str = "each client") -> str:

@@ -1,4 +1,8 @@
-"""Which method a federation should use, and what its sites should do: said for all methods together."""
+"""Which method a federation should use, and what its sites should do: said for all methods together.
+
+Of many methods that are tried on the same test rows, the best looks better than it is. So "clearly" is at the 5 % level
+over all of them (Bonferroni), while the intervals that are shown are each of one comparison by itself.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from fedekd.report.html.words import between, signed
 from fedekd.runs.transfer import MethodTransfer
 from fedekd.runs.verdict_text import STATES, advice_by_client, decided
 from fedekd.units import Unit
-from fedekd.verdicts import HARMED
+from fedekd.verdicts import HARMED, LEVEL
 
 
 def which_method(methods: Sequence[MethodTransfer], unit: Unit) -> list[str]:
@@ -33,26 +37,36 @@ def which_method(methods: Sequence[MethodTransfer], unit: Unit) -> list[str]:
         )
     else:
         sure = f"{lower}95 % interval {between(interval, unit)}, paired over {len(best.seeds)} seeds"
-        if unit.direction(interval) > 0:
+        together = f"; over all {len(known)} methods here that may be chance" if unit.direction(interval) > 0 else ""
+        if _clearly(interval, len(best.seeds), len(known), unit):
             first = f"Use {best.label}: its mean gain over {alone} is {signed(gain, unit)} ({sure})."
         else:
             first = (
                 f"No method is clearly better than training alone: the best mean gain is that of {best.label}, "
-                f"{signed(gain, unit)} ({sure})."
+                f"{signed(gain, unit)} ({sure}{together})."
             )
     harmed = best.states.get(HARMED, 0)
     lines = [first + (f" {best.label} has {harmed} {STATES[HARMED]}." if harmed else "")]
-    return [*lines, *(line for other in others if (line := _against(best, other, unit)))]
+    return [*lines, *(line for other in others if (line := _against(best, other, unit, len(others))))]
 
 
-def _against(best: MethodTransfer, other: MethodTransfer, unit: Unit) -> str:
+def _clearly(interval: tuple[float, float], seeds: int, comparisons: int, unit: Unit) -> bool:
+    """Whether a 95 % interval over seeds lies on the good side of zero even where it is one of several."""
+    from scipy.special import stdtrit
+
+    each, all_ = (float(stdtrit(seeds - 1, 1 - LEVEL / 2 / count)) for count in (1, comparisons))
+    middle, half = (interval[0] + interval[1]) / 2, (interval[1] - interval[0]) / 2 * all_ / each
+    return unit.direction((middle - half, middle + half)) > 0
+
+
+def _against(best: MethodTransfer, other: MethodTransfer, unit: Unit, comparisons: int) -> str:
     """Nothing where both give the same, or the seeds are too few to compare them."""
     ours, theirs = best.by_seed("gain"), other.by_seed("gain")
     differences = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
     interval = metrics.paired_interval(differences)
     if interval is None or not all(map(math.isfinite, interval)) or not any(differences):
         return ""
-    clear = "clearly " if unit.direction(interval) > 0 else "not clearly "
+    clear = "clearly " if _clearly(interval, len(differences), comparisons, unit) else "not clearly "
     mean = sum(differences) / len(differences)
     return (
         f"{best.label} is {clear}better than {other.label}: {signed(mean, unit)} on average "
