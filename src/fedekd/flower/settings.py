@@ -167,8 +167,12 @@ class SiteSettings:
     data: str = entry("the site's rows: a .csv, .npz or folder, a dataset's name, or package.module:loader")
     target: str | None = entry("target column of a .csv", None, example="outcome")
     drop: tuple[str, ...] = entry("columns of a .csv to leave out", ())
-    decimal: str = entry("decimal mark of a .csv", ".", choices=CHOICES["decimal"])
-    dates: str = entry("what columns of dates become", "text", choices=CHOICES["dates"])
+    decimal: str = entry('decimal mark of a .csv, "." or ","', ".", choices=CHOICES["decimal"])
+    dates: str = entry(
+        'what columns of dates become: "text", a category for each day; "age", the years until 2025; or "drop"',
+        "text",
+        choices=CHOICES["dates"],
+    )
     missing: str | None = entry(
         'missing values: "drop" leaves their rows out; "mean" fills a number with the mean of this site\'s training '
         "rows, and a missing text is none of the categories",
