@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from fedekd.cli import main
-from fedekd.data.columns import Roles
 from fedekd.data import column_report, columns
+from fedekd.data.columns import Roles
 from fedekd.data.inspection import Inspection, inspect
 from fedekd.dataset import Reading
 
