@@ -22,7 +22,7 @@ from fedekd.commands.status import serve
 from fedekd.errors import FedekdError
 from fedekd.flower.server.rounds import Rounds
 from fedekd.flower.server.watched import NO_ANSWER, WatchedTransport
-from fedekd.flower.settings import read_server
+from fedekd.flower.settings import ENDED, NO_RESULT, read_server
 from fedekd.flower.setup.init import init_server, init_site
 from fedekd.flower.site.audit import AUDIT
 from fedekd.flower.supervise.processes import alone, free_port, is_held
@@ -117,6 +117,10 @@ def test_a_site_tells_of_itself(tmp_path, digits, capsys):
     assert one["bytes_up"] > 0
     assert main(["site", "status", str(file)]) == 0
     assert "2 rounds of fedekd, complete\n  3 visits done" in capsys.readouterr().out
+    (ended,) = sites[0].state.glob(f"*/{ENDED}")
+    ended.write_text(NO_RESULT)
+    assert main(["site", "status", str(file)]) == 0
+    assert "complete without this site's last visit" in capsys.readouterr().out
     log = tmp_path / "own" / "state" / AUDIT
     log.write_text(log.read_text().replace('"visit"', '"trip"', 1))
     broken = site_status(file)

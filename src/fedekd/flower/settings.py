@@ -31,6 +31,7 @@ MENU, PLAIN = "menu", "plain"
 VISITS_DONE = "visits_done"  # file in the server's state: how many visits are complete
 OFFERED = "offered.json"  # file in a site's state: the last offer that it refused, until another is accepted
 ENDED = "ended"  # file in state/FEDERATION: the server has said that the federation is complete
+NO_RESULT = "no result"  # what that file holds where this site's last visit failed or was missed
 GUARANTEES = (
     "the sent models, end to end",
     "the sent models, for a fixed private model only",

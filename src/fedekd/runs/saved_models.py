@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fedekd.federation import Federation
 
 
-def write(folder: Path, record: Mapping[str, Any], position: int, client: Client) -> None:
+def write(folder: Path, record: Mapping[str, Any], position: int, client: Client, *, option: str = "--out") -> None:
     path = folder / "models" / record["key"] / f"{position}.safetensors"
     with client.personalised():
         # safetensors refuses tensors that share memory, as tied weights do
@@ -37,7 +37,7 @@ def write(folder: Path, record: Mapping[str, Any], position: int, client: Client
         from fedekd.runs.inference import check_answers
 
         check_answers(path, about, client.job, tensors)
-    write_whole(path, as_safetensors(tensors, {name: json.dumps(value) for name, value in about.items()}))
+    write_whole(path, as_safetensors(tensors, {name: json.dumps(value) for name, value in about.items()}), option)
 
 
 def as_safetensors(tensors: dict[str, Tensor], about: dict[str, str]) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedekd import __version__
 from fedekd.errors import FedekdError
-from fedekd.flower.settings import ENDED, read_server, read_site
+from fedekd.flower.settings import ENDED, NO_RESULT, read_server, read_site
 from fedekd.flower.setup.certificates import ends_soon, read_certificate
 from fedekd.flower.setup.keys import read_public_keys
 from fedekd.flower.site.audit import AUDIT, read_audit
@@ -114,7 +114,7 @@ def _federation(folder: Path) -> dict[str, Any]:
         "bytes_down": 0,
         "epsilon": _json(folder / "spent.json").get("epsilon"),
         "complete": (folder / ENDED).exists(),
-        "result": (folder / "report.json").exists(),
+        "result": (folder / "report.json").exists() and _text(folder / ENDED) != NO_RESULT,
     }
 
 
@@ -141,7 +141,11 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _last_lines(path: Path) -> list[str]:
+    return _text(path).splitlines()[-LINES:]
+
+
+def _text(path: Path) -> str:
     try:
-        return path.read_text(errors="replace").splitlines()[-LINES:]
+        return path.read_text(errors="replace")
     except OSError:
-        return []
+        return ""
