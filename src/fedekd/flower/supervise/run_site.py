@@ -180,7 +180,9 @@ class SiteSupervisor:
         except FedekdError as error:
             return f"the server does not let this site in: {error}" if connection.works else NOT_LET_IN
         if time.monotonic() - self.last_good < GONE:
-            return "the server still counts this site's last connection, for some twenty seconds"
+            return (
+                "the server has only just started, or still counts this site's last connection, for some twenty seconds"
+            )
         return (
             "the server does not let this site in: another machine is connected with this site's key; stop `fedekd "
             "site run` there, or, if that is another site, make a key for this one with `fedekd site key`"
