@@ -199,12 +199,14 @@ def verify_result(given: argparse.Namespace) -> None:
     from pathlib import Path
 
     from fedekd.flower.settings import read_site
+    from fedekd.flower.setup.folders import check_readable
     from fedekd.flower.setup.keys import read_bytes
     from fedekd.flower.setup.signing import SignedStatement
     from fedekd.flower.site.results import compared, verified
     from fedekd.runs.federation_report import SIGNED
 
     site, report = read_site(given.file), Path(given.report) if given.report else None
+    check_readable(site.state)
     found = sorted(site.state.glob(f"*/{SIGNED}"))
     if not found:
         raise FedekdError(

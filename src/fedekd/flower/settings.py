@@ -335,7 +335,15 @@ def _read(cls: type[T], path: str | Path) -> T:
     if path.is_dir():
         inside = [file for file in ("site.toml", "server.toml") if (path / file).is_file()]
         raise FedekdError(f"{path} is a folder; name the file in it{f': {path / inside[0]}' if inside else ''}")
-    return _filled(cls, read_toml(path), path, "")
+    content = read_toml(path)
+    for other, whose in ((SiteSettings, "site"), (ServerSettings, "server")):
+        if other is not cls and _required(other) <= content.keys():
+            raise FedekdError(f"{path} holds the settings of a {whose}, for `fedekd {whose}`; name the other file here")
+    return _filled(cls, content, path, "")
+
+
+def _required(cls: type) -> set[str]:
+    return {f.name for f in fields(cls) if f.metadata and f.default is MISSING and f.default_factory is MISSING}
 
 
 def _filled(cls: type[T], content: Mapping[str, Any], path: Path, table: str) -> T:

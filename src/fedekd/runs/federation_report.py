@@ -192,8 +192,12 @@ def read_report(state: Path) -> FederationReport | None:
         return _report(parse_json(path.read_bytes()))
     except FileNotFoundError:
         return None
+    except PermissionError:
+        raise FedekdError(f"cannot read {path}: it is for its owner alone; run this as that user") from None
     except (OSError, ValueError, TypeError) as error:
-        raise FedekdError(f"cannot read {path}: {error}; move it away to start anew") from None
+        raise FedekdError(
+            f"cannot read {path}: {error}; move it away, and `fedekd server run` writes it anew"
+        ) from None
 
 
 def signed_lines(folder: Path) -> list[str]:
