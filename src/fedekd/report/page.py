@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,19 @@ def write_handout(folder: str | Path, site: str, out: Path | None = None, chosen
     path = Path(out) if out else Path(folder) / f"site-{re.sub(r'[^A-Za-z0-9.-]+', '_', site).strip('_')}.html"
     _write(path, text)
     return path
+
+
+def write_own(folder: Path, out: Path) -> Path:
+    """The same page about a real site, from what it keeps of a federation in ``folder``."""
+    from fedekd.report.html.handout import render_own
+    from fedekd.runs.federation_report import site_report
+
+    own = site_report(folder)
+    if own is None:
+        raise FedekdError(f"there is no report.json in {folder}")
+    day = date.fromtimestamp((folder / "report.json").stat().st_mtime)
+    _write(out, render_own(own, folder.name, str(day)))
+    return out
 
 
 def write_difference(
