@@ -26,6 +26,7 @@ from fedekd.flower.settings import ENDED, NO_RESULT, read_server
 from fedekd.flower.setup.init import init_server, init_site
 from fedekd.flower.site.audit import AUDIT
 from fedekd.flower.supervise.processes import alone, free_port, is_held
+from fedekd.flower.supervise.run_site import CONNECTION
 from fedekd.flower.supervise.status import server_status, site_status
 from fedekd.report.monitoring import metrics
 from fedekd.report.page import federation_text
@@ -126,6 +127,18 @@ def test_a_site_tells_of_itself(tmp_path, digits, capsys):
     broken = site_status(file)
     assert "was changed after it was written" in broken["problems"][0]
     assert "fedekd_audit_intact 0\n" in metrics(broken)
+
+
+def test_a_site_that_gave_up_still_tells_why(tmp_path):
+    init_site(tmp_path / "own", "alder", "fed.example.org:8000", "digits", ca=_ca(tmp_path))
+    file, state = tmp_path / "own" / "site.toml", tmp_path / "own" / "state"
+    about = {"connected": False, "since": 1.0, "problem": "the server does not answer"}
+    (state / CONNECTION).write_text(json.dumps(about))
+    status = site_status(file)
+    assert (status["running"], status["connected"], status["since"]) == (False, False, None)
+    assert status["problems"] == ["when it last ran: the server does not answer"]
+    with alone(state):
+        assert site_status(file)["problems"] == ["the server does not answer"]
 
 
 def _ca(folder: Path) -> str:

@@ -56,7 +56,10 @@ def site_status(path: str | Path) -> dict[str, Any]:
 
     site = read_site(path)
     running, pins = is_held(site.state), Pins(site.state)
-    connection = _json(site.state / CONNECTION) if running else {}
+    connection = _json(site.state / CONNECTION)
+    problem = connection.get("problem")
+    if not running:
+        connection, problem = {}, problem and f"when it last ran: {problem}"
     audit, federations = _audited(site.state)
     offer = pins.offered()
     return {
@@ -71,7 +74,7 @@ def site_status(path: str | Path) -> dict[str, Any]:
         "refused_joins": pins.refusals(),
         "certificates": _ends(site.ca),
         "problems": [
-            *filter(None, [connection.get("problem"), audit["problem"], ends_soon(site.ca, NEW_CA)]),
+            *filter(None, [problem, audit["problem"], ends_soon(site.ca, NEW_CA)]),
             *([f"an offer is waiting for your decision: fedekd site accept {path}"] if offer else []),
         ],
         "free_bytes": shutil.disk_usage(site.state).free,
