@@ -87,6 +87,14 @@ def test_who_answered_what_failed_and_how_far_it_is(folder, tmp_path, digits, ca
     page = federation_text(rounds.server.state)
     assert "1 of 3 visits are done" in page
     assert "visit 1, birch" in page
+    assert main(["report", str(folder)]) == 0
+    stopped = (rounds.server.state / "report.html").read_text()
+    assert "The server does not run; it was at: visit 1." in stopped
+    assert "Now: visit 1" in page
+    assert "0 of 3" in stopped
+    with alone(rounds.server.state):
+        assert main(["report", str(folder)]) == 0
+        assert "Now: visit 1" in (rounds.server.state / "report.html").read_text()
 
     broken.lost, post.spoil = True, lambda name, kind, reply: reply
     again, watched = rounds_of(folder, digits, post)

@@ -52,13 +52,14 @@ def write_report(given: argparse.Namespace) -> None:
         print(write_page(folder, out, **how))
         return
     from fedekd.flower.setup.folders import server_state, site_state
+    from fedekd.flower.supervise.processes import is_held
     from fedekd.report.page import write_federation
 
     state, own = server_state(folder), site_state(folder)
     if (state or own) and (given.chosen_by or given.best_of):
         raise FedekdError("a real site chooses when its federation ends, by chosen_by in its site.toml")
     if state is not None:
-        print(write_federation(state, out))
+        print(write_federation(state, out, running=is_held(state)))
     elif own is not None:
         _tell_site(own, out)
     else:
