@@ -199,6 +199,8 @@ def find_models(folder: Path, unusable: list[str] | None = None) -> list[ModelMe
         unusable += map(str, wrong)
     if not found and (below := _newest_below(folder)):
         raise FedekdError(f"no models are kept in {folder} itself; give the folder of one federation: {below}")
+    if not found and any((folder / name).exists() for name in ("agreement.json", "site.toml")):
+        raise FedekdError(f"no models are kept in {folder} yet: a real site has them after its last visit")
     if not found:
         raise FedekdError(f"no models are kept in {folder}; train into a new --out folder with `--models first`")
     return found
