@@ -79,7 +79,7 @@ def _table(path: Path, metadata: ModelMetadata, named_by: str | None) -> InputRo
     if len(metadata.shape) != 1:
         raise FedekdError(f"{path} is a table, but the model was trained on pictures of shape {metadata.shape}")
     frame = read_table(path, texts=None, reading=metadata.reading)
-    if named_by not in (None, *frame.columns):
+    if named_by is not None and named_by not in frame.columns:
         raise unknown(f"column of {path}", named_by, frame.columns)
     names = [str(row + 1) for row in range(len(frame))] if named_by is None else [*frame[named_by].fillna("")]
     columns = metadata.columns or tuple(frame.columns)  # trained without names: the columns as they stand
