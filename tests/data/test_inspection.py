@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from fedekd.cli import main
+from fedekd.data import column_report, columns
 from fedekd.data.columns import Roles
 from fedekd.data.inspection import Inspection, inspect
 from fedekd.dataset import Reading
@@ -73,6 +74,25 @@ def test_a_plain_table_has_no_warnings(tmp_path: Path) -> None:
 def test_what_is_warned_of(tmp_path: Path, value: Callable[[int], object], words: str) -> None:
     found = looked_at(table(tmp_path, odd=value))
     assert re.search(words, warnings_of(found, "odd")), warnings_of(found, "odd")
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (lambda i: f"{i},{i % 7}", "numbers with a decimal comma (0,0); --decimal ,"),
+        (lambda i: f"{i % 28 + 1}.{i % 12 + 1}.2024", "dates; --dates age or --dates drop"),
+        (lambda i: "<5" if i % 9 == 0 else i / 7, "53 of 60 values are numbers but '<5' is not; write a number, or "),
+        (lambda i: f"{i}.5 mg/l", "numbers with a unit (0.5 mg/l); write bare numbers"),
+    ],
+)
+def test_no_measurement_is_to_be_dropped_for_how_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: Callable[[int], object], words: str
+) -> None:
+    for module in (columns, column_report):
+        monkeypatch.setattr(module, "MOST_CATEGORIES", 20)
+    found = looked_at(table(tmp_path, odd=value))
+    assert f"too many to encode: {words}" in found.refused
+    assert "--drop" not in found.refused + warnings_of(found, "odd")
 
 
 def test_a_measurement_below_the_limit_is_found_with_a_decimal_comma_too(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from fedekd import cli
+from fedekd.cli import main
 from fedekd.data import Dataset
 from fedekd.errors import FedekdError
 from fedekd.export.export import export
@@ -63,6 +64,24 @@ def written(frame: pd.DataFrame, path: Path, **options: Any) -> Path:
 
 
 # Tables
+
+
+def test_rows_are_named_by_a_column(ward: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As it is written, so that a patient's number keeps its zeros; one that has none is still in its place."""
+    frame = table(ward)
+    frame["mrn"] = [f"00{number}" for number in range(len(frame))]
+    frame.loc[1, "mrn"] = None
+    file, model = written(frame, tmp_path / "new.csv"), ward / "model.safetensors"
+    assert main(["predict", str(model), str(file), "--id", "mrn"]) == 0
+    out, err = capsys.readouterr()
+    assert [line.split(",")[0] for line in out.splitlines()[:4]] == ["row", "000", "", "002"]
+    assert "outcome" in err
+    assert "mrn" not in err
+    with pytest.raises(FedekdError, match=r"unknown column of .* 'mnr'; did you mean 'mrn'"):
+        predict(model, file, named_by="mnr")
+    np.savez(tmp_path / "rows.npz", x=np.zeros((2, 3)))
+    with pytest.raises(FedekdError, match="is no table, so that no column names its rows: leave out --id"):
+        predict(model, tmp_path / "rows.npz", named_by="mrn")
 
 
 def test_a_table_is_encoded_as_it_was_in_training(ward: Path, tmp_path: Path) -> None:

@@ -122,6 +122,28 @@ def test_a_new_key_leaves_the_old_one_beside_it(tmp_path: Path) -> None:
     assert main(["site", "key", str(tmp_path / "a" / "site.toml")]) == 0  # what is lost need not be kept
 
 
+def test_a_new_key_that_cannot_be_made_takes_no_old_one_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a full disk, or without the extra flower: the site still has a key to connect with."""
+    public = keys.make_node_key(tmp_path / "a")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    (tmp_path / "a.new").write_text("of a renewal that was killed")
+    write = keys.write_new
+
+    def full(path: Path, content: bytes, *, private: bool = False) -> Path:
+        if path.name.endswith(".pub"):
+            raise FedekdError(f"cannot write {path}: No space left on device")
+        return write(path, content, private=private)
+
+    monkeypatch.setattr(keys, "write_new", full)
+    with pytest.raises(FedekdError, match="No space left"):
+        keys.renew_node_key(tmp_path / "a")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    monkeypatch.undo()
+    assert keys.renew_node_key(tmp_path / "a") == public
+    assert public.read_bytes().endswith(b" a\n")
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "a.pub", "a.old", "a.pub.old"}
+
+
 def test_a_folder_of_keys_names_what_cannot_be_read(tmp_path: Path) -> None:
     public = keys.make_node_key(tmp_path / "north")
     (tmp_path / "half.pub").write_bytes(public.read_bytes()[:70])

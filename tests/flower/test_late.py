@@ -16,8 +16,9 @@ from loopback import Loopback
 from fedekd.errors import FedekdError
 from fedekd.flower.saved_state import SavedState
 from fedekd.flower.server.rounds import Rounds
-from fedekd.flower.settings import ENDED
+from fedekd.flower.settings import ENDED, NO_RESULT
 from fedekd.flower.supervise.run_server import run_server
+from fedekd.runs import saved_models
 from fedekd.runs.federation_report import read_report
 
 
@@ -85,10 +86,29 @@ def test_a_site_whose_disk_is_full_in_the_last_visit_is_told_how_to_get_its_resu
     told = "is complete, but not here: this site's last visit failed or was missed"
     assert caplog.text.count(told) == 1
     assert "ask the server's administrator to run `fedekd server finish`" in caplog.text
+    (ended,) = sites[2].state.glob(f"*/{ENDED}")
+    assert ended.read_text() == NO_RESULT
     monkeypatch.undo()
     after = Rounds(server, schema, Hand(sites), 3).finish(60.0)
     assert all(site["answered"] for site in after["sites"])
     assert caplog.text.count(told) == 1
+    assert ended.read_text() == ""
+
+
+def test_a_disk_that_is_full_when_the_models_are_kept_is_no_failed_training(tmp_path, digits, caplog, monkeypatch):
+    schema, sites = schema_of(digits), write_sites(tmp_path, digits, alone="plain")
+
+    def full(path, content, option="--out", mode=0o666):
+        if "cedar" in str(path):
+            raise FedekdError(f"cannot write {path}: disk full; make room there, or choose another {option}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+    monkeypatch.setattr(saved_models, "write_whole", full)
+    _, report = federate(make_server(tmp_path, rounds=1, epochs=1, deadline=0.5), schema, sites)
+    (refused,) = report["refused"]
+    assert (refused["site"], refused["reason"]) == ("cedar", "its state cannot be read or written")
+    assert "disk full; make room there, or choose another `state`" in caplog.text
 
 
 def test_one_that_comes_back_before_the_end_is_not_late(tmp_path, digits):

@@ -73,3 +73,22 @@ def test_the_command_says_what_the_schema_tells(tmp_path, capsys):
     assert main([*command, "--with-scaling"]) == 0
     assert "it shows everyone the means and deviations of this site's 30 rows" in capsys.readouterr().out
     assert len(json.loads((tmp_path / "schema.json").read_text())["scaling"]["gain"]) == 4
+
+
+def test_public_rows_give_the_scaling_of_a_schema_that_all_sites_have_extended(tmp_path, capsys):
+    """Their own categories are few; without this, sites with [dp] whose tables hold texts could not agree on one."""
+    (tmp_path / "rows.csv").write_text(TABLE)
+    (tmp_path / "public.csv").write_text(TABLE.replace(",a,", ",b,"))
+    for name, rows in (("north", "rows.csv"), ("public", "public.csv")):
+        init_site(tmp_path / name, name, "localhost:1", str(tmp_path / rows), settings={"target": "outcome"})
+    file = str(tmp_path / "schema.json")
+    assert main(["site", "schema", str(tmp_path / "north" / "site.toml"), "--out", file]) == 0
+    command = ["site", "schema", str(tmp_path / "public" / "site.toml"), "--extend", file, "--with-scaling"]
+    assert main([*command, "--out", file]) == 0
+    assert "it shows everyone the means and deviations of this site's 30 rows" in capsys.readouterr().out
+    made = Schema.read(file)
+    assert made.columns == ("age", "ward=a", "ward=b", "ward=c")
+    ages = [int(line.split(",")[0]) for line in TABLE.splitlines()[1:]]
+    assert made.scaling.gain[:2] == pytest.approx([1 / np.std(ages), 1])
+    assert made.scaling.shift[:2] == pytest.approx([-np.mean(ages) / np.std(ages), 0])
+    assert made.load(tmp_path / "rows.csv", "outcome").x.shape == (30, 4)

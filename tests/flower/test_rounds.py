@@ -149,6 +149,16 @@ def test_a_node_that_says_nothing_when_asked_to_join_costs_one_deadline(place, c
     assert "cedar does not answer" in caplog.text
 
 
+def test_sites_that_the_first_visit_does_without_are_named(place, caplog):
+    schema, sites, server = place
+    post = Hand(sites)
+    post.asleep = {"cedar"}
+    federate(server(rounds=1, deadline=0.5), schema, sites, post)
+    assert [r.message for r in caplog.records if "waited" in r.message] == [
+        "waited 0.5 s for sites to join; not connected: cedar"
+    ]
+
+
 def test_what_is_refused_changes_no_other_site(tmp_path, digits, place):
     """Two sites with a third that only sends rubbish are a federation of two."""
     schema, sites, server = place

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import threading
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedekd
 
 from fedekd.errors import FedekdError
 from fedekd.flower.patches import SKIPPED
-from fedekd.flower.settings import ENDED, OFFERED, SiteSettings
+from fedekd.flower.settings import ENDED, NO_RESULT, OFFERED, SiteSettings
 from fedekd.flower.supervise import diagnosis, run_site
 from fedekd.flower.supervise.logs import Tail
 from fedekd.flower.supervise.processes import Child, command, environment, free_port
@@ -26,6 +27,7 @@ UP, LOST = "INFO: SuperNode ID: 1", "WARNING: Connection attempt failed, retryin
 REVOKED, REFUSED = "ERROR: 401 Unauthorized", "Failed to activate SuperNode"
 STAY = "and does not end"
 END = "end"  # not said but done: the server's word that the federation is complete
+WITHOUT = "end without"  # the same, where this site has no result
 
 
 @pytest.fixture
@@ -49,10 +51,11 @@ class Scripted(run_site.SiteSupervisor):
         word = shlex.quote(str(self.site.state / NAME / ENDED))
         lines = next(self.nodes, [LOST, LOST])
         log = shlex.quote(str(self.site.state / "log"))
-        told = f"echo 2026-01-01 10:00:00 the end >> {log}; echo > {word}"
+        told = f"echo 2026-01-01 10:00:00 the end >> {log}; echo"
+        ends = {END: f"{told} > {word}", WITHOUT: f"{told} {NO_RESULT} > {word}"}
         if lines[-1] == STAY:
             return self._started("; ".join([*(f"echo {shlex.quote(line)}" for line in lines), "sleep 99"]))
-        steps = [told if line == END else f"echo {shlex.quote(line)}" for line in lines]
+        steps = [ends.get(line, f"echo {shlex.quote(line)}") for line in lines]
         return self._started("; ".join([*steps, "sleep 0.3", "exit 1"]))
 
     def start_executor(self) -> Child:
@@ -213,3 +216,18 @@ def test_a_federation_of_the_past_is_no_end(site: SiteSettings) -> None:
     (site.state / NAME / ENDED).touch()
     with pytest.raises(FedekdError, match="given up: the server does not answer"):
         Scripted(replace(site, give_up=1.2), [UP, LOST]).run()
+
+
+def test_an_end_that_is_said_again_is_one(site: SiteSettings) -> None:
+    """By `fedekd server finish`, to a site that was there at the first and had no result."""
+    ended = site.state / NAME / ENDED
+    ended.write_text(NO_RESULT)
+    os.utime(ended, (0, 0))
+    supervisor = Scripted(site, [UP, END, LOST])
+    supervisor.run()
+    assert supervisor.said[-1] == "site north: the server has ended, and so does this site"
+
+
+def test_a_site_that_ends_without_a_result_has_failed(site: SiteSettings) -> None:
+    with pytest.raises(FedekdError, match=f"no result of federation {NAME}; start it again, and ask"):
+        Scripted(site, [UP, WITHOUT, LOST]).run()

@@ -137,3 +137,10 @@ def test_what_is_no_toml_is_said_to_be_none(tmp_path: Path) -> None:
         read_site(tmp_path / "none.toml")
     with pytest.raises(FedekdError, match=r"is a folder; name the file in it: .*site\.toml$"):
         read_site(tmp_path)
+
+
+def test_the_file_of_the_other_side_is_said_to_be_that(tmp_path: Path) -> None:
+    with pytest.raises(FedekdError, match="holds the settings of a site, for `fedekd site`; name the other"):
+        read_server(written(tmp_path, SiteSettings, SITE))
+    with pytest.raises(FedekdError, match="holds the settings of a server, for `fedekd server`; name the other"):
+        read_site(written(tmp_path, ServerSettings, SERVER))

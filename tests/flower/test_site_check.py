@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import http.server
 import importlib.util
+import json
 import ssl
 import threading
 import time
@@ -21,6 +22,7 @@ from fedekd.cli import main
 from fedekd.data import load_dataset
 from fedekd.flower.protocol.scaling import Scaling
 from fedekd.flower.protocol.schema import Schema
+from fedekd.flower.settings import ENDED
 from fedekd.flower.setup import certificates, keys
 from fedekd.flower.setup.check import CheckResult, check_site
 from fedekd.flower.setup.init import init_site
@@ -93,6 +95,25 @@ def test_a_site_that_is_ready(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     told = capsys.readouterr().out
     assert "12 rows of shape (4,), 3 classes" in told
     assert told.splitlines()[-1] == "nothing wrong was found; not checked: schema, model"
+
+
+def test_what_is_odd_about_the_rows_is_noted(tmp_path: Path) -> None:
+    path, schema = make(tmp_path), agreed(tmp_path)
+    assert found(path, schema)["data"].text.endswith("can only be undecided")
+    joined = tmp_path / "north" / "state" / "0123456789abcdef"
+    joined.mkdir()
+    began = {"schema": Schema.read(schema).text(), "rows": "of before the new export"}
+    (joined / "agreement.json").write_text(json.dumps(began))
+    (tmp_path / "north" / "state" / "other").mkdir()
+    (tmp_path / "north" / "state" / "other" / "agreement.json").write_text("[")
+    note = "federation 0123456789abcdef, which has not ended here, began with other rows and needs those back"
+    assert note in found(path, schema)["data"].text
+    (joined / ENDED).touch()
+    assert note not in found(path, schema)["data"].text
+    np.savez(tmp_path / "rows.npz", x=np.zeros((12, 4), np.float32), y=np.full(12, 2))
+    one = found(path, schema)["data"]
+    assert one.state == "ok"
+    assert "every row is '2', so that any model that says so is always right" in one.text
 
 
 def test_a_site_that_is_not_ready_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,6 +86,13 @@ def test_a_folder_above_is_answered_with_the_newest_below(site, tmp_path, capsys
         assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("file", ["agreement.json", "site.toml"])
+def test_before_its_last_visit_a_site_has_no_model(tmp_path, file, capsys):
+    (tmp_path / file).touch()
+    assert main(["export", str(tmp_path), "--client", "north", "--to", str(tmp_path / "m.safetensors")]) == 2
+    assert capsys.readouterr().err.endswith("yet: a real site has them after its last visit\n")
+
+
 @pytest.mark.parametrize("kept", [0o600, 0o644])
 def test_nobody_reads_an_export_who_could_not_read_the_model(site, tmp_path, kept):
     """`fedekd site run` keeps its models for their owner; a simulation's are as its user's other files."""

@@ -22,10 +22,11 @@ from fedekd.commands.status import serve
 from fedekd.errors import FedekdError
 from fedekd.flower.server.rounds import Rounds
 from fedekd.flower.server.watched import NO_ANSWER, WatchedTransport
-from fedekd.flower.settings import read_server
+from fedekd.flower.settings import ENDED, NO_RESULT, read_server
 from fedekd.flower.setup.init import init_server, init_site
 from fedekd.flower.site.audit import AUDIT
 from fedekd.flower.supervise.processes import alone, free_port, is_held
+from fedekd.flower.supervise.run_site import CONNECTION
 from fedekd.flower.supervise.status import server_status, site_status
 from fedekd.report.monitoring import metrics
 from fedekd.report.page import federation_text
@@ -86,6 +87,14 @@ def test_who_answered_what_failed_and_how_far_it_is(folder, tmp_path, digits, ca
     page = federation_text(rounds.server.state)
     assert "1 of 3 visits are done" in page
     assert "visit 1, birch" in page
+    assert main(["report", str(folder)]) == 0
+    stopped = (rounds.server.state / "report.html").read_text()
+    assert "The server does not run; it was at: visit 1." in stopped
+    assert "Now: visit 1" in page
+    assert "0 of 3" in stopped
+    with alone(rounds.server.state):
+        assert main(["report", str(folder)]) == 0
+        assert "Now: visit 1" in (rounds.server.state / "report.html").read_text()
 
     broken.lost, post.spoil = True, lambda name, kind, reply: reply
     again, watched = rounds_of(folder, digits, post)
@@ -117,11 +126,27 @@ def test_a_site_tells_of_itself(tmp_path, digits, capsys):
     assert one["bytes_up"] > 0
     assert main(["site", "status", str(file)]) == 0
     assert "2 rounds of fedekd, complete\n  3 visits done" in capsys.readouterr().out
+    (ended,) = sites[0].state.glob(f"*/{ENDED}")
+    ended.write_text(NO_RESULT)
+    assert main(["site", "status", str(file)]) == 0
+    assert "complete without this site's last visit" in capsys.readouterr().out
     log = tmp_path / "own" / "state" / AUDIT
     log.write_text(log.read_text().replace('"visit"', '"trip"', 1))
     broken = site_status(file)
     assert "was changed after it was written" in broken["problems"][0]
     assert "fedekd_audit_intact 0\n" in metrics(broken)
+
+
+def test_a_site_that_gave_up_still_tells_why(tmp_path):
+    init_site(tmp_path / "own", "alder", "fed.example.org:8000", "digits", ca=_ca(tmp_path))
+    file, state = tmp_path / "own" / "site.toml", tmp_path / "own" / "state"
+    about = {"connected": False, "since": 1.0, "problem": "the server does not answer"}
+    (state / CONNECTION).write_text(json.dumps(about))
+    status = site_status(file)
+    assert (status["running"], status["connected"], status["since"]) == (False, False, None)
+    assert status["problems"] == ["when it last ran: the server does not answer"]
+    with alone(state):
+        assert site_status(file)["problems"] == ["the server does not answer"]
 
 
 def _ca(folder: Path) -> str:

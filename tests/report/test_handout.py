@@ -14,6 +14,18 @@ from fedekd.errors import FedekdError
 from fedekd.report import pdf
 from fedekd.report.page import write_handout
 
+OWN = {
+    "name": "north", "method": "fedekd", "metric": "accuracy", "local": 0.8, "value": 0.9, "delta": 0.1,
+    "n_train": 1200, "n_val": 400, "n_test": 400, "gain": 0.05, "chosen_by": "loss", "aggregation": "secure",
+    "joined": {"label": "fedekd", "round": 9, "value": 0.9}, "alone": {"label": "local", "round": 7, "value": 0.85},
+    "menu": [{"label": "local"}, {"label": "fedekd@alone"}],
+    "verdict": {
+        "state": "helped", "recommendation": "join", "reason": "with fedekd it is better", "low": 0.02, "high": 0.08,
+    },
+    "privacy": {"epsilon": 7.5, "delta": 1e-5, "guarantee": "the sent models, end to end"},
+}  # fmt: skip
+"""As a real site keeps it."""
+
 
 @pytest.fixture
 def folder(tmp_path, record):
@@ -90,3 +102,51 @@ def test_a_browser_that_fails_is_quoted(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(pdf, "BROWSERS", ("false",))
     assert main(["report", str(folder), "--site", "0", "--out", str(tmp_path / "site.pdf")]) == 2
     assert "did not print the page" in capsys.readouterr().err
+
+
+def real_site(folder, **changes):
+    (folder / "state" / "0123456789abcdef").mkdir(parents=True)
+    (folder / "site.toml").write_text(
+        'name = "north"\nserver = "localhost:1"\nca = "c"\nkey = "k"\nstate = "state"\ndata = "digits"\n'
+    )
+    (folder / "state" / "0123456789abcdef" / "report.json").write_text(json.dumps({**OWN, **changes}))
+    return folder
+
+
+def test_a_real_site_has_such_a_page_of_its_own(tmp_path, capsys):
+    folder, page = real_site(tmp_path / "north"), tmp_path / "north.html"
+    assert main(["report", str(folder), "--out", str(page)]) == 0
+    assert capsys.readouterr().out.strip() == str(page)
+    words = " ".join(Outline(page.read_text(encoding="utf-8")).words)
+    for part in (
+        "north should join With fedekd it is better.",
+        "fedekd was trained together with other sites",
+        "chosen on its validation rows by loss",
+        "1,200 training, 400 validation and 400 test rows",
+        "fedekd 85.0 90.0 +5.0 +2.0 to +8.0 clearly helped",
+        "Federation 0123456789abcdef, ended ",
+        "Privacy of what left: epsilon 7.5 at delta 1e-05, for the sent models, end to end.",
+        "The server saw only sums",
+    ):
+        assert part in words, words
+    assert main(["report", str(folder)]) == 0
+    assert "join: with fedekd it is better" in capsys.readouterr().out, "without --out it is printed"
+
+
+def test_a_real_site_with_few_test_rows_has_no_interval(tmp_path):
+    few = {"state": "undecided", "recommendation": "undecided", "reason": "few rows", "low": None, "high": None}
+    folder, page = real_site(tmp_path / "north", verdict=few), tmp_path / "north.html"
+    assert main(["report", str(folder), "--out", str(page)]) == 0
+    assert "+5.0 n/a undecided" in " ".join(Outline(page.read_text(encoding="utf-8")).words)
+
+
+def test_of_a_real_federation_no_page_is_made_by_name(tmp_path, capsys):
+    folder = real_site(tmp_path / "north")
+    assert main(["report", str(folder), "--site", "north"]) == 2
+    assert "made from its own folder: fedekd report DIR --out FILE" in capsys.readouterr().err
+
+
+def test_a_real_sites_name_becomes_no_markup(tmp_path):
+    folder, page = real_site(tmp_path / "north", name=NASTY, method=NASTY), tmp_path / "north.html"
+    assert main(["report", str(folder), "--out", str(page)]) == 0
+    assert "<script" not in page.read_text(encoding="utf-8")

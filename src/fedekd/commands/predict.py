@@ -14,6 +14,9 @@ def add(commands: Any) -> None:
     predict.add_argument("model", metavar="MODEL", help="a .safetensors or .onnx file that `fedekd export` made")
     predict.add_argument("file", metavar="FILE", help="a table, an .npz with x, a picture or a folder of pictures")
     predict.add_argument("--out", metavar="FILE", help="a .csv file for the predictions (default: print them)")
+    predict.add_argument(
+        "--id", metavar="COLUMN", help="column of a table that names each row in the answer (default: its number)"
+    )
     predict.add_argument("--private", metavar="NAME", help="your own private model, package.module:function")
     predict.add_argument("--proxy", metavar="NAME", help="your own proxy model, if predictions use it")
     predict.add_argument(
@@ -27,9 +30,11 @@ def predict_rows(given: argparse.Namespace) -> None:
     from fedekd.export.predict import predict
     from fedekd.files import write_whole
 
-    found = predict(given.model, given.file, private=given.private, proxy=given.proxy, method=given.method)
-    if found.ignored:
-        print(f"not used, since the model was not trained on them: {', '.join(found.ignored)}", file=sys.stderr)
+    found = predict(
+        given.model, given.file, private=given.private, proxy=given.proxy, method=given.method, named_by=given.id
+    )
+    if ignored := [column for column in found.ignored if column != given.id]:
+        print(f"not used, since the model was not trained on them: {', '.join(ignored)}", file=sys.stderr)
     if given.out is None:
         print(found.text(), end="")
         return

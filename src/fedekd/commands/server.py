@@ -73,10 +73,15 @@ def finish_server(given: argparse.Namespace) -> None:
 
 def show_status(given: argparse.Namespace) -> None:
     from fedekd.flower.settings import read_server
+    from fedekd.flower.supervise.processes import is_held
     from fedekd.flower.supervise.status import server_status
     from fedekd.report.page import federation_text
 
-    show(given, lambda: server_status(given.file), lambda: federation_text(read_server(given.file).state))
+    def page() -> str:
+        state = read_server(given.file).state
+        return federation_text(state, running=is_held(state))
+
+    show(given, lambda: server_status(given.file), page)
 
 
 def run_server(given: argparse.Namespace) -> None:

@@ -109,6 +109,8 @@ def check_site(given: argparse.Namespace) -> None:
 
 
 def write_schema(given: argparse.Namespace) -> None:
+    from dataclasses import replace
+
     from fedekd.data import load_dataset
     from fedekd.flower.protocol.scaling import Scaling
     from fedekd.flower.protocol.schema import Schema, as_in_settings, categories_of
@@ -116,13 +118,13 @@ def write_schema(given: argparse.Namespace) -> None:
 
     site = read_site(given.file)
     if given.extend:
-        if given.with_scaling:
-            raise FedekdError("a schema is extended by categories and labels alone: leave --with-scaling out")
         before = Schema.read(given.extend)
         dataset = before.read_rows(site.data, site.target, site.reading, site.group)
         schema = before.extended(dataset)
         new = [name for name in (*schema.columns, *schema.labels) if name not in (*before.columns, *before.labels)]
         print(f"added to {given.extend}: {', '.join(new) or 'nothing'}")
+        if given.with_scaling:
+            schema = replace(schema, scaling=Scaling.of(schema.fit(dataset)))
     else:
         try:
             dataset = load_dataset(
@@ -205,12 +207,14 @@ def verify_result(given: argparse.Namespace) -> None:
     from pathlib import Path
 
     from fedekd.flower.settings import read_site
+    from fedekd.flower.setup.folders import check_readable
     from fedekd.flower.setup.keys import read_bytes
     from fedekd.flower.setup.signing import SignedStatement
     from fedekd.flower.site.results import compared, verified
     from fedekd.runs.federation_report import SIGNED
 
     site, report = read_site(given.file), Path(given.report) if given.report else None
+    check_readable(site.state)
     found = sorted(site.state.glob(f"*/{SIGNED}"))
     if not found:
         raise FedekdError(

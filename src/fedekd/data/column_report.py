@@ -27,6 +27,7 @@ DRESSED = {  # numbers with something that is none
 IDENTIFIER = re.compile(r"(^|[\W_])(id|ids|mrn|uuid|guid|pid|patient|record|case|nr|no|number|key|ssn)($|[\W_])", re.I)
 CAMEL = re.compile(r"[a-z](ID|Id|Nr|No)$")
 WORDS = {"number": "numbers", "truth": "true and false", "date": "dates", "text": "text"}
+AS_DATES = "--dates age or --dates drop"
 STAND_INS = (-9, -99, -999, -9999, 99, 999, 9999, 99999)
 
 
@@ -122,7 +123,7 @@ def _suspicious(
     if different == 1:
         yield f"the same in every row{' that has it' if gaps else ''}; --drop {name}?"
     if kind == "date" and reading.dates == "text":
-        yield "dates, taken as text: a column for each day; --dates age or --dates drop"
+        yield f"dates, taken as text: a column for each day; {AS_DATES}"
     if kind == "text":
         yield from _suspicious_text(name, known, reading)
     elif kind == "number" and rows >= ENOUGH:
@@ -132,34 +133,48 @@ def _suspicious(
 
 
 def _suspicious_text(name: str, known: pd.Series, reading: Reading) -> Iterator[str]:
-    import pandas as pd
-
     texts = known.astype(str).str.strip()
     different = texts.drop_duplicates()
-    pattern, mark, other = (COMMA, ",", "comma") if reading.decimal == "." else (POINT, ".", "point")
-    marked = different.str.fullmatch(pattern)
-    numeric = pd.to_numeric(texts.str.replace(reading.decimal, ".", regex=False), errors="coerce").notna()
-    if marked.mean() > 0.5:
-        yield (
-            f"numbers with a decimal {other} ({different[marked].iloc[0]}), taken as text: {len(different)} columns; "
-            f"--decimal {mark}"
-        )
-    elif 0.5 <= numeric.mean() < 1:
-        strange = texts[~numeric]
-        yield (
-            f"{int(numeric.sum())} of {len(texts)} values are numbers but {strange.iloc[0][:20]!r} is not, so all are "
-            f"taken as text; write a number, or --na-values {strange.iloc[0][:20]!r} with --missing"
-        )
-    else:
-        for what, pattern in DRESSED.items():
-            if (dressed := different.str.fullmatch(pattern)).mean() > 0.5 and dressed.sum() > 3:
-                example = different[dressed].iloc[0][:20]
-                yield f"numbers with {what} ({example}), taken as text: {len(different)} columns; write bare numbers"
-    if len(different) > MOST_CATEGORIES:
+    if found := misread(known, reading):
+        yield f"{found.what}, {found.taken}; {found.remedy}"
+    elif len(different) > MOST_CATEGORIES:
         yield f"more than {MOST_CATEGORIES} different texts: refused as an input; --drop {name}"
     alike = texts.str.casefold().nunique()
     if known.astype(str).nunique() > alike:
         yield f"texts that differ only in blanks or capital letters count as different ({alike} without that)"
+
+
+@dataclass(frozen=True)
+class Misread:
+    """Values that are taken as text and are likely to be something else."""
+
+    what: str
+    taken: str
+    remedy: str
+
+
+def misread(known: pd.Series, reading: Reading) -> Misread | None:
+    import pandas as pd
+
+    texts = known.astype(str).str.strip()
+    different = texts.drop_duplicates()
+    taken = f"taken as text: {len(different)} columns"
+    pattern, mark, other = (COMMA, ",", "comma") if reading.decimal == "." else (POINT, ".", "point")
+    marked = different.str.fullmatch(pattern)
+    numeric = pd.to_numeric(texts.str.replace(reading.decimal, ".", regex=False), errors="coerce").notna()
+    if marked.mean() > 0.5:
+        return Misread(f"numbers with a decimal {other} ({different[marked].iloc[0]})", taken, f"--decimal {mark}")
+    if 0.5 <= numeric.mean() < 1:
+        strange = texts[~numeric].iloc[0][:20]
+        return Misread(
+            f"{int(numeric.sum())} of {len(texts)} values are numbers but {strange!r} is not",
+            "so all are taken as text",
+            f"write a number, or --na-values {strange!r} with --missing",
+        )
+    for what, pattern in DRESSED.items():
+        if (dressed := different.str.fullmatch(pattern)).mean() > 0.5 and dressed.sum() > 3:
+            return Misread(f"numbers with {what} ({different[dressed].iloc[0][:20]})", taken, "write bare numbers")
+    return None
 
 
 def _suspicious_numbers(known: pd.Series) -> Iterator[str]:

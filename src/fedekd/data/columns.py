@@ -145,7 +145,7 @@ def encoded(
         else:
             columns[column] = as_text(values)
             text.append(column)
-            _check_categories(where, column, values)
+            _check_categories(where, column, values, reading)
     ready = pd.DataFrame(columns, index=table.index)
     wide = pd.get_dummies(ready, columns=text, dtype=np.float32, prefix_sep="=") if text else ready
     names, x = [str(column) for column in wide.columns], wide.to_numpy(dtype=np.float64)
@@ -170,13 +170,17 @@ def repeated(names: Sequence[str]) -> str | None:
     return next((name for name, times in Counter(names).items() if times > 1), None)
 
 
-def _check_categories(where: Path, column: str, values: pd.Series) -> None:
+def _check_categories(where: Path, column: str, values: pd.Series, reading: Reading) -> None:
     count = values.nunique()
     if count > MOST_CATEGORIES:
-        raise FedekdError(
-            f"{where}: text column {column!r} has {count} different values, too many to encode; "
-            f"--drop {column!r} leaves it out"
-        )
+        from fedekd.data.column_report import AS_DATES, misread  # which imports this module
+
+        why = f"; --drop {column!r} leaves it out"
+        if kind_of(values) == "date":
+            why = f": dates; {AS_DATES}"
+        elif found := misread(values.dropna(), reading):
+            why = f": {found.what}; {found.remedy}"
+        raise FedekdError(f"{where}: text column {column!r} has {count} different values, too many to encode{why}")
 
 
 def means_classes(column: pd.Series) -> bool:

@@ -13,7 +13,7 @@ from fedekd.data.columns import ages, flag_name, kind_of
 from fedekd.data.own import channels
 from fedekd.data.tables import read_table
 from fedekd.dataset import as_float32
-from fedekd.errors import FedekdError
+from fedekd.errors import FedekdError, unknown
 from fedekd.files import TABLES, file_kind
 from fedekd.runs.metadata import ModelMetadata
 
@@ -32,17 +32,20 @@ class InputRows:
     ignored: tuple[str, ...] = ()
 
 
-def read_inputs(path: Path, metadata: ModelMetadata) -> InputRows:
-    """The rows of a .csv or .npz file, of a picture, or of a folder of pictures."""
+def read_inputs(path: Path, metadata: ModelMetadata, named_by: str | None = None) -> InputRows:
+    """The rows of a .csv or .npz file, of a picture, or of a folder of pictures; those of a table ``named_by`` a column
+    of it, else by their numbers."""
     if not path.exists():
         raise FedekdError(
             f"there is no file or folder {str(path)!r}; give a .csv, an .npz, a picture or a folder of them"
         )
     suffix = file_kind(path)
+    if named_by is not None and (path.is_dir() or suffix not in TABLES):
+        raise FedekdError(f"{path} is no table, so that no column names its rows: leave out --id")
     if path.is_dir() or suffix in pictures.PICTURES:
         found = _pictures(path, metadata)
     elif suffix in TABLES:
-        found = _table(path, metadata)
+        found = _table(path, metadata, named_by)
     elif suffix == ".npz":
         found = _arrays(path, metadata)
     else:
@@ -71,12 +74,14 @@ def _check(path: Path, x: np.ndarray, metadata: ModelMetadata) -> None:
 # Tables
 
 
-def _table(path: Path, metadata: ModelMetadata) -> InputRows:
+def _table(path: Path, metadata: ModelMetadata, named_by: str | None) -> InputRows:
     """Columns are found by name, in any order; text is encoded as it was in training."""
     if len(metadata.shape) != 1:
         raise FedekdError(f"{path} is a table, but the model was trained on pictures of shape {metadata.shape}")
     frame = read_table(path, texts=None, reading=metadata.reading)
-    names = [str(row + 1) for row in range(len(frame))]
+    if named_by is not None and named_by not in frame.columns:
+        raise unknown(f"column of {path}", named_by, frame.columns)
+    names = [str(row + 1) for row in range(len(frame))] if named_by is None else [*frame[named_by].fillna("")]
     columns = metadata.columns or tuple(frame.columns)  # trained without names: the columns as they stand
     text = {column: _categories(column, columns) for column in frame.columns if column not in columns}
     text = {column: known for column, known in text.items() if known}

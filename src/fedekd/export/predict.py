@@ -29,7 +29,7 @@ class Predictions:
 
     metadata: ModelMetadata
     names: list[str]
-    """The number of each row, from 1, or the name of its picture."""
+    """The number of each row, from 1, what the file calls it, or the name of its picture."""
     values: np.ndarray
     """Probabilities [N, classes], or numbers [N]."""
     ignored: tuple[str, ...]
@@ -60,15 +60,17 @@ def predict(
     private: str | None = None,
     proxy: str | None = None,
     method: str | None = None,
+    named_by: str | None = None,
 ) -> Predictions:
     """The model's predictions for the rows of a table or an .npz file, a picture or a folder of pictures.
 
+    ``named_by`` is the column of a table that names its rows in the predictions, instead of their numbers.
     ``private`` and ``proxy`` name the factories of your own models, ``method`` the class of your own method that
     predicts with more than its private model; an .onnx file holds its graph and needs none of them.
     """
     path, code = Path(model), OwnCode(private, proxy, method)
     metadata, answer = _from_onnx(path) if path.suffix.lower() == ".onnx" else _from_safetensors(path, code)
-    unseen = read_inputs(Path(file), metadata)
+    unseen = read_inputs(Path(file), metadata, named_by)
     pieces = [answer(unseen.x[start : start + BATCH]) for start in range(0, len(unseen.x), BATCH)]
     values = np.concatenate(pieces)
     if values.shape != ((len(unseen.x), metadata.outputs) if metadata.classifies else (len(unseen.x),)):

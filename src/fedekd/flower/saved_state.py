@@ -66,7 +66,7 @@ class SavedState:
             return None
         newest, state = _unpacked(whole[0])
         if len(whole) < len(found):
-            log.warning("a version of the state in %s is damaged; going on with visit %d", self.folder, newest)
+            log.warning("a version of the state in %s is damaged; going on after visit %d", self.folder, newest + 1)
         if visit is None or newest <= visit:
             return newest, state
         for number, state in map(_unpacked, whole[1:]):

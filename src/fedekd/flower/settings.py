@@ -26,6 +26,7 @@ MENU, PLAIN = "menu", "plain"
 VISITS_DONE = "visits_done"  # file in the server's state: how many visits are complete
 OFFERED = "offered.json"  # file in a site's state: the last offer that it refused, until another is accepted
 ENDED = "ended"  # file in state/FEDERATION: the server has said that the federation is complete
+NO_RESULT = "no result"  # what that file holds where this site's last visit failed or was missed
 GUARANTEES = (
     "the sent models, end to end",
     "the sent models, for a fixed private model only",
@@ -145,8 +146,12 @@ class SiteSettings:
     data: str = entry("the site's rows: a .csv, .npz or folder, a dataset's name, or package.module:loader")
     target: str | None = entry("target column of a .csv", None, example="outcome")
     drop: tuple[str, ...] = entry("columns of a .csv to leave out", ())
-    decimal: str = entry("decimal mark of a .csv", ".", choices=CHOICES["decimal"])
-    dates: str = entry("what columns of dates become", "text", choices=CHOICES["dates"])
+    decimal: str = entry('decimal mark of a .csv, "." or ","', ".", choices=CHOICES["decimal"])
+    dates: str = entry(
+        'what columns of dates become: "text", a category for each day; "age", the years until 2025; or "drop"',
+        "text",
+        choices=CHOICES["dates"],
+    )
     missing: str | None = entry(
         'missing values: "drop" leaves their rows out; "mean" fills a number with the mean of this site\'s training '
         "rows, and a missing text is none of the categories",
@@ -228,7 +233,7 @@ class SiteSettings:
 
 
 def read_server(path: str | Path) -> ServerSettings:
-    server = read(ServerSettings, path)
+    server = read(ServerSettings, path, {"site": SiteSettings})
     file = Path(path).expanduser().absolute()
     checked_address(server.address, f"{file}: address")
     if server.lr <= 0:
@@ -254,7 +259,7 @@ def read_server(path: str | Path) -> ServerSettings:
 
 
 def read_site(path: str | Path) -> SiteSettings:
-    site = read(SiteSettings, path)
+    site = read(SiteSettings, path, {"server": ServerSettings})
     file = Path(path).expanduser().absolute()
     checked_name(site.name, file)
     checked_address(site.server, f"{file}: server")

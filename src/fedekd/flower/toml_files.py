@@ -35,13 +35,24 @@ def entry(
     return field(metadata=options) if default is MISSING else field(default=default, metadata=options)
 
 
-def read(cls: type[T], path: str | Path) -> T:
-    """The file's content, checked; paths in it are taken from the file's own folder."""
+def read(cls: type[T], path: str | Path, others: Mapping[str, type]) -> T:
+    """The file's content, checked; paths in it are taken from the file's own folder.
+
+    ``others``: whose settings may be given by mistake.
+    """
     path = Path(path).expanduser().absolute()
     if path.is_dir():
         inside = [file for file in ("site.toml", "server.toml") if (path / file).is_file()]
         raise FedekdError(f"{path} is a folder; name the file in it{f': {path / inside[0]}' if inside else ''}")
-    return _filled(cls, read_toml(path), path, "")
+    content = read_toml(path)
+    for whose, other in others.items():
+        if _required(other) <= content.keys():
+            raise FedekdError(f"{path} holds the settings of a {whose}, for `fedekd {whose}`; name the other file here")
+    return _filled(cls, content, path, "")
+
+
+def _required(cls: type) -> set[str]:
+    return {f.name for f in fields(cls) if f.metadata and f.default is MISSING and f.default_factory is MISSING}
 
 
 def _filled(cls: type[T], content: Mapping[str, Any], path: Path, table: str) -> T:

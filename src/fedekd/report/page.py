@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,19 @@ def write_handout(folder: str | Path, site: str, out: Path | None = None, chosen
     return path
 
 
+def write_own(folder: Path, out: Path) -> Path:
+    """The same page about a real site, from what it keeps of a federation in ``folder``."""
+    from fedekd.report.html.handout import render_own
+    from fedekd.runs.federation_report import site_report
+
+    own = site_report(folder)
+    if own is None:
+        raise FedekdError(f"there is no report.json in {folder}")
+    day = date.fromtimestamp((folder / "report.json").stat().st_mtime)
+    _write(out, render_own(own, folder.name, str(day)))
+    return out
+
+
 def write_difference(
     folder: str | Path, other: str | Path, out: Path | None = None, chosen_by: ChosenBy | None = None
 ) -> Path:
@@ -88,15 +102,15 @@ def _one_run(folder: str | Path, what: str, chosen_by: ChosenBy | None) -> list[
     return records
 
 
-def write_federation(state: Path, out: Path | None = None) -> Path:
+def write_federation(state: Path, out: Path | None = None, *, running: bool = True) -> Path:
     """The same for a federation of real sites, from the state that its server keeps."""
     path = out or state / "report.html"
-    _write(path, federation_text(state))
+    _write(path, federation_text(state, running=running))
     return path
 
 
-def federation_text(state: Path) -> str:
-    """The page of a federation: what came of it, or how far it is."""
+def federation_text(state: Path, *, running: bool = True) -> str:
+    """The page of a federation: what came of it, or how far it is. ``running``: whether its server is."""
     from fedekd.report.html.federation import federation_page
     from fedekd.report.html.progress import progress_page
     from fedekd.report.html.render import render
@@ -109,7 +123,7 @@ def federation_text(state: Path) -> str:
     if report:
         return render(federation_page(report))
     if status := read_status(state):
-        return render(progress_page(status))
+        return render(progress_page(status, running))
     raise FedekdError(f"the federation in {state} has not begun; its log is {state / 'log'}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import NormalDist
@@ -46,6 +47,8 @@ class SpentBudget(TypedDict):
 
 
 class BestAlone(TypedDict):
+    """And what it is compared with: at the round that the site ends with."""
+
     label: str
     round: int
     value: float
@@ -61,6 +64,8 @@ class SiteVerdict(TypedDict):
     state: str
     recommendation: str
     reason: str
+    low: NotRequired[float | None]
+    high: NotRequired[float | None]
 
 
 class SiteReport(TypedDict):
@@ -73,11 +78,14 @@ class SiteReport(TypedDict):
     value: float
     delta: float
     n_train: int
+    n_val: NotRequired[int]
+    n_test: NotRequired[int]
     privacy: NotRequired[SpentBudget | None]
     aggregation: NotRequired[str]
     recipe: NotRequired[float]
     federation: NotRequired[float]
     gain: NotRequired[float]
+    joined: NotRequired[BestAlone]
     alone: NotRequired[BestAlone]
     menu: NotRequired[list[MenuEntry]]
     chosen_by: NotRequired[ChosenBy]
@@ -185,11 +193,16 @@ class FederationReport:
         }
 
     def budgets(self) -> dict[str, str]:
-        spent = (self.privacy or {}).items()
-        return {
-            name: f"epsilon {one['epsilon']:.3g} at delta {one['delta']:g}, for {one['guarantee']}"
-            for name, one in spent
-        }
+        return budgets(self.privacy or {})
+
+
+def budgets(spent: Mapping[str, SpentBudget | None]) -> dict[str, str]:
+    """By site, what it has spent, of those with a budget."""
+    return {
+        name: f"epsilon {one['epsilon']:.3g} at delta {one['delta']:g}, for {one['guarantee']}"
+        for name, one in spent.items()
+        if one
+    }
 
 
 def read_report(state: Path) -> FederationReport | None:
@@ -199,8 +212,12 @@ def read_report(state: Path) -> FederationReport | None:
         return _report(parse_json(path.read_bytes()))
     except FileNotFoundError:
         return None
+    except PermissionError:
+        raise FedekdError(f"cannot read {path}: it is for its owner alone; run this as that user") from None
     except (OSError, ValueError, TypeError) as error:
-        raise FedekdError(f"cannot read {path}: {error}; move it away to start anew") from None
+        raise FedekdError(
+            f"cannot read {path}: {error}; move it away, and `fedekd server run` writes it anew"
+        ) from None
 
 
 def signed_lines(folder: Path) -> list[str]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fedekd.federation import Federation
 
 
-def write(folder: Path, record: Mapping[str, Any], position: int, client: Client) -> None:
+def write(folder: Path, record: Mapping[str, Any], position: int, client: Client, *, option: str = "--out") -> None:
     path = folder / "models" / record["key"] / f"{position}.safetensors"
     with client.personalised():
         # safetensors refuses tensors that share memory, as tied weights do
@@ -37,7 +37,7 @@ def write(folder: Path, record: Mapping[str, Any], position: int, client: Client
         from fedekd.runs.inference import check_answers
 
         check_answers(path, about, client.job, tensors)
-    write_whole(path, as_safetensors(tensors, {name: json.dumps(value) for name, value in about.items()}))
+    write_whole(path, as_safetensors(tensors, {name: json.dumps(value) for name, value in about.items()}), option)
 
 
 def as_safetensors(tensors: dict[str, Tensor], about: dict[str, str]) -> bytes:
@@ -199,6 +199,8 @@ def find_models(folder: Path, unusable: list[str] | None = None) -> list[ModelMe
         unusable += map(str, wrong)
     if not found and (below := _newest_below(folder)):
         raise FedekdError(f"no models are kept in {folder} itself; give the folder of one federation: {below}")
+    if not found and any((folder / name).exists() for name in ("agreement.json", "site.toml")):
+        raise FedekdError(f"no models are kept in {folder} yet: a real site has them after its last visit")
     if not found:
         raise FedekdError(f"no models are kept in {folder}; train into a new --out folder with `--models first`")
     return found

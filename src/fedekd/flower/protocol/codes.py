@@ -33,7 +33,7 @@ MEANINGS = {
     StatusCode.DONE: "done",
     StatusCode.DATA: "its data cannot be read or does not fit the schema",
     StatusCode.MODEL: "its model cannot be built or does not fit",
-    StatusCode.STATE: "its saved state cannot be used",
+    StatusCode.STATE: "its state cannot be read or written",
     StatusCode.TRAINING: "training failed or diverged",
     StatusCode.REFUSED: "it refuses; its own log says why",
     StatusCode.UNKNOWN: "it has not joined this federation",

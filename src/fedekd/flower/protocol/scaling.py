@@ -45,7 +45,8 @@ class Scaling:
         """From the rows of a dataset whose owner gives their means and deviations to all."""
         if dataset.gaps:
             raise FedekdError(
-                f"{dataset.source or dataset.name} has missing values; fill them to give a scaling to all"
+                f"{dataset.source or dataset.name} has missing values; fill them to give a scaling to all, "
+                'or leave such rows of a table out with missing = "drop" in site.toml'
             )
         every = np.arange(len(dataset.y))
         shift, gain = input_statistics(dataset, every)

@@ -214,6 +214,7 @@ class Schema:
 def as_in_settings(error: FedekdError) -> NoReturn:
     """Raise an error of reading rows again, with the keys of site.toml where it names options of the command line."""
     text = str(error).replace("give --missing mean, flag or drop", 'set missing = "mean" or "drop" in site.toml')
+    text = re.sub(r"--(dates|decimal) (\S+)", r'\1 = "\2"', text)
     raise FedekdError(re.sub(r"--([a-z]+(?:-[a-z]+)*)", lambda m: f"`{m[1].replace('-', '_')}`", text)) from None
 
 

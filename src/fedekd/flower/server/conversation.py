@@ -132,6 +132,11 @@ class JoinRequests:
     def _there(self) -> int:
         return len(self.roster.nodes) + len(self.names) + len(self.away)
 
+    def absent(self, admitted: Mapping[int, str]) -> list[str]:
+        """Whose keys are let in, and who have not been there to be asked."""
+        there = {*self.roster.nodes.values(), *self.asked, *self.away}
+        return sorted(name for node, name in admitted.items() if node not in there)
+
     def close(self, admitted: Container[int]) -> None:
         """Enter all that agreed, at once: numbers go by name, not by who was quickest.
 

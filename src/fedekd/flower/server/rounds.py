@@ -213,7 +213,9 @@ class Rounds:
         if first and len(roster.nodes) < self.expected:
             log.info("waiting up to %g s for %d sites to join", server.deadline, self.expected)
         if not converse(self.transport, joining, server.deadline):
-            log.warning("waited %g s for sites to join", server.deadline)
+            absent = joining.absent(self.transport.admitted()) if first else []
+            named = f"; not connected: {', '.join(absent)}" if absent else ""
+            log.warning("waited %g s for sites to join%s", server.deadline, named)
         joining.close(self.transport.admitted() if joining.names else ())
         if joining.names:
             # A new key may have come with a new disk: whoever has just joined gets all that there is.

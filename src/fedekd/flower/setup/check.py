@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import json
 import os
 import socket
 import sys
@@ -17,7 +19,7 @@ from fedekd.errors import FedekdError
 from fedekd.flower import need_flower
 from fedekd.flower.protocol.codes import Failed, StatusCode
 from fedekd.flower.secure_settings import LEAST_MASKED
-from fedekd.flower.settings import Privacy, ServerSettings, SiteSettings, read_site
+from fedekd.flower.settings import ENDED, Privacy, ServerSettings, SiteSettings, read_site
 from fedekd.flower.setup.certificates import ends_soon, read_certificate
 from fedekd.flower.setup.connection import Connection, NotChecked
 from fedekd.flower.setup.keys import peer_keys, public_line, read_node_key, readable_by_others
@@ -175,7 +177,14 @@ def _built(site: SiteSettings, path: Path, schema: Schema) -> Iterator[CheckResu
     count = sum(p.numel() for p in work.client.models["private"].parameters())
     name = f"the private model {site.private}" if site.private else "the built-in private model"
     split = f"{sizes[0]} to train, {sizes[1]} to validate, {sizes[2]} to test"
-    notes = [note for note in work.client.job.federation.dataset.notes if "left out" in note]
+    dataset = work.client.job.federation.dataset
+    notes = [note for note in dataset.notes if "left out" in note]
+    if dataset.labels and (dataset.y == dataset.y[0]).all():
+        notes.append(f"every row is {dataset.labels[dataset.y[0]]!r}, so that any model that says so is always right")
+    notes += [
+        f"federation {name}, which has not ended here, began with other rows and needs those back"
+        for name in _with_other_rows(site, schema, work.rows)
+    ]
     if sizes[2] < verdicts.FEW:
         notes.append(f"with fewer than {verdicts.FEW} test rows the verdict can only be undecided")
     elif sizes[1] < choosing.FEW:
@@ -184,6 +193,16 @@ def _built(site: SiteSettings, path: Path, schema: Schema) -> Iterator[CheckResu
         )
     yield CheckResult("data", "ok", "; ".join([f"all {sum(sizes)} rows fit {path}: {split}", *notes]))
     yield CheckResult("model", "ok", f"{name} has {count:,} parameters")
+
+
+def _with_other_rows(site: SiteSettings, schema: Schema, rows: str) -> Iterator[str]:
+    """The federations of this schema that the site has joined with other rows, and whose end it has not heard of."""
+    for path in sorted(site.state.glob("*/agreement.json")):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # `site run` tells of a damaged one
+            agreement = json.loads(path.read_text())
+            going_on = agreement.get("schema") == schema.text() and not (path.parent / ENDED).exists()
+            if going_on and agreement.get("rows", rows) != rows:
+                yield path.parent.name
 
 
 def _work(site: SiteSettings, schema: Schema) -> SiteTrainer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,18 @@ def site_state(folder: Path) -> Path | None:
 
 def site_reports(state: Path) -> dict[Path, dict[str, Any]]:
     """What a site keeps of the federations that are complete: its own numbers, by their file, the newest last."""
+    check_readable(state)
     files = sorted([*state.glob("report.json"), *state.glob("*/report.json")], key=lambda path: path.stat().st_mtime)
-    found = {path: _content(path) for path in files}
-    return {path: content for path, content in found.items() if is_site_report(content)}
+    found = {path: content for path in files if is_site_report(content := _content(path))}
+    if not found:
+        raise FedekdError(f"no federation of the site in {state} is complete yet; its log is {state / 'log'}")
+    return found
+
+
+def check_readable(state: Path) -> None:
+    """Else what is in it would seem not to be there."""
+    if state.is_dir() and not os.access(state, os.R_OK | os.X_OK):
+        raise FedekdError(f"cannot read {state}: it is for its owner alone; run this as that user")
 
 
 def is_site_report(content: dict[str, Any]) -> bool:

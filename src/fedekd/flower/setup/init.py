@@ -147,7 +147,8 @@ def _fill_site(
         f"check with: fedekd site check {shlex.quote(str(file))}",
         f"accept the schema that you have read: fedekd site accept {shlex.quote(str(file))} --schema schema.json",
         f"start with: fedekd site run {shlex.quote(str(file))}",
-        f"it prints what it does and what went wrong, and keeps that in: {folder / 'state' / 'log'}",
+        f"it prints what it does and what went wrong, and keeps all but the connection in: {folder / 'state' / 'log'}",
+        f"see how it is, with its connection: fedekd site status {shlex.quote(str(file))}",
         *_as_a_service(unit, user, f"site check {shlex.quote(str(file))}"),
     ]
 

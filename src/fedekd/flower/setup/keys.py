@@ -20,30 +20,51 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
 
 
-def make_node_key(path: Path) -> Path:
-    """A site's private key (ECDSA P-384, OpenSSH, as Flower reads it) at ``path``; returns the public half's path."""
+def make_node_key(path: Path, name: str = "") -> Path:
+    """A site's private key (ECDSA P-384, OpenSSH, as Flower reads it) at ``path``; returns the public half's path.
+
+    ``name`` is what the public half says whose it is, where that is not the file's name.
+    """
     need_flower()
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     key = ec.generate_private_key(ec.SECP384R1())
-    public = path.with_name(f"{path.name}.pub")
+    public = _public(path)
     if public.exists():
         raise FedekdError(f"{public} exists; it is kept: move it away, or name another file")
     write_new(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), private=True)
-    return write_new(public, public_line(key.public_key(), path.name))
+    return write_new(public, public_line(key.public_key(), name or path.name))
 
 
 def renew_node_key(path: Path) -> Path:
-    """A new pair at ``path``, for whom the old one belonged to; that one stays beside it, each file as NAME.old."""
+    """A new pair at ``path``, for whom the old one belonged to; that one stays beside it, each file as NAME.old.
+
+    The old pair is in its place until the new one is whole: without a key a site cannot connect.
+    """
+    fresh = path.with_name(f"{path.name}.new")
+    pairs = ((fresh, path), (_public(fresh), _public(path)))
     try:
-        owners = {old: put_aside(old).stat() for old in (path, path.with_name(f"{path.name}.pub")) if old.exists()}
-        public = make_node_key(path)
-        for new, old in owners.items():
-            os.chown(new, old.st_uid, old.st_gid)
+        for new, _ in pairs:
+            new.unlink(missing_ok=True)  # of a renewal that was broken off
+        make_node_key(fresh, path.name)
+        for new, old in pairs:
+            if old.exists():
+                os.chown(new, old.stat().st_uid, old.stat().st_gid)
+        for new, old in pairs:
+            if old.exists():
+                put_aside(old)
+            new.rename(old)
     except OSError as error:
         raise FedekdError(f"cannot replace {path}: {error.strerror}; do it as its owner") from None
-    return public
+    finally:
+        for new, _ in pairs:
+            new.unlink(missing_ok=True)
+    return _public(path)
+
+
+def _public(path: Path) -> Path:
+    return path.with_name(f"{path.name}.pub")
 
 
 def put_aside(path: Path) -> Path:

@@ -24,7 +24,7 @@ from fedekd.flower.protocol.terms import Terms
 from fedekd.flower.protocol.visits import Visit, visits
 from fedekd.flower.protocol.wire import Payload
 from fedekd.flower.saved_state import SavedState, write_text
-from fedekd.flower.settings import ENDED, SiteSettings
+from fedekd.flower.settings import ENDED, NO_RESULT, SiteSettings
 from fedekd.flower.setup.signing import SignedStatement
 from fedekd.flower.site.audit import record_answer
 from fedekd.flower.site.guard import consent, guarded, kept_kinds
@@ -209,10 +209,11 @@ def end(site: SiteSettings, request: Payload) -> Payload:
     asked = EndRequest.parse(request)
     folder = site.state / asked.federation
     agreement = _joined_for(folder)
-    write_text(folder / ENDED, "")
-    _keep_signed(site, folder, asked)
     own = folder / "report.json"
-    if own.exists() and _did_all(folder, Terms.parse(agreement["terms"])):
+    result = own.exists() and _did_all(folder, Terms.parse(agreement["terms"]))
+    write_text(folder / ENDED, "" if result else NO_RESULT)
+    _keep_signed(site, folder, asked)
+    if result:
         log.info("federation %s is complete; see %s", folder.name, own)
     else:
         log.error(

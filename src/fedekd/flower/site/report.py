@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from fedekd.engines.client import Client
+from fedekd.flower.protocol.codes import StatusCode, failing
 from fedekd.flower.protocol.terms import Terms
 from fedekd.flower.protocol.wire import Word
 from fedekd.flower.saved_state import write_text
@@ -63,12 +64,15 @@ def _finish(
     judged = _judged(method, client, value, alone, menu, joined, by)
     whole = {"name": site.name, "method": method, "metric": metric, **own, **sure, **judged.told(), "privacy": privacy}
     whole |= {"aggregation": terms.aggregation, "chosen_by": by}
-    write_text(folder / "report.json", json.dumps(whole, indent=1) + "\n")
+    with failing(StatusCode.STATE):
+        write_text(folder / "report.json", json.dumps(whole, indent=1) + "\n")
 
     def keep(key: str, one: Option, last: float, model: Client) -> None:
         chosen = {"round": one.round, "value": one.value}
         row = {"id": site.name, **own, "value": last, "delta": last - alone, "chosen": chosen}
-        saved_models.write(folder, {"key": key, "label": one.label, "metric": metric, "clients": [row]}, 0, model)
+        record = {"key": key, "label": one.label, "metric": metric, "clients": [row]}
+        with failing(StatusCode.STATE):
+            saved_models.write(folder, record, 0, model, option="`state`")
 
     if client.models:
         with rounds.taken(client, joined):

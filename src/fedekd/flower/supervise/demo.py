@@ -17,6 +17,7 @@ from fedekd.flower.settings import ServerSettings, read_server
 from fedekd.flower.setup.init import init_server, init_site
 from fedekd.flower.supervise.processes import Child, command, free_port, say, stopping
 from fedekd.runs.federation_report import FederationReport, read_report
+from fedekd.units import count
 
 SITES = ("north", "south", "west")
 LIMIT = 1800.0  # seconds for all of it
@@ -40,7 +41,8 @@ def run_demo(
     try:
         values = {**DIGITS, "method": method, "rounds": rounds, **(settings or {})}
         server, sites = prepare(folder, values)
-        say(f"three sites with TLS and node keys, {rounds} rounds of {method}, in {folder}")
+        kept = "" if out else ", which is removed in the end; --out DIR keeps all"
+        say(f"three sites with TLS and node keys, {count(rounds, 'round')} of {method}, in {folder}{kept}")
         with stopping(children):
             children.append(Child("server", command("fedekd", "server", "run", str(server)), folder / "server.out"))
             for site in sites:

@@ -16,7 +16,7 @@ from fedekd.files import write_whole
 from fedekd.flower import need_flower
 from fedekd.flower.patches import BEATING, SKIPPED
 from fedekd.flower.saved_state import SavedState
-from fedekd.flower.settings import ENDED, OFFERED, SiteSettings, read_site
+from fedekd.flower.settings import ENDED, NO_RESULT, OFFERED, SiteSettings, read_site
 from fedekd.flower.setup.certificates import ends_soon, read_certificate
 from fedekd.flower.setup.connection import Connection, NotChecked
 from fedekd.flower.setup.keys import read_node_key, readable_by_others, renew_secret
@@ -92,6 +92,7 @@ class SiteSupervisor:
                         executor = self.start_executor()
                     if self.over and why_supernode_ended(node).startswith(SILENT):
                         self.told.look()
+                        self._check_result()
                         self.say(f"site {self.site.name}: the server has ended, and so does this site")
                         return
                     node = self._restart_node(node)
@@ -137,9 +138,20 @@ class SiteSupervisor:
             with SavedState(self.site.state).locked():  # whoever holds the lock removes unfinished files of others
                 write_whole(self.site.state / CONNECTION, json.dumps(about).encode() + b"\n", "`state`")
 
-    def _ended(self) -> set[Path]:
-        """The federations of which the server has said that they are complete."""
-        return {path.parent for path in self.site.state.glob(f"*/{ENDED}")}
+    def _ended(self) -> set[tuple[Path, int]]:
+        """Where it is written that the server has said that a federation is complete, and when it last did."""
+        return {(path, path.stat().st_mtime_ns) for path in self.site.state.glob(f"*/{ENDED}")}
+
+    def _check_result(self) -> None:
+        """Raise where this site has none of a federation that has ended: a service is then started again, and there
+        when its result can be had."""
+        for path, _ in self._ended() - self.ended:
+            if path.read_text().strip() == NO_RESULT:
+                raise FedekdError(
+                    f"site {self.site.name}: the server has ended, and this site has no result of federation "
+                    f"{path.parent.name}; start it again, and ask the server's administrator to run `fedekd server "
+                    "finish`"
+                )
 
     def _offer(self) -> bool:
         return (self.site.state / OFFERED).exists()
@@ -168,7 +180,9 @@ class SiteSupervisor:
         except FedekdError as error:
             return f"the server does not let this site in: {error}" if connection.works else NOT_LET_IN
         if time.monotonic() - self.last_good < GONE:
-            return "the server still counts this site's last connection, for some twenty seconds"
+            return (
+                "the server has only just started, or still counts this site's last connection, for some twenty seconds"
+            )
         return (
             "the server does not let this site in: another machine is connected with this site's key; stop `fedekd "
             "site run` there, or, if that is another site, make a key for this one with `fedekd site key`"

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedekd import __version__
 from fedekd.errors import FedekdError
-from fedekd.flower.settings import ENDED, read_server, read_site
+from fedekd.flower.settings import ENDED, NO_RESULT, read_server, read_site
 from fedekd.flower.setup.certificates import ends_soon, read_certificate
 from fedekd.flower.setup.keys import read_public_keys
 from fedekd.flower.site.audit import AUDIT, read_audit
@@ -56,7 +56,10 @@ def site_status(path: str | Path) -> dict[str, Any]:
 
     site = read_site(path)
     running, pins = is_held(site.state), Pins(site.state)
-    connection = _json(site.state / CONNECTION) if running else {}
+    connection = _json(site.state / CONNECTION)
+    problem = connection.get("problem")
+    if not running:
+        connection, problem = {}, problem and f"when it last ran: {problem}"
     audit, federations = _audited(site.state)
     offer = pins.offered()
     return {
@@ -71,7 +74,7 @@ def site_status(path: str | Path) -> dict[str, Any]:
         "refused_joins": pins.refusals(),
         "certificates": _ends(site.ca),
         "problems": [
-            *filter(None, [connection.get("problem"), audit["problem"], ends_soon(site.ca, NEW_CA)]),
+            *filter(None, [problem, audit["problem"], ends_soon(site.ca, NEW_CA)]),
             *([f"an offer is waiting for your decision: fedekd site accept {path}"] if offer else []),
         ],
         "free_bytes": shutil.disk_usage(site.state).free,
@@ -114,7 +117,7 @@ def _federation(folder: Path) -> dict[str, Any]:
         "bytes_down": 0,
         "epsilon": _json(folder / "spent.json").get("epsilon"),
         "complete": (folder / ENDED).exists(),
-        "result": (folder / "report.json").exists(),
+        "result": (folder / "report.json").exists() and _text(folder / ENDED) != NO_RESULT,
     }
 
 
@@ -141,7 +144,11 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _last_lines(path: Path) -> list[str]:
+    return _text(path).splitlines()[-LINES:]
+
+
+def _text(path: Path) -> str:
     try:
-        return path.read_text(errors="replace").splitlines()[-LINES:]
+        return path.read_text(errors="replace")
     except OSError:
-        return []
+        return ""

@@ -168,11 +168,14 @@ def _unit(scale: MetricScale) -> str:
 
 def refusals(refused: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """Why answers did not count, by visit and site: a visit that failed as a whole was done again."""
-    reasons: dict[str, str] = {}
+    reasons: dict[str, dict[str, int]] = {}
     for one in refused:
-        place = f"visit {one['visit'] + 1}, {one['site']}"
-        reasons[place] = "; ".join(filter(None, [reasons.get(place), one["reason"]]))
-    return reasons
+        known = reasons.setdefault(f"visit {one['visit'] + 1}, {one['site']}", {})
+        known[one["reason"]] = known.get(one["reason"], 0) + 1
+    return {
+        place: "; ".join(f"{why} ({times} times)" if times > 1 else why for why, times in known.items())
+        for place, known in reasons.items()
+    }
 
 
 def _groups(report: FederationReport) -> dict[str, dict[str, str]]:

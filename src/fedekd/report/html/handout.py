@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
@@ -11,14 +12,16 @@ from fedekd import __version__
 from fedekd.errors import FedekdError, unknown
 from fedekd.report import palette
 from fedekd.report.figures import CONFIG, painted
-from fedekd.report.html.chart import Spec, lines_of, names, state_colour, state_of, state_shape, zero_line
+from fedekd.report.html.chart import MetricScale, Spec, lines_of, names, state_colour, state_shape, zero_line
 from fedekd.report.html.clients import gain_title
 from fedekd.report.html.render import asset, environment
 from fedekd.report.html.run_data import RunData
 from fedekd.report.html.words import between
+from fedekd.runs.federation_report import SECURE, SUMS, SiteReport, budgets
 from fedekd.runs.transfer import ClientTransfer
-from fedekd.runs.verdict_text import JOIN, STATES, STAY, advice_by_client, chosen, independence
-from fedekd.units import count
+from fedekd.runs.verdict_text import JOIN, STATES, STAY, advice_by_client, chosen, independence, site_menu
+from fedekd.settings import ChosenBy
+from fedekd.units import Unit, count
 from fedekd.verdicts import EQUIVALENT, HARMED, HELPED, UNDECIDED
 
 MEANING = {
@@ -30,15 +33,70 @@ MEANING = {
 BETTER = {True: "higher is better", False: "lower is better"}
 
 
+class Line(NamedTuple):
+    """A method in the table and the chart."""
+
+    label: str
+    alone: float
+    joined: float
+    gain: float
+    interval: tuple[float, float]
+    """NaN where the test rows give none."""
+    state: str
+
+
 def render_handout(data: RunData, site: str) -> str:
     clients = _clients(data, site)
+    lines = [_line(label, client) for label, client in clients.items()]
     (decision, reason), *_ = (
         one for (client, _), one in advice_by_client(data.transfer.values(), data.unit).items() if client == site
     )
-    percent = ", %" if data.unit.percent else ""
     called, first = (f"client {site}", f"Client {site}") if site.isdigit() else (site, site)  # as a sentence begins
-    title = {JOIN: f"{first} should join", STAY: f"{first} should stay alone"}
     row = next(client for client in data.first["clients"] if client["id"] == site)
+    held = _held(data, first, row, next(iter(clients.values())).n_test)
+    return _page(called, first, decision, reason, lines, data.unit, _about(data), held, _facts(data))
+
+
+def render_own(own: SiteReport, federation: str, day: str) -> str:
+    """The same page of a real site, from what it keeps of a federation: ``day`` is that of its end."""
+    missing = [part for part in ("verdict", "joined", "alone", "gain", "n_val", "n_test") if part not in own]
+    if missing:
+        raise FedekdError(f"the report of federation {federation} is of an older fedekd and has no {missing[0]}")
+    unit = Unit.of([{"metric": own["metric"], "clients": [{"local": own["local"]}]}])
+    name, verdict, low, high = own["name"], own["verdict"], own["verdict"].get("low"), own["verdict"].get("high")
+    interval = (math.nan, math.nan) if low is None or high is None else (low, high)
+    line = Line(own["method"], own["alone"]["value"], own["joined"]["value"], own["gain"], interval, verdict["state"])
+    said = [
+        f"Federation {federation}, ended {day}",
+        "Test rows are assumed independent, or patients where group in site.toml names their column",
+        *site_menu(own),
+        *(f"Privacy of what left: {one}" for one in budgets({name: own.get("privacy")}).values()),
+        *([f"The server saw {SUMS}"] if own.get("aggregation") == SECURE else []),
+        "The verdict is at the 5 % level",
+    ]
+    facts = " ".join(f"{one.removesuffix('.')}." for one in said)
+    together = f"{own['method']} was trained together with other sites"
+    alone = _alone(len(own.get("menu", ())), own.get("chosen_by", "metric"))
+    held = f"{name} has {_rows(own)}."
+    return _page(
+        name, name, verdict["recommendation"], verdict["reason"], [line], unit, _compared(unit, together, alone), held,
+        facts,
+    )  # fmt: skip
+
+
+def _page(
+    called: str,
+    first: str,
+    decision: str,
+    reason: str,
+    lines: list[Line],
+    unit: Unit,
+    about: str,
+    held: str,
+    facts: str,
+) -> str:
+    percent = ", %" if unit.percent else ""
+    title = {JOIN: f"{first} should join", STAY: f"{first} should stay alone"}
     return (
         environment()
         .get_template("handout.html")
@@ -47,13 +105,13 @@ def render_handout(data: RunData, site: str) -> str:
             site=called,
             title=title.get(decision, f"Whether {called} should join is not yet known"),
             reason=reason[0].upper() + reason[1:] + ".",
-            about=_about(data),
-            chart=Markup(_chart(data, clients)),
+            about=about,
+            chart=Markup(_chart(MetricScale(unit), lines)),
             heads=["method", f"alone{percent}", f"with the method{percent}", "gain", "95 % interval", "verdict"],
-            rows=[_row(data, label, client) for label, client in clients.items()],
+            rows=[_row(unit, line) for line in lines],
             meaning=[(STATES[state], words) for state, words in MEANING.items()],
-            held=_held(data, first, row, next(iter(clients.values())).n_test),
-            facts=_facts(data),
+            held=held,
+            facts=facts,
             version=__version__,
         )
     )
@@ -79,30 +137,41 @@ def _clients(data: RunData, site: str) -> dict[str, ClientTransfer]:
     return {label: known[label] for label in ranked}
 
 
-def _row(data: RunData, label: str, client: ClientTransfer) -> dict[str, Any]:
-    unit, verdict = data.unit, client.verdict
+def _line(label: str, client: ClientTransfer) -> Line:
+    verdict = client.verdict
     assert verdict is not None
-    alone, value = (unit.value(fmean(one.value for one in some)) for some in (client.alone, client.joined))
+    alone, joined = (fmean(one.value for one in some) for some in (client.alone, client.joined))
+    return Line(label, alone, joined, client.parts["gain"], (verdict.low, verdict.high), verdict.state)
+
+
+def _row(unit: Unit, line: Line) -> dict[str, Any]:
     marks = {HELPED: "helped", HARMED: "harmed"}
-    cells = [alone, value, unit.delta(client.parts["gain"])]
-    cells += [between((verdict.low, verdict.high), unit).removesuffix(" points"), STATES[verdict.state]]
-    return {"label": label, "cells": cells, "mark": marks.get(verdict.state, "")}
+    interval = between(line.interval, unit).removesuffix(" points") if math.isfinite(line.interval[0]) else "n/a"
+    cells = [unit.value(line.alone), unit.value(line.joined), unit.delta(line.gain), interval, STATES[line.state]]
+    return {"label": line.label, "cells": cells, "mark": marks.get(line.state, "")}
 
 
 def _about(data: RunData) -> str:
-    unit, method = data.unit, next(iter(data.transfer.values()))
-    alone = f"the best that the site can do alone, chosen {chosen(method.chosen_by)}"
-    alone = alone if len(method.menu) > 1 else "training alone"
+    method = next(iter(data.transfer.values()))
+    together = f"Each method was trained together with {count(len(data.names) - 1, 'other site')}"
+    return _compared(data.unit, together, _alone(len(method.menu), method.chosen_by))
+
+
+def _alone(menu: int, by: ChosenBy) -> str:
+    return f"the best that the site can do alone, chosen {chosen(by)}" if menu > 1 else "training alone"
+
+
+def _compared(unit: Unit, together: str, alone: str) -> str:
     points = "; gains are in percentage points" if unit.percent else ""
     return (
-        f"Each method was trained together with {count(len(data.names) - 1, 'other site')}, and compared with {alone}. "
+        f"{together}, and compared with {alone}. "
         f"Both were tested on the same rows of this site, which took no part in training. "
         f"The figure is {unit.titled} ({BETTER[unit.higher_is_better]}){points}."
     )
 
 
 def _held(data: RunData, called: str, row: Any, tested: int) -> str:
-    rows = f"{row['n_train']:,} training, {row['n_val']:,} validation and {row['n_test']:,} test rows"
+    rows = _rows(row)
     if folds := data.first["partition"].get("folds"):
         rows = f"about {rows} in each of {folds} folds, and {tested:,} of its rows were tested in all"
     floor, percent = data.floor(row["id"], data.seeds), " %" if data.unit.percent else ""
@@ -111,6 +180,10 @@ def _held(data: RunData, called: str, row: Any, tested: int) -> str:
     )
     model = f" Its model: {row['model']}." if row.get("model") else ""
     return f"{called} has {rows}.{model}{least}"
+
+
+def _rows(held: Any) -> str:
+    return f"{held['n_train']:,} training, {held['n_val']:,} validation and {held['n_test']:,} test rows"
 
 
 def _facts(data: RunData) -> str:
@@ -126,25 +199,24 @@ def _facts(data: RunData) -> str:
     )
 
 
-def _chart(data: RunData, clients: dict[str, ClientTransfer]) -> str:
+def _chart(scale: MetricScale, lines: list[Line]) -> str:
     import vl_convert
 
-    f = data.scale.factor
+    f = scale.factor
     rows = [
         {
-            "method": label,
-            "gain": f * one.parts["gain"],
-            "low": f * one.verdict.low,
-            "high": f * one.verdict.high,
-            "state": state_of(one.verdict),
+            "method": line.label,
+            "gain": f * line.gain,
+            "low": f * line.interval[0],
+            "high": f * line.interval[1],
+            "state": STATES[line.state],
         }
-        for label, one in clients.items()
-        if one.verdict is not None
+        for line in lines
     ]
     x = {
         "field": "gain",
         "type": "quantitative",
-        "title": gain_title(data.scale),
+        "title": gain_title(scale),
         "axis": {"tickCount": 6, "labelOverlap": True},
     }
     layers: list[Spec] = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
+from typing import cast
 
 from fedekd.report.html.federation import refusals
 from fedekd.report.html.section import Block, Headline, Page, Section, Variants, cell, table
@@ -15,15 +16,23 @@ from fedekd.units import count, duration, volume
 TITLES = ["state", *HEADS[1:-1], "last error"]
 
 
-def progress_page(status: FederationStatus) -> Page:
+def progress_page(status: FederationStatus, running: bool = True) -> Page:
+    if not running:  # what it last wrote of its connections is no longer so
+        away = {name: {**site, "online": False} for name, site in status["sites"].items()}
+        status = cast("FederationStatus", {**status, "sites": away})
     sites = status["sites"].values()
+    began = f"for {duration(max(0.0, time.time() - status['began']))}; a site has {duration(status['deadline'])}"
+    now = (
+        f"Now: {status['stage']}, {began} to answer"
+        if running
+        else f"The server does not run; it was at: {status['stage']}"
+    )
     secure = status.get("aggregation") == SECURE
     when = datetime.fromtimestamp(status["updated"], UTC)
     head = Headline(
         f"{status['done']} of {status['visits']} visits are done",
         [
-            f"Now: {status['stage']}, for {duration(max(0.0, time.time() - status['began']))}; a site has "
-            f"{duration(status['deadline'])} to answer. The server told this on {when:%Y-%m-%d at %H:%M:%S} UTC.",
+            f"{now}. The server told this on {when:%Y-%m-%d at %H:%M:%S} UTC.",
             *(["The server sees only sums of what sites send (secure aggregation)."] if secure else []),
             "Whether joining helped is known after the last visit.",
         ],
