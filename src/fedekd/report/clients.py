@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
 
 from rich.console import Console
 from rich.text import Text
@@ -76,7 +75,7 @@ def print_verdicts(console: Console, method: MethodTransfer, unit: Unit) -> None
     columns = [
         Column("n test", [f"{client.n_test:,}" for client in clients], style="dim"),
         Column("alone", [_alone(client, unit) for client in clients], "left"),
-        Column("with", [unit.value(fmean(one.value for one in client.joined)) for client in clients]),
+        Column("with", [unit.value(client.values[1]) for client in clients]),
         Column("gain", [unit.delta(client.parts["gain"]) for client in clients]),
         Column("95 % interval", [interval(verdict, unit) for verdict in judged], whole=True),
         Column("can show", [_least(verdict, unit) for verdict in judged]),
@@ -91,4 +90,4 @@ def _least(verdict: Verdict, unit: Unit) -> str:
 
 
 def _alone(client: ClientTransfer, unit: Unit) -> str:
-    return f"{unit.value(fmean(one.value for one in client.alone))} {alone_label(client)}"
+    return f"{unit.value(client.values[0])} {alone_label(client)}"

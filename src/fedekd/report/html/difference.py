@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from fedekd import metrics, verdicts
@@ -120,7 +119,7 @@ def _methods(two: TwoRuns, pairs: Sequence[tuple[str, int, Record, Record]]) -> 
         gap, between = "–", ""
         if own:
             gaps = [b - a for a, b in own]
-            gap, found = unit.delta(fmean(gaps)), metrics.paired_interval(gaps)
+            gap, found = unit.delta(metrics.mean(gaps)), metrics.paired_interval(gaps)
             between = " to ".join(unit.delta(x) for x in found) if found else ""
         states = [told(data.transfer[label]) if label in data.transfer else "–" for data in two.data]
         rows.append(([label], [*map(cell, means), cell(gap, between), *map(_words, states)]))

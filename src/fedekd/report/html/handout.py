@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import fmean
 from typing import Any
 
 from markupsafe import Markup
@@ -82,7 +81,7 @@ def _clients(data: RunData, site: str) -> dict[str, ClientTransfer]:
 def _row(data: RunData, label: str, client: ClientTransfer) -> dict[str, Any]:
     unit, verdict = data.unit, client.verdict
     assert verdict is not None
-    alone, value = (unit.value(fmean(one.value for one in some)) for some in (client.alone, client.joined))
+    alone, value = map(unit.value, client.values)
     marks = {HELPED: "helped", HARMED: "harmed"}
     cells = [alone, value, unit.delta(client.parts["gain"])]
     cells += [between((verdict.low, verdict.high), unit).removesuffix(" points"), STATES[verdict.state]]
