@@ -119,6 +119,8 @@ def test_it_is_said(run):
     said = caveats(run.transfer, Unit.of(run.records))
     assert said[-1].startswith("Every row of a client was tested once, by a model trained without it (3 folds);")
     assert "--seeds 0-5" in said[-1]
+    unfinished = analyse([record for record in run.records if record["seed"] < 2], run.folder)
+    assert caveats(unfinished, Unit.of(run.records))[-1].startswith("Only 2 of 3 folds are finished")
 
 
 def test_a_ranking_is_taken_in_each_fold(tmp_path):
