@@ -112,7 +112,10 @@ def with_parameters(method: Method, parameters: Mapping[str, Any]) -> Method:
     for key, value in parameters.items():
         if key not in kinds:
             raise unknown(f"parameter of method {method.name!r}", key, kinds)
-        converted[key] = _converted(f"{method.name}.{key}", getattr(method, key), value)
+        default = getattr(method, key)
+        if kinds[key] in (float, "float") and isinstance(default, int):  # `mu: float = 1` takes 0.5
+            default = float(default)
+        converted[key] = _converted(f"{method.name}.{key}", default, value)
     return replace(method, **converted)
 
 
