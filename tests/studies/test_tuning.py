@@ -97,7 +97,7 @@ def test_it_is_said_where_validation_rows_are_tested_later(small):
     assert ["test rows of the seeds to report" in text for text in said] == [True, False]
     folds = tune("local", grid, {**small, "folds": 2}, seeds=[100, 101], workers=1)
     assert "every row is tested once" in folds.text()
-    assert tune("local", grid, small, seeds=[100], report_seeds=None, workers=1).shared == ""
+    assert tune("local", grid, small, seeds=[100], report_seeds=None, workers=1).tested == ""
 
 
 @pytest.mark.parametrize("by", ["loss", "value"])

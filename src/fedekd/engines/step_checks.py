@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from numbers import Integral, Real
 from typing import Any
 
 from fedekd.engines import return_checks
@@ -63,7 +62,7 @@ def _check_step(method: Method, step: Step) -> None:
             f"method {method.name!r}: a step asks for the optimizer {step.optimizer!r}; there are adam, "
             f"{' and '.join(MOMENTUM)}"
         )
-    for what, number, word in (("epochs", Integral, "a whole number"), ("lr", Real, "a number")):
+    for what, number, word in (("epochs", int, "a whole number"), ("lr", (int, float), "a number")):
         value = getattr(step, what, None)
         if value is not None and not (isinstance(value, number) and 0 <= value < float("inf")):
             raise FedekdError(f"method {method.name!r}: {kind} has {what}={value!r}; give {word} from 0 on")

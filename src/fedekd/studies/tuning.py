@@ -60,7 +60,7 @@ class Tuning:
     failed: Mapping[str, str]
     """By candidate: why it has no result."""
     folder: Path
-    shared: str = ""
+    tested: str = ""
     """Why rows that were validated here are tested by the seeds to report, where that is so."""
 
     @property
@@ -94,8 +94,8 @@ class Tuning:
         rows = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
         counted = f"{len(self.seeds)} seed{'s' * (len(self.seeds) > 1)}"
         notes = [f"means over clients and {counted}, of validation rows alone; ±: one standard error over seeds"]
-        if self.shared:
-            notes.append(f"some of these rows are test rows of the seeds to report: {self.shared}")
+        if self.tested:
+            notes.append(f"some of these rows are test rows of the seeds to report: {self.tested}")
         notes += [f"{name} has no result: {reason}" for name, reason in self.failed.items()]
         return "\n".join([row.rstrip() for row in rows] + notes)
 
@@ -153,11 +153,11 @@ def tune(
     first = outcome.records[0]
     higher = by == "value" and METRICS[first["metric"]].higher_is_better
     ranking.sort(key=lambda one: one.mean(by), reverse=higher)
-    shared = "" if report_seeds is None else _shared(study.grid[0])
-    return Tuning(method, first["metric"], by, tuned, tuple(ranking), failed, outcome.folder, shared)
+    tested = "" if report_seeds is None else _tested(study.grid[0])
+    return Tuning(method, first["metric"], by, tuned, tuple(ranking), failed, outcome.folder, tested)
 
 
-def _shared(settings: Settings) -> str:
+def _tested(settings: Settings) -> str:
     if settings.folds is not None:
         return "with folds, every row is tested once"
     return "" if settings.split_seed is not None else "each seed splits the rows anew; add --split-seed 0 to both"
