@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedekd.metrics import harmed, over_seeds, paired_interval, summarise
+from fedekd.metrics import harmed, mean, over_seeds, paired_interval, summarise
 
 FLOATS = st.floats(-100, 100)
 
@@ -97,3 +97,11 @@ def test_intervals_of_one_or_equal_seeds():
     assert paired_interval([]) is None
     assert paired_interval([0.3]) is None
     assert paired_interval([0.25, 0.25, 0.25]) == (0.25, 0.25)
+
+
+def test_seeds_without_a_value_are_left_out():
+    assert paired_interval([0.1, math.nan, 0.3]) == paired_interval([0.1, 0.3])
+    assert paired_interval([0.1, math.nan]) is None
+    assert over_seeds([0.1, math.nan, 0.3]) == over_seeds([0.1, 0.3])
+    assert mean([1.0, math.nan, 4.0], [1, 5, 2]) == 3
+    assert math.isnan(mean([math.nan]))

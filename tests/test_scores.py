@@ -57,6 +57,9 @@ def test_what_is_not_defined_is_nan():
     assert np.isnan(ours("auroc", one_class))
     assert ours("balanced_accuracy", one_class) == 1
     assert np.isnan(ours("r2", np.column_stack([np.ones(9), np.zeros(9)])))
+    rounded = np.column_stack([np.full(7, 42.1), np.zeros(7)]).astype(np.float32)
+    assert rounded[None, :, 0].var(1) > 0
+    assert np.isnan(ours("r2", rounded))
 
 
 def test_a_class_without_rows_does_not_count():

@@ -251,6 +251,25 @@ def test_few_groups_are_not_equivalent_because_no_row_changed():
     assert judge([Comparison(rows, rows, groups=unequal)])[0].state == "undecided"
 
 
+@pytest.mark.parametrize("metric", ["auroc", "balanced_accuracy", "macro_f1"])
+def test_a_few_rows_of_a_rare_class_are_not_equivalent_because_both_models_have_them_right(metric):
+    """Where classes count alike, one to four ill patients that both models find say little of the ill."""
+    sick = np.arange(1000) < 5
+    chance = np.where(sick, 0.999, np.random.default_rng(0).random(1000) / 2)
+
+    def verdict(target, groups=None):
+        rows = np.column_stack([target, 1 - chance, chance])
+        return judge([compared([rows], [rows], metric, groups)])[0]
+
+    for few in (1, 4):
+        found = verdict(np.arange(1000) < few)
+        assert found.state == "undecided"
+        assert found.reason.startswith(f"only {few} test row")
+    patients = np.where(sick, 0, np.arange(1000))
+    assert verdict(sick, patients).reason.startswith("only 1 group of other classes than the commonest")
+    assert verdict(sick).state == "equivalent"
+
+
 @pytest.mark.parametrize("groups", [8, 15])
 def test_the_interval_of_few_groups_holds_the_true_difference(groups, monkeypatch):
     """A tenth of the patients gain, so that in some draws none does."""

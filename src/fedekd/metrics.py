@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import TypedDict
 
 import numpy as np
@@ -41,6 +42,20 @@ def summarise(values: Sequence[float], local: Sequence[float], higher_is_better:
     }
 
 
+def mean(values: Iterable[float], weights: Sequence[float] | None = None) -> float:
+    """Of clients or seeds: those on whose test rows the metric is not defined are left out."""
+    array = np.asarray([*values], float)
+    known = ~np.isnan(array)
+    return float(np.average(array[known], weights=weights and np.asarray(weights)[known])) if known.any() else math.nan
+
+
+def _defined(values: Sequence[float]) -> np.ndarray:
+    """All, where none is."""
+    array = np.asarray(values, float)
+    known = ~np.isnan(array)
+    return array[known] if known.any() else array
+
+
 def harmed(deltas: Sequence[float], higher_is_better: bool) -> int:
     """How many clients are worse off than alone."""
     delta = np.asarray(deltas, float)
@@ -48,16 +63,19 @@ def harmed(deltas: Sequence[float], higher_is_better: bool) -> int:
 
 
 def over_seeds(values: Sequence[float]) -> OverSeeds:
-    """Mean and population deviation, as the paper reports them."""
-    array = np.asarray(values, float)
+    """Mean and population deviation, as the paper reports them; of the seeds on which the metric is defined."""
+    array = _defined(values)
     return {"mean": float(array.mean()), "std": float(array.std())}
 
 
 def paired_interval(differences: Sequence[float], level: float = 0.95) -> tuple[float, float] | None:
-    """Student's interval for the mean of paired differences, one per seed; None with fewer than two seeds."""
+    """Student's interval for the mean of paired differences, one per seed; None with fewer than two seeds.
+
+    Seeds on which the metric is not defined are left out.
+    """
     from scipy.special import stdtrit
 
-    d = np.asarray(differences, float)
+    d = _defined(differences)
     if len(d) < 2:
         return None
     half = float(stdtrit(len(d) - 1, 0.5 + level / 2)) * float(d.std(ddof=1)) / len(d) ** 0.5

@@ -112,7 +112,8 @@ def mae(rows: np.ndarray) -> np.ndarray:
 @_score
 def r2(rows: np.ndarray) -> np.ndarray:
     target = rows[..., 0]
-    return 1 - _divided(np.square(rows[..., 1] - target).mean(1), target.var(1))
+    varies = np.ptp(target, axis=1) > 0  # the variance of equal targets may be rounded to a little more than zero
+    return 1 - _divided(np.square(rows[..., 1] - target).mean(1), np.where(varies, target.var(1), 0.0))
 
 
 def floor(target: np.ndarray, train: np.ndarray, classes: int) -> np.ndarray:

@@ -86,7 +86,7 @@ class Unit:
         return "P10" if self.higher_is_better else "P90"
 
     def _text(self, x: float, sign: str = "") -> str:
-        if self.percent and math.isnan(x):
+        if math.isnan(x) and (self.percent or self.higher_is_better):
             return "n/a"  # not defined on a client's test rows; an error that is not a number is a model that diverged
         x = 100 * x if self.percent else x
         extreme = abs(x) >= 1e7 or (self.decimals > 7 and x != 0)

@@ -70,6 +70,8 @@ class Comparison:
     """Whether the metric is a share of rows, or of pairs of rows, other than ``share`` itself."""
     folds: np.ndarray | None = None
     """[rows]: which training tested each row, where each training tests different rows."""
+    minority: np.ndarray | None = None
+    """[rows]: of a metric in which classes count alike, whether each is of another class than the commonest."""
 
     @property
     def trainings(self) -> int:
@@ -113,7 +115,9 @@ def judge(comparisons: Sequence[Comparison], level: float = LEVEL, seed: int = 0
             state = HELPED if sign * verdict.difference > 0 else HARMED
         else:
             within = -verdict.margin <= verdict.low and verdict.high <= verdict.margin
-            state = EQUIVALENT if within else UNDECIDED
+            rare = _rare(comparisons[k]) if within else ""
+            state = EQUIVALENT if within and not rare else UNDECIDED
+            verdict = replace(verdict, reason=rare)
         found[k] = replace(verdict, state=state, p=p)
     return found
 
@@ -173,6 +177,16 @@ def effective(one: Comparison) -> float:
         return float(np.shape(one.joined)[1])
     sizes = np.unique(one.groups, return_counts=True)[1].astype(float)
     return float(sizes.sum() ** 2 / np.square(sizes).sum())
+
+
+def _rare(one: Comparison) -> str:
+    """Why rows cannot show that nothing changes, where so few are of rare classes that count as much as common ones."""
+    if one.minority is None:
+        return ""
+    few = int(one.minority.sum()) if one.groups is None else len(np.unique(one.groups[one.minority]))
+    what = f"{'test row' if one.groups is None else 'group'}{'s' if few > 1 else ''}"
+    why = "of other classes than the commonest: too few to show that nothing changes"
+    return f"only {few} {what} {why}" if 0 < few < FEW else ""
 
 
 def _least(one: Comparison, units: float) -> float:

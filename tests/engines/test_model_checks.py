@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -29,7 +31,19 @@ class Two(nn.Linear):
         return super().forward(x.flatten(1)), x
 
 
+KEPT = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+
+def drawn_elsewhere(shape, outputs):
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, outputs))
+    nn.init.normal_(module[1].weight, generator=torch.Generator().manual_seed(next(COUNT)))
+    return module
+
+
+COUNT = itertools.count()
 MODELS = {
+    "is the same module each time": (lambda s, o: KEPT, "the same weights twice", "a new module each time"),
+    "is drawn by chance of its own": (drawn_elsewhere, "begins with other weights each time", "draw them with torch"),
     "too narrow": (lambda s, o: nn.Sequential(nn.Flatten(), nn.Linear(7, o)), "does not take rows of shape (1, 8, 8)"),
     "without weights": (lambda s, o: nn.Flatten(), "no weights to train"),
     "too many outputs": (lambda s, o: nn.Sequential(nn.Flatten(), nn.Linear(64, o + 1)), "(2, 11)", "(2, 10)"),
@@ -65,6 +79,17 @@ def test_averaged_models_that_differ_between_clients(images):
         rehearse(job(images, methods.get("fedavg"), private=private))
     one_line(error, "architecture")
     assert rehearse(job(images, methods.get("fedekd"), private=private)), "each may have its own if it stays"
+
+
+@pytest.mark.parametrize("which", [1, 2])
+def test_what_is_sent_has_one_shape_at_all_clients_whatever_their_models(images, which):
+    def private(shape, outputs, client):
+        width = 8 if client == which else 4
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Linear(width, outputs))
+
+    with pytest.raises(FedekdError) as error:
+        rehearse(job(images, methods.get("fedproto"), private=private))
+    one_line(error, "'prototypes' depends on the client's model", "features")
 
 
 class Stats(nn.Module):

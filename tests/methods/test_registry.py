@@ -411,6 +411,33 @@ def test_parameters_out_of_their_range_cost_one_line(name, parameters, said):
     assert said in one_line(error)
 
 
+@dataclass(frozen=True)
+class Pulled(Method):
+    """Has a fraction whose default is written as a whole number"""
+
+    mu: float = 1
+
+
+def test_a_number_may_be_a_fraction_where_the_class_says_float():
+    assert methods.with_parameters(Pulled(), {"mu": "0.5"}).mu == 0.5
+
+
+def test_what_is_no_field_is_no_parameter():
+    class Plain(Method):
+        mu = 3
+
+    with pytest.raises(FedekdError) as error:
+        methods.with_parameters(Plain(), {"mu": 4})
+    assert "mu of Plain is no parameter; write its type, as in `mu: float = 1.0`, and @dataclass" in one_line(error)
+
+
+@pytest.mark.parametrize(("mu", "said"), [(-1, "pulled.mu must be >= 0"), ("1", "pulled.mu must be a number, got '1'")])
+def test_an_instance_is_checked_as_parameters_are(mu, said):
+    with pytest.raises(FedekdError) as error:
+        Pulled(mu).check("classification")
+    assert said in one_line(error)
+
+
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_shares_may_be_nothing_or_all(value):
     methods.get("fml", supervision=value, proxy_supervision=value).check("classification")

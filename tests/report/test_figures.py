@@ -71,3 +71,13 @@ def test_the_command_takes_a_method_and_a_seed_that_are_there(tmp_path, result, 
     assert "there are 0, 1" in capsys.readouterr().err
     with pytest.raises(FedekdError, match="unknown format"):
         write_figures(folder, "gif")
+
+
+def test_a_dataset_with_sites_of_its_own_has_one_figure_and_no_alpha(tmp_path, record):
+    both = [("cifar10", 0.1), ("cifar10", 0.5), ("heart", None)]
+    runs = [(record(method), name, alpha) for name, alpha in both for method in ("local", "fedekd")]
+    records = [{**run, "dataset": name, "alpha": alpha, "key": f"{n}"} for n, (run, name, alpha) in enumerate(runs)]
+    paths = write_figures(save(tmp_path, records, details=False), "svg")
+    assert {path.stem for path in paths if path.stem.startswith("results-")} == {
+        "results-cifar10-0.1", "results-cifar10-0.5", "results-heart"
+    }  # fmt: skip

@@ -25,6 +25,7 @@ ACCURACY, RMSE = Unit("accuracy", 1), Unit("rmse", 2)
         (RMSE, -2.314, "−2.31", GOOD),
         (RMSE, 0.0, "0.00", "dim"),
         (RMSE, float("nan"), "+nan", BAD),
+        (Unit("r2", 4), float("nan"), "n/a", BAD),
     ],
 )
 def test_delta_has_sign_and_colour(unit: Unit, delta: float, text: str, style: str) -> None:

@@ -185,6 +185,12 @@ def test_runs_with_other_settings_never_mix():
     runs = [*(record(seed=s, params={"lr": 0.1}) for s in (0, 1)), other]
     (note,) = (note for note in table_of(make_tables(runs), "neg_transfer_main").notes if note.startswith("left out"))
     assert note.endswith("all training rows, lr 0.1, augment none")
+    folds = {**record()["partition"], "folds": 5, "fold": 0, "fixed": True, "seed": 0}
+    other = {**record(versions=2), "partition": folds, "metric": "auroc"}
+    other["params"] = {**other["params"], "metric": "auroc"}
+    runs = [*(record(seed=s) for s in (0, 1)), other]
+    (note,) = (note for note in table_of(make_tables(runs), "neg_transfer_main").notes if note.startswith("left out"))
+    assert note.endswith("all training rows, metric accuracy, no split_seed, no folds")
 
 
 def test_own_datasets_get_tables_of_their_own():

@@ -434,11 +434,21 @@ class Own(FedAvg):
 """
 
 
-def test_a_method_whose_code_has_changed_is_another_run(digits, tmp_path, monkeypatch):
+EXTENDED = (
+    CODE.replace("Own(", "Basis(")
+    + """
+class Own(Basis):
+    pass
+"""
+)
+
+
+@pytest.mark.parametrize("code", [CODE, EXTENDED])
+def test_a_method_whose_code_has_changed_is_another_run(digits, tmp_path, monkeypatch, code):
     monkeypatch.syspath_prepend(tmp_path)
     keys = []
-    for code in (CODE, CODE, CODE.replace("{}", "{'seen': 1}")):
-        (tmp_path / "ownmethod.py").write_text(code)
+    for text in (code, code, code.replace("{}", "{'seen': 1}")):
+        (tmp_path / "ownmethod.py").write_text(text)
         monkeypatch.delitem(sys.modules, "ownmethod", raising=False)
         importlib.invalidate_caches()
         linecache.clearcache()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -106,6 +107,8 @@ def test_its_difference_is_that_of_all_rows_together(run):
         }
         assert len(right["local"]) == PATIENTS[client.client]
         assert client.verdict.difference == pytest.approx(right["fedavg"].mean() - right["local"].mean())
+        assert client.values == pytest.approx((right["local"].mean(), right["fedavg"].mean()), abs=1e-7)
+        assert client.parts["gain"] == pytest.approx(client.verdict.difference, abs=1e-7)
 
 
 def test_a_subgroup_is_judged_over_every_patient(run):
@@ -118,6 +121,8 @@ def test_it_is_said(run):
     said = caveats(run.transfer, Unit.of(run.records))
     assert said[-1].startswith("Every row of a client was tested once, by a model trained without it (3 folds);")
     assert "--seeds 0-5" in said[-1]
+    unfinished = analyse([record for record in run.records if record["seed"] < 2], run.folder)
+    assert caveats(unfinished, Unit.of(run.records))[-1].startswith("Only 2 of 3 folds are finished")
 
 
 def test_a_ranking_is_taken_in_each_fold(tmp_path):
@@ -128,6 +133,24 @@ def test_a_ranking_is_taken_in_each_fold(tmp_path):
     for client in fedavg.clients:
         assert client.verdict.rows == PATIENTS[client.client]
         assert client.verdict.difference == pytest.approx(client.parts["gain"], abs=0.01)
+
+
+def test_a_fold_on_which_the_metric_is_not_defined_is_left_out(tmp_path):
+    draw = np.random.default_rng(0)
+    y = np.r_[np.arange(60) < 3, np.arange(60) % 2 == 0].astype(int)
+    np.savez(
+        tmp_path / "sites.npz", x=draw.normal(size=(120, 3)) + y[:, None], y=y, client=np.repeat(["rare", "b"], 60)
+    )
+    options = {"methods": ["fedavg"], "folds": 5, "rounds": 1, "epochs": 1, "metric": "auroc", "progress": False}
+    found = fedekd.run(str(tmp_path / "sites.npz"), out=str(tmp_path / "out"), **options)
+    undefined = [math.isnan(c["value"]) for r in found.records for c in r["clients"] if c["id"] == "rare"]
+    assert any(undefined)
+    assert not all(undefined)
+    (fedavg,) = found.transfer
+    for client in fedavg.clients:
+        assert client.parts["gain"] == pytest.approx(client.verdict.difference, abs=1e-6)
+        assert client.values[1] - client.values[0] == pytest.approx(client.parts["gain"])
+    assert all(math.isfinite(value) for value in fedavg.by_seed("gain").values())
 
 
 def test_seeds_of_one_fold_are_averaged_and_folds_follow_each_other():

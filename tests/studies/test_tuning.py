@@ -91,6 +91,26 @@ def test_reported_seeds_are_refused(small, tmp_path):
     assert tune("local", grid, small, seeds="3", report_seeds="10-19", workers=1).seeds == (3,)
 
 
+def test_it_is_said_where_validation_rows_are_tested_later(small):
+    grid = {"lr": [0.001]}
+    said = [tune("local", grid, {**small, **more}, seeds=[100], workers=1).text() for more in ({}, {"split_seed": 0})]
+    assert ["test rows of the seeds to report" in text for text in said] == [True, False]
+    folds = tune("local", grid, {**small, "folds": 2}, seeds=[100, 101], workers=1)
+    assert "every row is tested once" in folds.text()
+    assert tune("local", grid, small, seeds=[100], report_seeds=None, workers=1).tested == ""
+
+
+@pytest.mark.parametrize("by", ["loss", "value"])
+def test_clients_whose_validation_rows_leave_the_metric_undefined_do_not_end_the_search(small, tmp_path, by):
+    draw = np.random.default_rng(0)
+    y = np.r_[np.zeros(60, int), np.arange(60) % 2]
+    np.savez(tmp_path / "s.npz", x=draw.normal(size=(120, 3)), y=y, client=np.repeat(["one", "both"], 60))
+    given = {**small, "dataset": str(tmp_path / "s.npz"), "metric": "auroc", "private": "linear"}
+    found = tune("local", {"lr": [0.001, 0.02]}, given, seeds=[100, 101], by=by, workers=1)
+    assert len(found.ranking) == 2
+    assert all(0 <= candidate.mean("value") <= 1 for candidate in found.ranking)
+
+
 def test_a_finished_search_trains_nothing_again(small, tmp_path, capsys):
     grid = {"lr": [0.001, 0.01]}
     first = tune("fedavg", grid, small, [100], workers=1)

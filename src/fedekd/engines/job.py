@@ -111,6 +111,11 @@ class Job:
         roots = dict.fromkeys(self.method.root(role) for role in self.method.roles if role not in self.method.heads)
         return tuple((root, models.like_client(self.factory(root), client % SERVER)) for root in roots)
 
+    def first_clients(self, first: int = 0) -> list[int]:
+        """Of clients that begin with the same models, the first; they are numbered from ``first`` on."""
+        clients = range(len(self.federation.clients))
+        return sorted({self.like_clients(first + k): k for k in reversed(clients)}.values())
+
     def work(self) -> int:
         """Samples trained on in the whole run, for the progress display."""
         steps = (s for r in range(self.training.rounds) for s in self.method.steps(r) if isinstance(s, Train))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -46,6 +46,30 @@ def check_models(job: Job, own: Mapping[str, nn.Module]) -> None:
             once(_FITTING, (job.factory(root), k, *fits), partial(check_model, role, module, *fits))
         if role in sent:
             same_shapes([module.state_dict() for module in every], role, [names[k] for k in firsts])
+
+
+def check_starts(job: Job, clients: Iterable[tuple[int, Mapping[str, nn.Module]]]) -> None:
+    """Each model has weights of its own, and all from one factory begin alike, so that Δ shows the method alone."""
+    seen, known = set[int](), dict[tuple[str, int], Mapping[str, Tensor]]()
+    for k, own in clients:
+        likes = dict(job.like_clients(k))
+        for role, module in own.items():
+            if role in job.method.heads:
+                continue
+            root = job.method.root(role)
+            weights = {id(w) for w in models.trainable(module).values()}
+            if weights & seen:
+                raise FedekdError(
+                    f"the {root} model factory returns the same weights twice; it must make a new module each time"
+                )
+            seen |= weights
+            state = module.state_dict()
+            first = known.setdefault((root, likes[root]), state)
+            if not all(torch.equal(t, first[name]) for name, t in state.items()):
+                raise FedekdError(
+                    f"the {root} model factory begins with other weights each time, so methods could not be compared; "
+                    "draw them with torch, whose seed is set"
+                )
 
 
 def _starts(job: Job) -> list[tuple[str, int]]:

@@ -22,7 +22,16 @@ from fedekd import models
 from fedekd.engines import return_checks, step_checks
 from fedekd.engines.client import Client
 from fedekd.engines.job import SERVER, Job, Rows
-from fedekd.engines.model_checks import buffered, built, check_models, check_one_row, line, lone_row, once
+from fedekd.engines.model_checks import (
+    buffered,
+    built,
+    check_models,
+    check_one_row,
+    check_starts,
+    line,
+    lone_row,
+    once,
+)
 from fedekd.engines.server import ServerClient, server_facts
 from fedekd.engines.stackable import shape
 from fedekd.errors import FedekdError
@@ -125,19 +134,32 @@ class _Rehearsal:
         self.job = replace(job, federation=_blank(job, public), training=training)
         self.method, self.real = job.method, job
         self.data = Rows.of(self.job)
-        self.clients = [self._client(k) for k in range(CLIENTS)]
-        start = {}
+        self.clients = [self._client(k, k) for k in range(CLIENTS)]
+        start, traded = {}, exchanges(self.method, job.training.rounds)
         check_models(job, self.clients[0].models)
-        for name, step in exchanges(self.method, job.training.rounds).items():
+        check_starts(self.real, [(client.number, client.models) for client in self.clients])
+        self.others = self._others() if any(step.send for step in traded.values()) else []
+        for name, step in traded.items():
             with _explained(self.method, f"what it exchanges as {name!r}"):
                 if step.target is not None:
                     start[name] = self.clients[0].weights(step.target, step.part)
         self.server = Aggregator(start, **server_facts(self.job, self.data))
 
-    def _client(self, position: int) -> _RehearsalClient:
-        client = _RehearsalClient(self.job, position, position % len(self.real.federation.clients), self.data)
+    def _client(self, position: int, number: int) -> _RehearsalClient:
+        client = _RehearsalClient(self.job, position, number % len(self.real.federation.clients), self.data)
         client.first = position == 0
         return client
+
+    def _others(self) -> list[_RehearsalClient]:
+        """One for each further architecture: what they send has the shape that all others send."""
+        seen = [_shapes(client) for client in self.clients]
+        found = []
+        for k in self.real.first_clients():
+            client = self._client(1, k)
+            if (own := _shapes(client)) not in seen:
+                seen.append(own)
+                found.append(client)
+        return found
 
     def round(self, round: int, steps: Sequence[Step]) -> list[Traded]:
         costs = []
@@ -145,21 +167,24 @@ class _Rehearsal:
             if isinstance(step, Exchange):
                 costs.append(self._exchange(step, round))
             else:
-                for client in self.clients:
+                for client in (*self.clients, *self.others):
                     client.perform(step, round)
         return costs
 
     def _exchange(self, step: Exchange, round: int) -> Traded:
         messages = []
-        for client in self.clients:
+        for client in (*self.clients, *self.others):
             with _explained(self.method, f"what it sends as {step.name!r}"):
                 messages.append(client.upload(step, round))
-        if step.send is not None and any(
-            {n: t.shape for n, t in m.items()} != {n: t.shape for n, t in messages[0].items()} for m in messages
-        ):
-            raise FedekdError(
-                f"method {self.method.name!r}: the shape of what it sends as {step.name!r} depends on the client's rows"
-            )
+            if step.send is not None and _sizes(messages[-1]) != _sizes(messages[0]):
+                what = "rows"
+                if _shapes(client) != _shapes(self.clients[0]):
+                    what = "model; if it is made of features, give all models as many"
+                raise FedekdError(
+                    f"method {self.method.name!r}: the shape of what it sends as {step.name!r} depends on the client's "
+                    f"{what}"
+                )
+        del messages[CLIENTS:]
         with _explained(self.method, f"how it combines {step.name!r}"):
             answer = self.server.combine(step, messages, [1.0] * len(messages), range(len(messages)), round)
             if step.each:
@@ -169,6 +194,8 @@ class _Rehearsal:
             one = answer_of(answer, 0, step.each)
             for place, client in enumerate(self.clients):
                 client.receive(step, answer_of(answer, place, step.each))
+            for client in self.others:
+                client.receive(step, one)
         return step.name, messages[0], one
 
     def answer(self) -> None:
@@ -180,7 +207,7 @@ class _Rehearsal:
         with client.personalised():
             client.check_answer()
         if self.real.training.participation < 1:
-            stranger = self._client(0)
+            stranger = self._client(0, 0)
             try:
                 with stranger.personalised():
                     stranger.check_answer()
@@ -328,6 +355,14 @@ def _explained(method: Method, where: str) -> Iterator[None]:
                 "`stacks = False`"
             )
         raise return_checks.broken(method, where, why) from None
+
+
+def _sizes(message: Message) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in message.items()}
+
+
+def _shapes(client: Client) -> dict[str, dict[str, tuple[int, ...]]]:
+    return {role: _sizes(client.message(role)) for role in client.models}
 
 
 def _check_each(answer: Any, uploads: int) -> None:

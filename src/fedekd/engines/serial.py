@@ -57,7 +57,7 @@ class Serial:
     def _start(self) -> dict[str, Message]:
         """By exchange whose answer goes into a model: what all begin with. Averaged models must be of one shape."""
         names, first, start = self.job.federation.names, self.clients.first, dict[str, Message]()
-        firsts = sorted({self.job.like_clients(first + k): k for k in reversed(range(len(names)))}.values())
+        firsts = self.job.first_clients(first)
         one = self._begun(0)
         for name, step in self.exchanges.items():
             if step.send is None and len(firsts) > 1:

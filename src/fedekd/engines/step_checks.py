@@ -62,6 +62,10 @@ def _check_step(method: Method, step: Step) -> None:
             f"method {method.name!r}: a step asks for the optimizer {step.optimizer!r}; there are adam, "
             f"{' and '.join(MOMENTUM)}"
         )
+    for what, number, word in (("epochs", int, "a whole number"), ("lr", (int, float), "a number")):
+        value = getattr(step, what, None)
+        if value is not None and not (isinstance(value, number) and 0 <= value < float("inf")):
+            raise FedekdError(f"method {method.name!r}: {kind} has {what}={value!r}; give {word} from 0 on")
     for function in _functions(step):
         if not callable(function):
             raise FedekdError(

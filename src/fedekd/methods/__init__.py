@@ -110,9 +110,15 @@ def with_parameters(method: Method, parameters: Mapping[str, Any]) -> Method:
     kinds = {f.name: f.type for f in fields(method)}
     converted = {}
     for key, value in parameters.items():
+        if key not in kinds and hasattr(method, key) and not hasattr(Method, key):
+            remedy = f"write its type, as in `{key}: float = 1.0`, and @dataclass(frozen=True) above the class"
+            raise FedekdError(f"{key} of {type(method).__name__} is no parameter; {remedy}")
         if key not in kinds:
             raise unknown(f"parameter of method {method.name!r}", key, kinds)
-        converted[key] = _converted(f"{method.name}.{key}", getattr(method, key), value)
+        default = getattr(method, key)
+        if kinds[key] in (float, "float") and isinstance(default, int):  # `mu: float = 1` takes 0.5
+            default = float(default)
+        converted[key] = _converted(f"{method.name}.{key}", default, value)
     return replace(method, **converted)
 
 

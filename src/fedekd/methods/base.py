@@ -173,11 +173,13 @@ class Method:
             if hasattr(type(self), old) and old not in own:
                 raise FedekdError(f"method {self.name!r}: `{old}` is called `{new}` now; rename it in the class")
         for field_ in fields(self):
-            value = getattr(self, field_.name)
+            value, what = getattr(self, field_.name), f"{self.name or type(self).__name__.lower()}.{field_.name}"
             if isinstance(value, bool) or not isinstance(value, (int, float)):
+                if type(field_.default) in (int, float):
+                    raise FedekdError(f"{what} must be a number, got {value!r}")
                 continue
             low, open_low = field_.metadata.get("low", 0), field_.metadata.get("open", False)
             high = field_.metadata.get("high", float("inf"))
             if not (value > low if open_low else value >= low) or value > high or value == float("inf"):
                 bound = f"{'>' if open_low else '>='} {low} and {'finite' if high == float('inf') else f'<= {high}'}"
-                raise FedekdError(f"{self.name}.{field_.name} must be {bound}, got {value}")
+                raise FedekdError(f"{what} must be {bound}, got {value}")

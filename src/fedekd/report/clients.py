@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
 
 from rich.console import Console
 from rich.text import Text
@@ -86,8 +85,8 @@ def print_verdicts(console: Console, method: MethodTransfer, unit: Unit) -> None
     judged = [client.verdict for client in clients if client.verdict is not None]
     columns = [
         Column("n test", [f"{client.n_test:,}" for client in clients], style="dim"),
-        Column("alone", [unit.value(fmean(one.value for one in client.alone)) for client in clients]),
-        Column("with", [unit.value(fmean(one.value for one in client.joined)) for client in clients]),
+        Column("alone", [unit.value(client.values[0]) for client in clients]),
+        Column("with", [unit.value(client.values[1]) for client in clients]),
         Column("gain", [unit.delta(client.parts["gain"]) for client in clients]),
         Column("95 % interval", [interval(verdict, unit) for verdict in judged], whole=True),
         Column("can show", [_least(verdict, unit) for verdict in judged]),

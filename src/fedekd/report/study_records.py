@@ -11,14 +11,13 @@ from fedekd import metrics
 from fedekd.data.paper import PRESET
 from fedekd.errors import FedekdError
 from fedekd.report.table_formats import TableCell
-from fedekd.runs.aggregate import SHARED, as_shown, usual_settings
+from fedekd.runs.aggregate import as_shown, named_settings, usual_settings
 from fedekd.runs.best_of import best_of
 from fedekd.runs.choosing import choice_of
 from fedekd.runs.findings import TITLES, Finding, findings
 from fedekd.runs.records import FailureRow, Figure, Record
 from fedekd.runs.subgroups import MethodSubgroups, by_subgroup
 from fedekd.runs.transfer import MethodTransfer, analyse
-from fedekd.settings import NEWER
 from fedekd.units import Unit, count, usual_metric
 
 StudyColumn = tuple[str, float | None]  # dataset and alpha
@@ -179,11 +178,10 @@ class StudyRecords:
         share = first["partition"].get("fraction")
         rows = f"{100 * share:g} % of the training rows" if share else "all training rows"
         size = f"{count(first['partition']['clients'], 'client')}, {count(first['params']['rounds'], 'round')}"
-        params = [{**NEWER, **r["params"]} for r in (first, *(r for r in self._others if r["dataset"] == dataset))]
-        apart = [
-            name for name in SHARED if name != "rounds" and any(p.get(name) != params[0].get(name) for p in params)
-        ]
-        told = "".join(f", {name} {params[0].get(name)}" for name in apart)
+        own, *others = (named_settings(r) for r in (first, *self._others) if r["dataset"] == dataset)
+        own, *others = ({**one, "metric": one["metric"] or usual_metric(first["task"])} for one in (own, *others))
+        apart = [n for n in own if n not in ("rounds", "clients", "fraction") and any(p[n] != own[n] for p in others)]
+        told = "".join(f", no {name}" if own[name] is None else f", {name} {own[name]}" for name in apart)
         return f"those shown have {size} and {rows}{told}"
 
     def _lacking(self, by_dataset: Mapping[str, Mapping[str, int]]) -> Iterator[str]:

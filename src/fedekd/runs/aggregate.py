@@ -44,20 +44,24 @@ class SummaryRow(TypedDict):
 
 def shared_settings(record: Record) -> tuple[Any, ...]:
     """What runs must share to stand in one table; the device is not among it."""
+    return tuple(named_settings(record).values())
+
+
+def named_settings(record: Record) -> dict[str, Any]:
+    """The same by what they are called on the command line, where they have a name there."""
     params, partition = {**NEWER, **record["params"]}, record["partition"]
     public = partition.get("public", {})
-    return (
-        *(params.get(name) for name in SHARED),
-        partition["kind"],
-        partition["clients"],
-        partition.get("fraction"),
-        partition.get("group"),
-        partition.get("subgroups", {}).get("column"),
-        partition["seed"] if partition.get("fixed") else None,
-        partition.get("folds"),
-        public.get("share"),
-        public.get("file"),
-    )
+    return {name: params.get(name) for name in SHARED} | {
+        "partition": partition["kind"],
+        "clients": partition["clients"],
+        "fraction": partition.get("fraction"),
+        "group": partition.get("group"),
+        "subgroups": partition.get("subgroups", {}).get("column"),
+        "split_seed": partition["seed"] if partition.get("fixed") else None,
+        "folds": partition.get("folds"),
+        "public": public.get("share"),
+        "public file": public.get("file"),
+    }
 
 
 def usual_settings(records: Sequence[Record]) -> list[Record]:

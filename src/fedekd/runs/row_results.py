@@ -13,6 +13,7 @@ from fedekd.runs.records import Record
 from fedekd.units import describe
 from fedekd.verdicts import Comparison, Measure
 
+BY_CLASS = ("balanced_accuracy", "macro_f1", "auroc")  # in which classes count alike, however few rows they have
 MEASURES = {"accuracy": verdicts.share, "rmse": verdicts.root_mean_square}  # of what a record holds of its rows
 
 
@@ -56,9 +57,14 @@ def compared(
         left, other = ([np.column_stack([rows, clients]) for rows in some] for some in (left, other))
         measure = _over_clients(measure, flat=metric in MEASURES)
     margin = verdicts.MARGIN if about.share or about.higher_is_better else None
-    return Comparison(
-        np.stack(left), np.stack(other), measure, about.higher_is_better, groups, clients, margin, about.share, folds
-    )
+    minority = _minority(left[0][:, 0]) if metric in BY_CLASS else None
+    about_rows = groups, clients, margin, about.share, folds, minority
+    return Comparison(np.stack(left), np.stack(other), measure, about.higher_is_better, *about_rows)
+
+
+def _minority(target: np.ndarray) -> np.ndarray:
+    values, counts = np.unique(target, return_counts=True)
+    return target != values[counts.argmax()]
 
 
 def _over_clients(measure: Measure, flat: bool) -> Measure:

@@ -40,14 +40,15 @@ def run_key(job: Job, data_checksum: str) -> str:
 
 
 def algorithm(method: Method) -> str:
-    """A method of fedekd by its name; one of the user's by its code too, where Python can find it."""
+    """A method of fedekd by its name; one of the user's by its code too, where Python can find it, and by that of the
+    classes of theirs that it extends."""
     kind = type(method)
-    name = f"{kind.__module__}.{kind.__qualname__}"
-    if kind.__module__.startswith("fedekd."):
-        return name
-    with contextlib.suppress(OSError, TypeError):
-        return f"{name}\n{inspect.getsource(kind.original or kind)}"
-    return name
+    found = [f"{kind.__module__}.{kind.__qualname__}"]
+    for own in (kind.original or kind).__mro__:
+        if not own.__module__.startswith("fedekd."):
+            with contextlib.suppress(OSError, TypeError):
+                found.append(inspect.getsource(own))
+    return "\n".join(found)
 
 
 def architecture(job: Job, role: str) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -51,12 +51,24 @@ class ClientTransfer:
     alone: tuple[Option, ...]
     verdict: Verdict | None
     """On ``gain``; None where the records do not hold the test rows."""
+    tests: tuple[int, ...]
+    """The test rows of each seed: other ones where each tests another fold."""
 
     @property
     def parts(self) -> dict[str, float]:
-        """The means over seeds."""
+        """The means over seeds, as of ``values``."""
         known = [part for part in PARTS if all(part in one for one in self.by_seed)]
-        return {part: float(np.mean([one[part] for one in self.by_seed])) for part in known}
+        return {part: self._mean(one[part] for one in self.by_seed) for part in known}
+
+    @property
+    def values(self) -> tuple[float, float]:
+        """Alone and with the method: the means over those seeds on whose test rows the metric is defined."""
+        alone, joined = (self._mean(one.value for one in some) for some in (self.alone, self.joined))
+        return alone, joined
+
+    def _mean(self, by_seed: Iterable[float]) -> float:
+        """Every test row counts alike, as in the verdict, however unequal the folds are."""
+        return metrics.mean(by_seed, self.tests)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,14 +108,16 @@ class MethodTransfer:
         return all(len(client.seeds) == len(self.seeds) for client in self.clients)
 
     def by_seed(self, part: str) -> dict[int, float]:
-        """The mean over clients on each seed; nothing where the part is not known of all of them."""
+        """The mean over clients on each seed, where the metric is defined for any of them; nothing where the part is
+        not known of all."""
         found: dict[int, list[float]] = {}
         for client in self.clients:
             for seed, parts in zip(client.seeds, client.by_seed, strict=True):
                 if part not in parts:
                     return {}
                 found.setdefault(seed, []).append(parts[part])
-        return {seed: float(np.mean(values)) for seed, values in found.items()}
+        means = {seed: metrics.mean(values) for seed, values in found.items()}
+        return {seed: mean for seed, mean in means.items() if not math.isnan(mean)}
 
     @property
     def by_sign(self) -> int:
@@ -272,7 +286,9 @@ class _Unit:
         return compared(joined, alone, self.metric, groups[0], folds=folds[0] if several else None)
 
     def transfer(self, verdict: Verdict | None) -> ClientTransfer:
-        return ClientTransfer(self.client, self.seeds, self.n_test, self.parts, self.joined, self.alone, verdict)
+        return ClientTransfer(
+            self.client, self.seeds, self.n_test, self.parts, self.joined, self.alone, verdict, self.tests
+        )
 
 
 def _units(
@@ -347,8 +363,8 @@ def _summary(clients: Sequence[ClientTransfer], part: str, higher_is_better: boo
         values, zeros = zip(*pairs, strict=True)
         each.append(metrics.summarise(values, zeros, higher_is_better))
     return {
-        "mean": float(np.mean([one["avg_delta"] for one in each])),
-        "worst": float(np.mean([one["worst_delta"] for one in each])),
-        "tail": float(np.mean([one["tail_delta"] for one in each])),
+        "mean": metrics.mean(one["avg_delta"] for one in each),
+        "worst": metrics.mean(one["worst_delta"] for one in each),
+        "tail": metrics.mean(one["tail_delta"] for one in each),
         "interval": metrics.paired_interval([one["avg_delta"] for one in each]),
     }

@@ -235,14 +235,21 @@ def assumed(family: str, unit: Unit, method: MethodTransfer) -> str:
 
 def seeds(methods: Sequence[MethodTransfer]) -> str:
     all_, folds = {seed for method in methods for seed in method.seeds}, methods[0].folds
-    if folds and len(all_) == folds:
+    tested = Counter(seed % folds for seed in all_) if folds else Counter[int]()
+    times = min(tested.values(), default=0)
+    if folds and len(tested) < folds:
+        return (
+            f"Only {len(tested)} of {folds} folds are finished, so a verdict is on those of a client's rows that they "
+            "test; what the trainings differ by counts as chance too."
+        )
+    if folds and times == 1:
         return (
             f"Every row of a client was tested once, by a model trained without it ({folds} folds); what the {folds} "
             f"trainings differ by counts as chance too. --seeds 0-{2 * folds - 1} tests every row twice."
         )
     if folds:
         return (
-            f"Every row of a client was tested on {len(all_) // folds} seeds, by models trained without it ({folds} "
+            f"Every row of a client was tested on {times} seeds, by models trained without it ({folds} "
             "folds), so a verdict is about the method."
         )
     if len(all_) == 1:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedekd import methods
+from fedekd import methods, metrics
 from fedekd.engines.job import Training
 from fedekd.errors import FedekdError, unknown
 from fedekd.runs.plan import make_cells
@@ -43,7 +43,7 @@ class Candidate:
     value: tuple[float, ...]
 
     def mean(self, by: str) -> float:
-        return float(np.mean(getattr(self, by)))
+        return metrics.mean(getattr(self, by))
 
     def text(self) -> str:
         return ", ".join(f"{name}={value}" for name, value in self.changes)
@@ -60,6 +60,8 @@ class Tuning:
     failed: Mapping[str, str]
     """By candidate: why it has no result."""
     folder: Path
+    tested: str = ""
+    """Why rows that were validated here are tested by the seeds to report, where that is so."""
 
     @property
     def best(self) -> Candidate:
@@ -68,6 +70,7 @@ class Tuning:
     def behind(self, candidate: Candidate) -> tuple[float, float]:
         """How far a candidate lies from the best, and the standard error of that over seeds."""
         apart = np.subtract(getattr(candidate, self.by), getattr(self.best, self.by))
+        apart = apart[np.isfinite(apart)]  # a metric may not be defined on a seed's validation rows
         error = apart.std(ddof=1) / math.sqrt(len(apart)) if len(apart) > 1 else math.nan
         return float(apart.mean()), float(error)
 
@@ -91,6 +94,8 @@ class Tuning:
         rows = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
         counted = f"{len(self.seeds)} seed{'s' * (len(self.seeds) > 1)}"
         notes = [f"means over clients and {counted}, of validation rows alone; ±: one standard error over seeds"]
+        if self.tested:
+            notes.append(f"some of these rows are test rows of the seeds to report: {self.tested}")
         notes += [f"{name} has no result: {reason}" for name, reason in self.failed.items()]
         return "\n".join([row.rstrip() for row in rows] + notes)
 
@@ -137,16 +142,25 @@ def tune(
     for (changes, _), own in zip(candidates, keys, strict=True):
         lacking = [reasons.get(key, "it was not run") for key in own if key not in records]
         candidate = _candidate(changes, [records[key] for key in own if key in records])
-        if lacking or not np.isfinite([candidate.loss, candidate.value]).all():
+        if lacking or not np.isfinite(candidate.loss).all():
             failed[candidate.text()] = lacking[0] if lacking else "its clients have no validation rows, or diverged"
         else:
             ranking.append(candidate)
+    if by == "value" and any(math.isnan(candidate.mean(by)) for candidate in ranking):
+        raise FedekdError("the metric is not defined on any client's validation rows; rank by loss, or more seeds")
     if not ranking:
         raise FedekdError(f"nothing to rank: {next(iter(failed.values()))}")
     first = outcome.records[0]
     higher = by == "value" and METRICS[first["metric"]].higher_is_better
     ranking.sort(key=lambda one: one.mean(by), reverse=higher)
-    return Tuning(method, first["metric"], by, tuned, tuple(ranking), failed, outcome.folder)
+    tested = "" if report_seeds is None else _tested(study.grid[0])
+    return Tuning(method, first["metric"], by, tuned, tuple(ranking), failed, outcome.folder, tested)
+
+
+def _tested(settings: Settings) -> str:
+    if settings.folds is not None:
+        return "with folds, every row is tested once"
+    return "" if settings.split_seed is not None else "each seed splits the rows anew; add --split-seed 0 to both"
 
 
 def _combinations(method: str, grid: Mapping[str, Sequence[Any]]) -> list[tuple[Change, ...]]:
@@ -210,8 +224,9 @@ def _candidate(changes: tuple[Change, ...], records: Sequence[Record]) -> Candid
 
 
 def _means(record: Record) -> tuple[float, float]:
-    """Validation loss and metric over those clients that have validation rows, each counting alike."""
+    """Validation loss and metric over those clients that have validation rows, each counting alike; the metric over
+    those on whose rows it is defined."""
     known = [client for client in record["clients"] if "val_loss" in client]
     if not known:
         return math.nan, math.nan
-    return tuple(float(np.mean([client[name] for client in known])) for name in ("val_loss", "val"))  # type: ignore
+    return float(np.mean([client["val_loss"] for client in known])), metrics.mean(client["val"] for client in known)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
 
 from fedekd.report.html.chart import (
     MOST,
@@ -45,7 +44,7 @@ def _place(harm: float) -> float:
 
 def _row(client: ClientTransfer, data: RunData) -> Row:
     f, verdict, floor = data.scale.factor, client.verdict, data.floor(client.client, client.seeds)
-    alone, value = (f * fmean(one.value for one in some) for some in (client.alone, client.joined))
+    alone, value = (f * value for value in client.values)
     gain = f * client.parts["gain"]
     low, high = (f * verdict.low, f * verdict.high) if verdict and math.isfinite(verdict.low) else (None, None)
     return {

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from fedekd import metrics, verdicts
@@ -142,7 +141,7 @@ def _gap(pairs: Sequence[tuple[str, int, Record, Record]], label: str, unit: Uni
     """The mean difference of a method, and its interval where there are several seeds."""
     gaps = [b["mean"] - a["mean"] for name, _, a, b in pairs if name == label]
     found = metrics.paired_interval(gaps)
-    return unit.delta(fmean(gaps)), " to ".join(unit.delta(x) for x in found) if found else ""
+    return unit.delta(metrics.mean(gaps)), " to ".join(unit.delta(x) for x in found) if found else ""
 
 
 def _means(two: TwoRuns, pairs: Sequence[tuple[str, int, Record, Record]]) -> str:

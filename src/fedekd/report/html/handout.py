@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from statistics import fmean
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
@@ -140,7 +139,7 @@ def _clients(data: RunData, site: str) -> dict[str, ClientTransfer]:
 def _line(label: str, client: ClientTransfer) -> Line:
     verdict = client.verdict
     assert verdict is not None
-    alone, joined = (fmean(one.value for one in some) for some in (client.alone, client.joined))
+    alone, joined = client.values
     return Line(label, alone, joined, client.parts["gain"], (verdict.low, verdict.high), verdict.state)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from statistics import fmean
 
 from fedekd.report.html.recommendation import what_sites_should_do, which_method
 from fedekd.report.html.run_data import RunData
@@ -68,7 +67,7 @@ def _average(unit: Unit, mean: float, label: str, alone: str) -> str:
 
 def _change(unit: Unit, client: ClientTransfer) -> str:
     percent = " %" if unit.percent else ""
-    alone, value = (unit.value(fmean(one.value for one in some)) for some in (client.alone, client.joined))
+    alone, value = map(unit.value, client.values)
     return f"{unit.name} {alone}{percent} alone ({alone_label(client)}), {value}{percent} with the method"
 
 

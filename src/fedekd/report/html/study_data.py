@@ -46,7 +46,7 @@ class StudyData:
             return None
         scale = self.scales[self.study.task[column]]
         deltas = [scale.factor * run["avg_delta"] for run in runs]
-        mean = sum(deltas) / len(deltas)
+        mean = metrics.mean(deltas)
         interval = metrics.paired_interval(deltas)
         return {
             "mean": mean,

@@ -42,7 +42,8 @@ def datasets(data: StudyData, task: str) -> list[str]:
 def dots(data: StudyData, task: str, dataset: str, number: int) -> Chart:
     scale = data.scales[task]
     own = (dataset, None) in data.study.task  # sites of its own, whatever α is chosen
-    rows = {variant(a): dot_rows(data, dataset, None if own else alpha) for a, alpha in enumerate(data.alphas)}
+    rows = {variant(a): dot_rows(data, dataset, alpha) for a, alpha in enumerate(data.alphas)}
+    rows = {variant(): dot_rows(data, dataset, None)} if own else rows
     theirs = any(row["paper"] is not None for group in rows.values() for row in group)
     columns = [
         ChartColumn("method", "method"),
@@ -104,7 +105,7 @@ def dots(data: StudyData, task: str, dataset: str, number: int) -> Chart:
         spec,
         columns,
         rows,
-        ("alpha",),
+        () if own else ("alpha",),
         half=True,
         name=f"results-{dataset}",
         empty="No runs with this α.",
