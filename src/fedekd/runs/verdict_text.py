@@ -22,8 +22,8 @@ PARTS = {"delta": "Δ against Local", "recipe": "recipe", "federation": "federat
 CAN_SHOW = "Can show: the smallest difference that the test rows would reveal four times in five."
 LOWEST = "the round of the lowest validation loss"
 DRAWN = (
-    "Among so many clients those alone, too, trained only in the rounds in which they were drawn. A site by itself "
-    "trains in every round, so this flatters joining."
+    "With so many clients, training alone too took place only in the rounds in which a client was drawn. A site by "
+    "itself trains in every round, so this flatters joining."
 )
 NO_ROWS = "these records do not hold the test rows that a verdict needs: it is by sign alone"
 
