@@ -54,7 +54,7 @@ def test_the_demo_reports_three_sites_and_stops_everything(folder: Path) -> None
         assert 1 < alone <= 100, "in percent, as `fedekd run` shows it"
         assert delta == pytest.approx(joined - alone, abs=0.151)
     assert "3 sites share a verdict: " in done.stdout
-    assert "1 rounds of fedekd" in done.stdout
+    assert "1 round of fedekd" in done.stdout
     assert processes(folder) == []
 
 

@@ -250,7 +250,7 @@ def test_a_site_logs_what_it_does(tmp_path, digits, schema, caplog):
     report = json.loads(own.read_text())
     agreed, joined, terms, *rest = caplog.messages
     assert agreed.startswith("agreed to the first schema and terms offered: ")
-    assert joined == f"federation {FEDERATION}: joined for 1 rounds of fedavg"
+    assert joined == f"federation {FEDERATION}: joined for 1 round of fedavg"
     assert '"fedavg"' in terms
     numbers = (
         "alone {local:.4g}, with the federation {value:.4g}, difference {delta:+.4g} (95 %: {low:+.4g} to {high:+.4g})"

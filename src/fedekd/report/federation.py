@@ -10,7 +10,7 @@ from fedekd.report.tables import Column, print_columns
 from fedekd.runs.federation_report import SECURE, SUMS, FederationReport, SiteReport, SiteRow
 from fedekd.runs.findings import listed
 from fedekd.runs.verdict_text import STATES, chosen, counted, site_menu
-from fedekd.units import Unit, duration, volume
+from fedekd.units import Unit, count, duration, volume
 
 KEPT = "kept"  # shown for a number that its site does not share
 AWAY = "no answer"  # for a site that was away at the end
@@ -26,7 +26,7 @@ def print_report(console: Console, report: FederationReport) -> None:
     for name, budget in report.budgets().items():
         console.print(f"{name}: {budget}")
     traffic = f"{volume(report.bytes_up)} up, {volume(report.bytes_down)} down"
-    console.print(f"{report.rounds} rounds of {report.method}, {traffic}, {duration(report.seconds)}")
+    console.print(f"{count(report.rounds, 'round')} of {report.method}, {traffic}, {duration(report.seconds)}")
     if report.aggregation == SECURE:
         view = report.server_view
         console.print(f"the server saw {view['saw']}; it checked {view['checked']}")

@@ -33,6 +33,7 @@ from fedekd.flower.site.pins import MOST, Pins
 from fedekd.flower.site.results import compared, verified
 from fedekd.flower.site.trainer import SiteTrainer
 from fedekd.runs.federation_report import SIGNED
+from fedekd.units import count
 
 log = logging.getLogger("fedekd.site")
 
@@ -112,7 +113,7 @@ def _joined(site: SiteSettings, request: Payload, pins: Pins) -> Payload:
     layout = work.try_out(asked.layouts)  # all that a visit needs, before it is promised
     with failing(StatusCode.STATE):
         write_text(kept, json.dumps({**agreement, "rows": work.rows, "layouts": layout, "offer": offer.fingerprint}))
-    log.info("federation %s: joined for %d rounds of %s", folder.name, terms.rounds, terms.method)
+    log.info("federation %s: joined for %s of %s", folder.name, count(terms.rounds, "round"), terms.method)
     log.info("its terms: %s", terms.text())
     return Payload({"code": int(StatusCode.DONE), "name": site.name, **versions.own()})
 
