@@ -140,6 +140,17 @@ def test_a_real_site_with_few_test_rows_has_no_interval(tmp_path):
     assert "+5.0 n/a undecided" in " ".join(Outline(page.read_text(encoding="utf-8")).words)
 
 
+def test_a_real_sites_page_has_its_other_metrics(tmp_path):
+    scores = {
+        "alone": {"accuracy": 0.85, "nll": 0.5, "auroc": None},
+        "joined": {"accuracy": 0.9, "nll": 0.4, "auroc": 0.8},
+    }
+    folder, page = real_site(tmp_path / "north", scores=scores), tmp_path / "north.html"
+    assert main(["report", str(folder), "--out", str(page)]) == 0
+    words = " ".join(Outline(page.read_text(encoding="utf-8")).words)
+    assert "The verdict is not about these. metric alone with the method AUROC in % n/a 80.0 NLL 0.5000 0.4000" in words
+
+
 def test_of_a_real_federation_no_page_is_made_by_name(tmp_path, capsys):
     folder = real_site(tmp_path / "north")
     assert main(["report", str(folder), "--site", "north"]) == 2

@@ -7,7 +7,7 @@ from collections import Counter
 from rich.console import Console
 
 from fedekd.report.tables import Column, print_columns
-from fedekd.runs.federation_report import SECURE, SUMS, FederationReport, SiteReport, SiteRow
+from fedekd.runs.federation_report import SECURE, SUMS, FederationReport, SiteReport, SiteRow, other_metrics
 from fedekd.runs.findings import listed
 from fedekd.runs.verdict_text import STATES, chosen, counted, site_menu
 from fedekd.units import Unit, count, duration, volume
@@ -98,5 +98,7 @@ def own_numbers(own: SiteReport) -> str:
     told = [(name, own.get(name)) for name in ("recipe", "federation", "gain")]
     shown = ", ".join(f"{name} {report.unit.delta(x)}" for name, x in told if isinstance(x, float))
     seen = [f"the server saw {SUMS}"] if own.get("aggregation") == SECURE else []
-    lines = [*advice, *site_menu(own), line, *([shown] if shown else []), *report.budgets().values(), *seen]
+    others = [f"{name} {alone} and {joined}" for name, alone, joined in other_metrics(own)]
+    also = [f"not judged, alone and with the federation: {', '.join(others)}"] if others else []
+    lines = [*advice, *site_menu(own), line, *([shown] if shown else []), *also, *report.budgets().values(), *seen]
     return "\n  ".join([f"{own['name']}, {own['method']}", *lines])

@@ -13,7 +13,7 @@ from typing import Any, NotRequired, TypedDict, cast, get_type_hints
 from fedekd.errors import FedekdError
 from fedekd.settings import ChosenBy
 from fedekd.significance import holm
-from fedekd.units import Unit
+from fedekd.units import METRICS, Unit
 from fedekd.validation import Finite, Invalid, parse_json, validator
 from fedekd.verdicts import HARMED, HELPED, LEVEL, STATES, UNDECIDED
 
@@ -58,6 +58,13 @@ class MenuEntry(TypedDict):
     label: str
 
 
+class SiteScores(TypedDict):
+    """Every metric of the task on the test rows, at the rounds of the verdict; None where it is not defined on them."""
+
+    alone: dict[str, float | None]
+    joined: dict[str, float | None]
+
+
 class SiteVerdict(TypedDict):
     """The verdict on the method against the best alone, each at the round that validation rows prefer."""
 
@@ -90,6 +97,21 @@ class SiteReport(TypedDict):
     menu: NotRequired[list[MenuEntry]]
     chosen_by: NotRequired[ChosenBy]
     verdict: NotRequired[SiteVerdict]
+    scores: NotRequired[SiteScores]
+
+
+def other_metrics(own: SiteReport) -> list[tuple[str, str, str]]:
+    """By metric, its name and what the best alone and the federation's model reach: those that no verdict is about."""
+    if "scores" not in own:
+        return []
+    alone, joined = own["scores"]["alone"], own["scores"]["joined"]
+    found = []
+    for name in (name for name in METRICS if name in alone and name in joined and name != own["metric"]):
+        pair = [math.nan if x is None else x for x in (alone[name], joined[name])]
+        unit = Unit.of([{"metric": name, "clients": [{"local": pair[0]}]}])
+        values = ["n/a" if math.isnan(x) else unit.value(x) for x in pair]
+        found.append((unit.titled, values[0], values[1]))
+    return found
 
 
 class RefusedAnswer(TypedDict):

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from fedekd import scores
 from fedekd.engines.client import Client
 from fedekd.flower.protocol.codes import StatusCode, failing
 from fedekd.flower.protocol.terms import Terms
@@ -64,6 +65,8 @@ def _finish(
     judged = _judged(method, client, value, alone, menu, joined, by)
     whole = {"name": site.name, "method": method, "metric": metric, **own, **sure, **judged.told(), "privacy": privacy}
     whole |= {"aggregation": terms.aggregation, "chosen_by": by}
+    with rounds.taken(client, joined), menu.taken(judged.menu[judged.best.label][0]) as alone_model:
+        whole["scores"] = {"alone": _scores(alone_model), "joined": _scores(client)}
     with failing(StatusCode.STATE):
         write_text(folder / "report.json", json.dumps(whole, indent=1) + "\n")
 
@@ -149,6 +152,13 @@ def _interval(client: Client, local: Client) -> tuple[float, float] | None:
     assert pair is not None
     (verdict,) = judge([pair])
     return (verdict.low, verdict.high) if math.isfinite(verdict.low) else None
+
+
+def _scores(client: Client) -> dict[str, float | None]:
+    """Every metric of the task on the test rows; None where it is not defined on them."""
+    answered = client.measure().answers("test")
+    found = {score.name: score.of(answered) for score in scores.of_task(client.task.name)}
+    return {name: x if math.isfinite(x) else None for name, x in found.items()}
 
 
 def _test_rows(client: Client) -> np.ndarray:

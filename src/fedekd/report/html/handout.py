@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
@@ -16,7 +17,7 @@ from fedekd.report.html.clients import gain_title
 from fedekd.report.html.render import asset, environment
 from fedekd.report.html.run_data import RunData
 from fedekd.report.html.words import between
-from fedekd.runs.federation_report import SECURE, SUMS, SiteReport, budgets
+from fedekd.runs.federation_report import SECURE, SUMS, SiteReport, budgets, other_metrics
 from fedekd.runs.transfer import ClientTransfer
 from fedekd.runs.verdict_text import JOIN, STATES, STAY, advice_by_client, chosen, independence, site_menu
 from fedekd.settings import ChosenBy
@@ -79,7 +80,7 @@ def render_own(own: SiteReport, federation: str, day: str) -> str:
     held = f"{name} has {_rows(own)}."
     return _page(
         name, name, verdict["recommendation"], verdict["reason"], [line], unit, _compared(unit, together, alone), held,
-        facts,
+        facts, other_metrics(own),
     )  # fmt: skip
 
 
@@ -93,6 +94,7 @@ def _page(
     about: str,
     held: str,
     facts: str,
+    others: Sequence[tuple[str, str, str]] = (),
 ) -> str:
     percent = ", %" if unit.percent else ""
     title = {JOIN: f"{first} should join", STAY: f"{first} should stay alone"}
@@ -108,6 +110,7 @@ def _page(
             chart=Markup(_chart(MetricScale(unit), lines)),
             heads=["method", f"alone{percent}", f"with the method{percent}", "gain", "95 % interval", "verdict"],
             rows=[_row(unit, line) for line in lines],
+            others=others,
             meaning=[(STATES[state], words) for state, words in MEANING.items()],
             held=held,
             facts=facts,
