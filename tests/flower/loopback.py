@@ -96,11 +96,11 @@ class Loopback:
                 found.append(int(folder.name))
         return found
 
-    def kill(self, name: str, containing: str) -> None:
+    def kill(self, name: str, containing: str, with_signal: int = signal.SIGKILL) -> None:
         victims = self.processes(name, containing)
         assert victims, f"{name} has no {containing}\n{self.told()}"
         for pid in victims:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, with_signal)
 
     def stop(self) -> None:
         """By force, as Flower takes five seconds to end on request. What they have started ends with them."""

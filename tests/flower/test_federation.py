@@ -5,6 +5,7 @@ Each run costs a minute or so, so each shows several things at once.
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -100,14 +101,15 @@ def traces(array: np.ndarray, sent: bytes, least: int = 4) -> bool:
 
 def test_kills_cost_no_finished_round(town) -> None:
     """A site with all its processes and the SuperLink are killed in one visit; the same commands go on to the end."""
-    here, names = town(min_sites=2), ["north", "south"]
+    here, names, visits = town(min_sites=2, rounds=5), ["north", "south"], 6
     for name in names:
         here.site(name, alone="plain")
     here.start("server", *names)
-    here.wait(lambda: "visit 1 of 3" in here.log(), 150, "first visit")
+    here.wait(lambda: f"visit 1 of {visits}" in here.log(), 150, "first visit")
+    here.kill("south", "", signal.SIGSTOP)  # so that the visits do not end before all is killed
     told = server_status(here.folder / "server" / "server.toml")
     assert (told["running"], told["complete"], told["problems"]) == (True, False, [])
-    assert "of 3 visits are done" in federation_text(here.state)
+    assert f"of {visits} visits are done" in federation_text(here.state)
     told = site_status(here.file("north"))
     assert (told["running"], told["connected"], told["problems"]) == (True, True, [])
     here.kill("south", "")
@@ -117,9 +119,9 @@ def test_kills_cost_no_finished_round(town) -> None:
     here.start("south")
     report = here.finish(420)
     assert report["complete"]
-    assert report["counted"] == [names] * 3
+    assert report["counted"] == [names] * visits
     assert "going on after" in here.log()
     told = server_status(here.folder / "server" / "server.toml")
-    assert (told["running"], told["complete"], told["federation"]["done"]) == (False, True, 3)
-    assert {one["counted"] for one in told["federation"]["sites"].values()} == {3}
+    assert (told["running"], told["complete"], told["federation"]["done"]) == (False, True, visits)
+    assert {one["counted"] for one in told["federation"]["sites"].values()} == {visits}
     here.equals_the_simulation(report, *names)
