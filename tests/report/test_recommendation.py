@@ -12,6 +12,7 @@ from fedekd.runs.results import load
 from fedekd.runs.transfer import analyse
 from fedekd.units import Unit
 
+POINTS = Unit("accuracy", 1)
 RECORDED = Path(__file__).parents[1] / "recorded" / "v0.1" / "whole"
 
 
@@ -65,6 +66,36 @@ def test_the_best_of_many_that_give_nothing_is_rarely_recommended(record):
         assert first.startswith("Use ") or "clearly better than training alone" in first
         assert ("over all 10 methods here that may be chance" in first) <= (not first.startswith("Use "))
     assert named <= 4
+
+
+def test_the_best_of_many_is_rarely_clearly_better_than_one_of_them(record):
+    """Any pair of methods could have been the one that is furthest apart."""
+    draw, said, draws = np.random.default_rng(1), 0, 150
+    for _ in range(draws):
+        records = []
+        for seed in range(5):
+            records.append(record("local", seed=seed))
+            records += [record(f"m{k}", [draw.normal(0, 0.02)] * 2, seed=seed) for k in range(15)]
+        said += any(" is clearly better than m" in line for line in which_method(analyse(records), POINTS))
+    assert said <= 0.05 * draws
+
+
+def test_seeds_without_the_metric_do_not_count(record):
+    whole = analyse(
+        [
+            record(name, [delta + 0.002 * seed] * 6, seed=seed, rows=300)
+            for seed in range(10)
+            for name, delta in (("local", 0.0), ("fedekd", 0.02))
+        ]
+    )
+    first, *_ = which_method(whole, POINTS)
+    assert "paired over 10 seeds" in first
+    for client in whole[0].clients:
+        for seed, parts in zip(client.seeds, client.by_seed, strict=True):
+            if seed >= 3:
+                parts["gain"] = float("nan")
+    first, *_ = which_method(whole, POINTS)
+    assert "paired over 3 seeds" in first
 
 
 def test_of_a_real_run_the_better_method_is_named():

@@ -36,9 +36,10 @@ def which_method(methods: Sequence[MethodTransfer], unit: Unit) -> list[str]:
             f"{signed(gain, unit)}{rows}."
         )
     else:
-        sure = f"{lower}95 % interval {between(interval, unit)}, paired over {len(best.seeds)} seeds"
+        count = len(best.by_seed("gain"))
+        sure = f"{lower}95 % interval {between(interval, unit)}, paired over {count} seeds"
         together = f"; over all {len(known)} methods here that may be chance" if unit.direction(interval) > 0 else ""
-        if _clearly(interval, len(best.seeds), len(known), unit):
+        if _clearly(interval, count, len(known), unit):
             first = f"Use {best.label}: its mean gain over {alone} is {signed(gain, unit)} ({sure})."
         else:
             first = (
@@ -47,7 +48,8 @@ def which_method(methods: Sequence[MethodTransfer], unit: Unit) -> list[str]:
             )
     harmed = best.states.get(HARMED, 0)
     lines = [first + (f" {best.label} has {harmed} {STATES[HARMED]}." if harmed else "")]
-    return [*lines, *(line for other in others if (line := _against(best, other, unit, len(others))))]
+    pairs = len(known) * len(others) // 2  # any of them could have been the one that looks best
+    return [*lines, *(line for other in others if (line := _against(best, other, unit, pairs)))]
 
 
 def _clearly(interval: tuple[float, float], seeds: int, comparisons: int, unit: Unit) -> bool:
