@@ -10,6 +10,8 @@ import numpy as np
 from fedekd.dataset import Dataset
 from fedekd.errors import FedekdError
 
+TOO_MANY_ALONE = 1_000  # clients: from here on training all of them alone in every round would take too long
+
 
 @dataclass(frozen=True, eq=False)
 class Split:

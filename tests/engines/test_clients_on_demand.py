@@ -24,7 +24,7 @@ NAMES = ["fedavg", "ditto", "scaffold", "fedekd", "second-opinion", "fedrep", "k
 @pytest.fixture(autouse=True)
 def twins_are_drawn_too(monkeypatch):
     """As where there are very many clients."""
-    monkeypatch.setattr("fedekd.engines.job.MANY", CLIENTS)
+    monkeypatch.setattr("fedekd.engines.job.TOO_MANY_ALONE", CLIENTS)
 
 
 @pytest.fixture(scope="module")

@@ -202,15 +202,14 @@ def test_public_rows_without_labels(digits):
 
 
 def test_a_client_that_was_never_there_must_be_able_to_answer(images):
-    late = with_steps(
-        Remember(lambda b: {"late": b.counts.sum()}),
-        train,
-        predict=lambda self, b: b.outputs["private"] * b.memory["late"],
-    )
-    assert rehearse(job(images, late)) == [[], []]
+    steps = Remember(lambda b: {"late": b.counts.sum()}), train
+    reads = {"predict": lambda self, b: b.outputs["private"] * b.memory["late"]}
+    late = with_steps(*steps, Exchange("private"), **reads)
+    rehearse(job(images, late))
     with pytest.raises(FedekdError) as error:
         rehearse(job(images, late, participation=0.5))
     one_line(error, "never there", "memory['late']")
+    assert rehearse(job(images, with_steps(*steps, **reads), participation=0.5)) == [[], []], "alone it always is there"
 
 
 # --- methods that are right -----------------------------------------------------------------------------------

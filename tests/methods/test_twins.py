@@ -86,12 +86,13 @@ def test_who_trains_alone_does_not_wait_to_be_drawn(images, name):
 
 
 def test_of_very_many_those_alone_are_drawn_too(images, monkeypatch):
-    one = job(images, methods.get("local"), participation=0.34)
-    every, key = trained(one), run_key(one, "")
-    monkeypatch.setattr("fedekd.engines.job.MANY", len(images.clients))
+    one, other = (job(images, methods.get(name), participation=0.34) for name in ("local", "fedavg"))
+    every, key, of_other = trained(one), run_key(one, ""), run_key(other, "")
+    monkeypatch.setattr("fedekd.engines.job.TOO_MANY_ALONE", len(images.clients))
     few = job(images, methods.get("local"), participation=0.34)
     assert not all(same(a, b) for a, b in zip(every.clients, trained(few).clients, strict=True))
     assert run_key(few, "") != key
+    assert run_key(other, "") != of_other, "its record holds Δ against Local"
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])

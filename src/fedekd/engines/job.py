@@ -20,7 +20,7 @@ from fedekd import models
 from fedekd.dataset import Dataset
 from fedekd.errors import FedekdError, unknown
 from fedekd.exchange import exchanges
-from fedekd.federation import Federation
+from fedekd.federation import TOO_MANY_ALONE, Federation
 from fedekd.methods.base import Method, Train
 from fedekd.tasks import Task, make_task
 
@@ -28,7 +28,6 @@ BINS = 20
 MOMENTUM = {"sgd": 0.0, "momentum": 0.9}
 SERVER = 2**32 - 1  # its number in the random streams, where it trains a model itself
 PRECISIONS = ("fp32", "tf32", "bf16")
-MANY = 1_000  # clients, from which on it would take too long to train all of them alone in every round
 CPUINFO = Path("/proc/cpuinfo")
 Advance = Callable[[int, str, int], None]  # (round, client, samples trained on)
 
@@ -100,7 +99,11 @@ class Job:
     def participation(self) -> float:
         """The share of the clients that train in a round. Who trains alone is not drawn, and trains in all of them."""
         alone = self.method.twin == "alone" or not exchanges(self.method, self.training.rounds)
-        return 1.0 if alone and len(self.federation.clients) < MANY else self.training.participation
+        return 1.0 if alone and not self.alone_is_drawn else self.training.participation
+
+    @property
+    def alone_is_drawn(self) -> bool:
+        return len(self.federation.clients) >= TOO_MANY_ALONE
 
     def factory(self, role: str) -> models.Factory:
         return self.private if role == "private" else self.proxy

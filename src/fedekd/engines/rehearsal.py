@@ -69,7 +69,8 @@ def rehearse(job: Job) -> list[list[ExchangeCost]]:
     own_models = any(models.takes_client(make) for make in (job.private, job.proxy))
     clients = len(federation.clients) if own_models else min(CLIENTS, len(federation.clients))
     about = (dataset.x.shape[1:], dataset.outputs, dataset.task, public, clients, training.rounds)
-    key = (type(job.method), job.method, job.private, job.proxy, about, training.participation < 1, training.combine)
+    seldom = training.participation < 1, job.alone_is_drawn
+    key = (type(job.method), job.method, job.private, job.proxy, about, seldom, training.combine)
     costs = once(_KNOWN, key, lambda: _rehearse(job))
     lone = lone_row(job)
     if lone is not None:
@@ -80,7 +81,7 @@ def rehearse(job: Job) -> list[list[ExchangeCost]]:
 def traffic(job: Job) -> int:
     """Bytes that all clients send and receive in the whole run, if none is absent."""
     each = sum(cost.up + cost.down for costs in rehearse(job) for cost in costs)
-    return round(each * len(job.federation.clients) * job.training.participation)
+    return round(each * len(job.federation.clients) * job.participation)
 
 
 def _rehearse(job: Job) -> list[list[ExchangeCost]]:
@@ -206,7 +207,7 @@ class _Rehearsal:
         step_checks.check_steps(self.real, steps)
         with client.personalised():
             client.check_answer()
-        if self.real.training.participation < 1:
+        if self.real.participation < 1:
             stranger = self._client(0, 0)
             try:
                 with stranger.personalised():

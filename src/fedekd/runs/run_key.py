@@ -34,8 +34,8 @@ def run_key(job: Job, data_checksum: str) -> str:
         "training": {name: value for name, value in training.items() if (name, value) not in NEWER.items()},
         "models": [architecture(job, role) for role in ("private", "proxy")],
     }
-    if job.participation != job.training.participation:  # before, who trains alone was drawn too
-        identity["participation"] = job.participation
+    if job.training.participation < 1 and not job.alone_is_drawn:
+        identity["alone"] = "every round"  # before, those that train alone were drawn too, and Δ was against that
     return hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 

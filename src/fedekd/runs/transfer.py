@@ -25,13 +25,14 @@ from typing import Any
 import numpy as np
 
 from fedekd import metrics, verdicts
+from fedekd.federation import TOO_MANY_ALONE
 from fedekd.runs import row_results
 from fedekd.runs.aggregate import shared_settings
 from fedekd.runs.choosing import Option, best_on_validation, choice_of, chooses_rounds, option
 from fedekd.runs.folds import end_to_end, fold_of, same_clients
 from fedekd.runs.records import Record
 from fedekd.runs.row_results import compared, groups_of
-from fedekd.settings import MANY, ChosenBy
+from fedekd.settings import ChosenBy
 from fedekd.units import describe
 from fedekd.verdicts import Comparison, Verdict
 
@@ -346,7 +347,7 @@ def _method(
         chooses_rounds(first),
         chosen_by,
         first["partition"].get("folds"),
-        first["params"].get("participation", 1.0) < 1 and len(first["clients"]) >= MANY,
+        first["params"].get("participation", 1.0) < 1 and len(first["clients"]) >= TOO_MANY_ALONE,
     )
 
 
