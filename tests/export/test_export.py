@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors import safe_open
@@ -236,6 +238,20 @@ def test_no_models_kept(tmp_path: Path) -> None:
 
 
 # Models of one's own
+
+
+def test_the_column_that_names_rows_is_no_input(progress: Trained, tmp_path: Path) -> None:
+    """Also where the model was trained on columns without names, and takes a table's as they stand."""
+    nameless = train(tmp_path / "out", replace(progress.dataset, columns=()), rounds=1)
+    export(nameless.folder, "1", tmp_path / "m.safetensors")
+    rows = saved(nameless, 1, tmp_path / "rows.npz")
+    assert not read_metadata(tmp_path / "m.safetensors").columns
+    frame = pd.DataFrame(np.load(rows)["x"])
+    frame.insert(0, "patient", [f"p{k}" for k in range(len(frame))])
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    found = predict(tmp_path / "m.safetensors", tmp_path / "rows.csv", named_by="patient")
+    np.testing.assert_allclose(found.values, predict(tmp_path / "m.safetensors", rows).values, rtol=1e-5)
+    assert next(iter(found.rows()))["row"] == "p0"
 
 
 @pytest.fixture(scope="module")

@@ -82,7 +82,8 @@ def _table(path: Path, metadata: ModelMetadata, named_by: str | None) -> InputRo
     if named_by is not None and named_by not in frame.columns:
         raise unknown(f"column of {path}", named_by, frame.columns)
     names = [str(row + 1) for row in range(len(frame))] if named_by is None else [*frame[named_by].fillna("")]
-    columns = metadata.columns or tuple(frame.columns)  # trained without names: the columns as they stand
+    as_they_stand = tuple(column for column in frame.columns if column != named_by)
+    columns = metadata.columns or as_they_stand  # of a model trained without names
     text = {column: _categories(column, columns) for column in frame.columns if column not in columns}
     text = {column: known for column, known in text.items() if known}
     flags = {} if metadata.fill is None else {flag_name(c): c for c in frame.columns if flag_name(c) in columns}
