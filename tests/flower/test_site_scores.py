@@ -10,6 +10,7 @@ pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
 
 from village import federate, make_server, schema_of, write_sites
 
+from fedekd import scores
 from fedekd.report.federation import own_numbers
 from fedekd.runs.federation_report import site_report
 from fedekd.scores import of_task
@@ -32,5 +33,17 @@ def test_they_are_of_the_models_of_the_verdict(tmp_path, request, data):
         other = {"accuracy": "AUROC", "rmse": "MAE"}[own["metric"]]
         assert other in own_numbers(own)
         assert "not judged" in own_numbers(own)
-    shared = json.dumps(json.loads((server.state / "report.json").read_text()))
-    assert not any(score.name in shared for score in of_task(task) if score.name != own["metric"])
+        sent = json.loads((site.state / "audit.jsonl").read_text().splitlines()[-1])
+        assert not {score.name for score in of_task(task)} & set(json.dumps(sent).replace('"', " ").split())
+
+
+def test_what_no_verdict_is_about_costs_a_site_nothing(tmp_path, digits, monkeypatch, caplog):
+    monkeypatch.setitem(scores.SCORES, "auroc", scores.Score("auroc", lambda rows: 1 / 0))
+    sites = write_sites(tmp_path, digits, alone="plain")
+    federate(make_server(tmp_path, rounds=1, epochs=1), schema_of(digits), sites)
+    (folder,) = (path.parent for path in sites[0].state.glob("*/report.json"))
+    own = site_report(folder)
+    assert "scores" not in own
+    assert "verdict" in own
+    assert "other metrics than the accuracy could not be taken: division by zero" in caplog.text
+    assert "not judged" not in own_numbers(own)

@@ -114,7 +114,7 @@ def real_site(folder, **changes):
 
 
 def test_a_real_site_has_such_a_page_of_its_own(tmp_path, capsys):
-    folder, page = real_site(tmp_path / "north"), tmp_path / "north.html"
+    folder, page = real_site(tmp_path / "north", group="mrn"), tmp_path / "north.html"
     assert main(["report", str(folder), "--out", str(page)]) == 0
     assert capsys.readouterr().out.strip() == str(page)
     words = " ".join(Outline(page.read_text(encoding="utf-8")).words)
@@ -124,7 +124,8 @@ def test_a_real_site_has_such_a_page_of_its_own(tmp_path, capsys):
         "chosen on its validation rows by loss",
         "1,200 training, 400 validation and 400 test rows",
         "fedekd 85.0 90.0 +5.0 +2.0 to +8.0 clearly helped",
-        "Federation 0123456789abcdef, ended ",
+        "Federation 0123456789abcdef, report of ",
+        "Test rows of one mrn count as one.",
         "Privacy of what left: epsilon 7.5 at delta 1e-05, for the sent models, end to end.",
         "The server saw only sums",
     ):

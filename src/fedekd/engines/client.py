@@ -356,6 +356,10 @@ class Client(ClientModels):
         """Its error on each sample of one split: see ``Task.errors``."""
         return self.task.errors(*self._answers(split))
 
+    def answers(self, split: str = "test") -> Tensor:
+        """Its target and prediction for each sample of one split: see ``Task.answers``."""
+        return self.task.answers(*self._answers(split))
+
     def measure(self, training_rows: int = 0) -> Measured:
         """``training_rows``: how many of them, at most, to tell the loss of; the same in every round."""
         with self.personalised():

@@ -96,6 +96,7 @@ class SiteReport(TypedDict):
     alone: NotRequired[BestAlone]
     menu: NotRequired[list[MenuEntry]]
     chosen_by: NotRequired[ChosenBy]
+    group: NotRequired[str | None]
     verdict: NotRequired[SiteVerdict]
     scores: NotRequired[SiteScores]
 

@@ -64,9 +64,12 @@ def _finish(
     by = cast("ChosenBy", site.chosen_by)
     judged = _judged(method, client, value, alone, menu, joined, by)
     whole = {"name": site.name, "method": method, "metric": metric, **own, **sure, **judged.told(), "privacy": privacy}
-    whole |= {"aggregation": terms.aggregation, "chosen_by": by}
-    with rounds.taken(client, joined), menu.taken(judged.menu[judged.best.label][0]) as alone_model:
-        whole["scores"] = {"alone": _scores(alone_model), "joined": _scores(client)}
+    whole |= {"aggregation": terms.aggregation, "chosen_by": by, "group": site.group}
+    try:
+        with rounds.taken(client, joined), menu.taken(judged.menu[judged.best.label][0]) as alone_model:
+            whole["scores"] = {"alone": _scores(alone_model), "joined": _scores(client)}
+    except Exception as error:  # no verdict is about them, so that they cost the site nothing
+        log.warning("other metrics than the %s could not be taken: %s", metric, error, exc_info=True)
     with failing(StatusCode.STATE):
         write_text(folder / "report.json", json.dumps(whole, indent=1) + "\n")
 
@@ -156,7 +159,7 @@ def _interval(client: Client, local: Client) -> tuple[float, float] | None:
 
 def _scores(client: Client) -> dict[str, float | None]:
     """Every metric of the task on the test rows; None where it is not defined on them."""
-    answered = client.measure().answers("test")
+    answered = client.answers().cpu().numpy()
     found = {score.name: score.of(answered) for score in scores.of_task(client.task.name)}
     return {name: x if math.isfinite(x) else None for name, x in found.items()}
 

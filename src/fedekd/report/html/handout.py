@@ -58,7 +58,7 @@ def render_handout(data: RunData, site: str) -> str:
 
 
 def render_own(own: SiteReport, federation: str, day: str) -> str:
-    """The same page of a real site, from what it keeps of a federation: ``day`` is that of its end."""
+    """The same page of a real site, from what it keeps of a federation: ``day`` is that of the file."""
     missing = [part for part in ("verdict", "joined", "alone", "gain", "n_val", "n_test") if part not in own]
     if missing:
         raise FedekdError(f"the report of federation {federation} is of an older fedekd and has no {missing[0]}")
@@ -67,8 +67,8 @@ def render_own(own: SiteReport, federation: str, day: str) -> str:
     interval = (math.nan, math.nan) if low is None or high is None else (low, high)
     line = Line(own["method"], own["alone"]["value"], own["joined"]["value"], own["gain"], interval, verdict["state"])
     said = [
-        f"Federation {federation}, ended {day}",
-        "Test rows are assumed independent, or patients where group in site.toml names their column",
+        f"Federation {federation}, report of {day}",
+        independence(own.get("group")),
         *site_menu(own),
         *(f"Privacy of what left: {one}" for one in budgets({name: own.get("privacy")}).values()),
         *([f"The server saw {SUMS}"] if own.get("aggregation") == SECURE else []),
