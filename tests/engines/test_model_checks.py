@@ -40,10 +40,16 @@ def drawn_elsewhere(shape, outputs):
     return module
 
 
+def deeper_each_time(shape, outputs):
+    layers = [nn.Linear(64, 64) for _ in range(next(COUNT) % 2)]
+    return nn.Sequential(nn.Flatten(), *layers, nn.Linear(64, outputs))
+
+
 COUNT = itertools.count()
 MODELS = {
     "is the same module each time": (lambda s, o: KEPT, "the same weights twice", "a new module each time"),
     "is drawn by chance of its own": (drawn_elsewhere, "begins with other weights each time", "draw them with torch"),
+    "has other layers each time": (deeper_each_time, "begins with other weights each time"),
     "too narrow": (lambda s, o: nn.Sequential(nn.Flatten(), nn.Linear(7, o)), "does not take rows of shape (1, 8, 8)"),
     "without weights": (lambda s, o: nn.Flatten(), "no weights to train"),
     "too many outputs": (lambda s, o: nn.Sequential(nn.Flatten(), nn.Linear(64, o + 1)), "(2, 11)", "(2, 10)"),

@@ -63,7 +63,7 @@ def test_every_report_says_what_each_site_chose_by(tmp_path, digits, made_up, ca
     report, out = read_report(server.state), io.StringIO()
     assert [one.get("chosen_by") for one in report.sites] == [None, "loss", None]
     print_report(Console(file=out, width=300), report)
-    said = f"{by_loss[1].name} chose the best alone on their validation rows {BY_LOSS}."
+    said = f"{by_loss[1].name} chose the best alone on its validation rows {BY_LOSS}."
     assert said in out.getvalue()
     assert said in federation_text(server.state).replace("&#39;", "'").replace("&#x27;", "'")
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from fedekd.engines import job
 from fedekd.runs import transfer
 from fedekd.runs.transfer import analyse
 from fedekd.runs.verdict_text import STATES, Advice, advice_by_client, advise, alone_label, caveats, counted, decided
@@ -43,7 +43,7 @@ SAME, OPEN = verdict(EQUIVALENT, 0.001, -0.01, 0.01), verdict(UNDECIDED, 0.03, -
         (
             [OPEN],
             "undecided",
-            "its 100 test rows can only show about 10.0 points or more; 2.0 points would take about 2,500",
+            "its 100 test rows can only show about 10.0 points or more; 2.0 points would take about 2,500 rows",
         ),
         (
             [verdict(UNDECIDED)],
@@ -89,14 +89,18 @@ def test_the_menu_says_who_cannot_choose_from_it() -> None:
 
 @pytest.mark.parametrize("menu", [(), ("local-smooth",)])
 def test_where_those_alone_are_drawn_too_it_says_so(menu: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert job.MANY == transfer.MANY, "who trains in every round, and of whom it is said"
     runs = [make_record(m, rows=50) for m in ("local", *menu, "fedekd")]
     clients = len(runs[0]["clients"])
     for share, many, said in ((0.5, clients, True), (0.5, clients + 1, False), (1.0, clients, False)):
-        monkeypatch.setattr(transfer, "MANY", many)
+        monkeypatch.setattr(transfer, "TOO_MANY_ALONE", many)
         for record in runs:
             record["params"]["participation"] = share
         assert ("flatters joining" in caveats(analyse(runs), POINTS)[0]) == said
+        without = deepcopy(runs)
+        for client in (client for run in without for client in run["clients"]):
+            del client["rows"]
+        assert not any(method.states for method in analyse(without))
+        assert ("flatters joining" in caveats(analyse(without), POINTS)[0]) == said, "without verdicts too"
 
 
 def test_the_headline() -> None:

@@ -58,6 +58,8 @@ def write_report(given: argparse.Namespace) -> None:
     state, own = server_state(folder), site_state(folder)
     if (state or own) and (given.chosen_by or given.best_of):
         raise FedekdError("a real site chooses when its federation ends, by chosen_by in its site.toml")
+    if (state or own) and given.thumbnails:
+        raise FedekdError("--thumbnails is for the page of a run: a real site's page shows no rows")
     if state is not None:
         print(write_federation(state, out, running=is_held(state)))
     elif own is not None:

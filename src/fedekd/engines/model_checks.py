@@ -65,7 +65,7 @@ def check_starts(job: Job, clients: Iterable[tuple[int, Mapping[str, nn.Module]]
             seen |= weights
             state = module.state_dict()
             first = known.setdefault((root, likes[root]), state)
-            if not all(torch.equal(t, first[name]) for name, t in state.items()):
+            if state.keys() != first.keys() or not all(torch.equal(t, first[name]) for name, t in state.items()):
                 raise FedekdError(
                     f"the {root} model factory begins with other weights each time, so methods could not be compared; "
                     "draw them with torch, whose seed is set"

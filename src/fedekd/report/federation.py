@@ -42,7 +42,8 @@ def verdicts(report: FederationReport) -> str:
 def by_loss(report: FederationReport) -> list[str]:
     """Which of the sites that share their verdict chose the best alone otherwise than is usual."""
     names = [name for site in report.sites if site.get("chosen_by") == "loss" and (name := site.get("name"))]
-    return [f"{listed(names)} chose the best alone {chosen('loss', 'their')}."] if names else []
+    whose = "its" if len(names) == 1 else "their"
+    return [f"{listed(names)} chose the best alone {chosen('loss', whose)}."] if names else []
 
 
 def by_interval(report: FederationReport) -> str:

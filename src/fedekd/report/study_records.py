@@ -23,8 +23,9 @@ from fedekd.units import Unit, count, usual_metric
 StudyColumn = tuple[str, float | None]  # dataset and alpha
 NAMED = 6  # methods in a note
 NOTHING_TO_CHOOSE = (
-    "--best-of: no method here has several configurations that validation rows can choose from; run one as it is and "
-    "with other parameters on the same seeds, with --alone menu (records without validation results do not count)"
+    "--best-of: no method here has several configurations that validation rows can choose from; run one with its "
+    "defaults and with other parameters on the same seeds, with --alone menu (records without validation results do "
+    "not count)"
 )
 
 

@@ -51,7 +51,8 @@ def _print_one(console: Console, records: Sequence[Record], folder: Path | None,
     for method in analysed:
         _say(console, verdict(method, unit))
         _say(console, parts(method, unit), 4)
-        if tables := bool(method.states) and (method.one_split or show_clients):
+        if method.states and (method.one_split or show_clients):
+            tables = True
             console.print()
             print_verdicts(console, method, unit)
     if not tables:

@@ -6,6 +6,7 @@ The page, the end of a study on the terminal and the documentation say the same,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,7 +179,7 @@ def _finding(
     own = [record for record in records if record["dataset"] == first.dataset]
     smooth: dict[float | None, dict[int, float]] = {}
     for record in own:
-        if record["label"] == SMOOTH and record["alpha"] in by_alpha:
+        if record["label"] == SMOOTH and record["alpha"] in by_alpha and not math.isnan(record["avg_delta"]):
             smooth.setdefault(record["alpha"], {})[record["seed"]] = record["avg_delta"]
     menus = {alpha: one for alpha, one in by_alpha.items() if len(one.menu) > 1}
     each: dict[str, Mapping[float | None, BySeed]] = {

@@ -100,7 +100,7 @@ def undecided(method: str, verdict: Verdict, alone: str, unit: Unit) -> str:
     if verdict.rows_needed is None and seeds:
         needed = f"; {unit.amount(verdict.margin)} would take more rows and more seeds"
     elif verdict.rows_needed is not None and verdict.rows_needed > verdict.rows:
-        needed = f"; {unit.amount(verdict.margin)} would take about {_about(verdict.rows_needed):,}"
+        needed = f"; {unit.amount(verdict.margin)} would take about {_about(verdict.rows_needed):,} rows"
     return can + needed
 
 
@@ -175,7 +175,7 @@ def caveats(methods: Sequence[MethodTransfer], unit: Unit) -> list[str]:
     if not methods:
         return []
     if not any(method.states for method in methods):
-        return [f"{NO_ROWS[0].upper()}{NO_ROWS[1:]}."]
+        return [f"{NO_ROWS[0].upper()}{NO_ROWS[1:]}.{f' {DRAWN}' * methods[0].alone_was_drawn}"]
     compared = sum(client.verdict is not None for method in methods for client in method.clients)
     holds = assumed(f"all {compared:,} comparisons here", unit, methods[0])
     return [menu(methods[0]), f"{holds} {CAN_SHOW}", seeds(methods)]

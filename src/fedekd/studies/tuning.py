@@ -147,7 +147,7 @@ def tune(
         else:
             ranking.append(candidate)
     if by == "value" and any(math.isnan(candidate.mean(by)) for candidate in ranking):
-        raise FedekdError("the metric is not defined on any client's validation rows; rank by loss, or more seeds")
+        raise FedekdError("the metric is not defined on any client's validation rows; rank by loss, or take more seeds")
     if not ranking:
         raise FedekdError(f"nothing to rank: {next(iter(failed.values()))}")
     first = outcome.records[0]

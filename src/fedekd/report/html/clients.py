@@ -103,7 +103,7 @@ def gains(data: RunData) -> Chart:
         small += "Floor: the same answer for every row, the commonest class or the mean of its training rows. "
     if banded:
         about += " Lines are 95 % intervals of the gain: the fewer test rows, the wider."
-        small += " ".join(caveats(methods, data.unit)[:2])
+    small += " ".join(caveats(methods, data.unit)[:2])
     if not data.one_split and len(data.seeds) > 1:
         about += " Every seed splits the data anew."
         hint = "Choose one above; the page opens with the worst."
