@@ -405,7 +405,7 @@ def test_a_site_keeps_its_answers_too(images: Any, tmp_path: Path) -> None:
     from fedekd.flower.site.chosen_round import ChosenRound
     from fedekd.flower.site.report import finish
 
-    site = SimpleNamespace(name="0", share=(), chosen_by="metric")
+    site = SimpleNamespace(name="0", share=(), chosen_by="metric", group=None)
     terms = SimpleNamespace(method="knnper", aggregation="plain")
     training = Training(rounds=2, epochs=1, batch_size=16, lr=0.01)
     job = Job(images, methods.get("knnper"), 0, training, tiny_private, tiny_proxy)
