@@ -33,8 +33,11 @@ def test_they_are_of_the_models_of_the_verdict(tmp_path, request, data):
         other = {"accuracy": "AUROC", "rmse": "MAE"}[own["metric"]]
         assert other in own_numbers(own)
         assert "not judged" in own_numbers(own)
-        sent = json.loads((site.state / "audit.jsonl").read_text().splitlines()[-1])
-        assert not {score.name for score in of_task(task)} & set(json.dumps(sent).replace('"', " ").split())
+        left = [json.loads(line).get("left", {}) for line in (site.state / "audit.jsonl").read_text().splitlines()]
+        (numbers,) = (one["numbers"] for one in left if "delta" in one.get("numbers", {}))
+        assert numbers["metric"] == own["metric"]
+        others = {score.name for score in of_task(task)} | {"scores"}
+        assert not others & {*numbers, *map(str, numbers.values())} - {own["metric"]}
 
 
 def test_what_no_verdict_is_about_costs_a_site_nothing(tmp_path, digits, monkeypatch, caplog):
