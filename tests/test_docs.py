@@ -131,6 +131,14 @@ def test_the_first_page_says_what_the_records_say() -> None:
         said = re.search(clearly, text, re.DOTALL)
         assert said
         assert said.groups() == few.groups()
+    twin = re.search(r"this twin,\s+(\d+) of \d+\s+client-runs are clearly helped and (\d+)\s+clearly harmed", joining)
+    assert twin
+    assert f"it clearly helped {twin[1]} and clearly harmed {twin[2]}." in " ".join(readme.split())
+    for text in (first, (HOME / "docs" / "choosing.md").read_text(encoding="utf-8")):
+        assert re.search(rf"\b{twin[1]} and {twin[2]}\b", text)
+    ahead = re.search(r"clearly ahead of all of them in (\d+)\.", joining)
+    assert ahead
+    assert f"clearly ahead of all of them in {ahead[1]}." in " ".join(readme.split())
     highest = re.search(r"higher mean than every rival in (\d+) of (\d+)", joining)
     assert highest
     assert f"higher mean than every rival in {highest[1]} of the {highest[2]} settings" in " ".join(readme.split())
