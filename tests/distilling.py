@@ -77,4 +77,4 @@ def batch_of(y, outputs=None, features=None, received=None, memory=None, rows=No
         "steps": none,
         "mask": mask,
     }
-    return Batch(**{**facts, **other})
+    return Batch(**{**facts, "groups": facts["rows"], **other})

@@ -26,7 +26,8 @@ def hand_batch(task: Task, y: Tensor, outputs: dict[str, Tensor], **more: Any) -
         "lr": 0.1,
         "steps": torch.tensor(1),
     }
-    return Batch(task=task, y=y, outputs=outputs, **{**given, **more})
+    given |= more
+    return Batch(task=task, y=y, outputs=outputs, **{"groups": given["rows"], **given})
 
 
 def two_models(samples: int = 6, classes: int = 4, seed: int = 0) -> dict[str, Tensor]:

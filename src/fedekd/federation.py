@@ -50,3 +50,17 @@ class Federation:
     def held(self) -> np.ndarray:
         """The rows of all clients together, in ascending order."""
         return np.sort(np.concatenate([rows for own in self.clients for rows in (own.train, own.val, own.test)]))
+
+    @property
+    def groups(self) -> np.ndarray | None:
+        """int64 [N]: each row's group, numbered 0, 1, .. within the split of the client that holds it; None where each
+        row stands for itself, as those of a public file do in any case."""
+        names = self.dataset.groups
+        if names is None:
+            return None
+        unnamed = names.codes.max() + 1 + np.arange(len(self.dataset.y) - len(names.codes))
+        whose = np.concatenate([names.codes, unnamed])
+        found = np.zeros(whose.shape, np.int64)
+        for split in (self.public, *(part for own in self.clients for part in (own.train, own.val, own.test))):
+            found[split] = np.unique(whose[split], return_inverse=True)[1]
+        return found

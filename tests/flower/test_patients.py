@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from village import federate, make_server, schema_of, write_sites
+from village import federate, make_server, schema_of, simulate, write_sites
 
 pytest.importorskip("flwr", reason="pip install 'fedekd[flower]'")
 pytest.importorskip("opacus", reason="pip install 'fedekd[dp]'")
@@ -17,6 +17,7 @@ from dp_client import BARE, DP, client, sent
 
 from fedekd import cli
 from fedekd.dataset import RowNames
+from fedekd.engines.client import Client
 from fedekd.errors import FedekdError
 from fedekd.flower.protocol.schema import Schema
 from fedekd.flower.settings import Privacy, SiteSettings
@@ -138,6 +139,39 @@ def test_a_federation_whose_sites_know_their_patients(tmp_path, digits):
         assert all(told[f"n_{split}"] % 3 == 0 for split in ("train", "val", "test")), "patients stay whole"
         assert told["n_test"] == 12
         assert "low" not in told, "12 rows, but of 4 patients: too few for an interval of Δ"
+
+
+def test_sites_that_weigh_opinions_part_no_patient(tmp_path, digits, monkeypatch):
+    """The weights are cross-fitted over patients, as in the simulation of the same federation."""
+    found, remember = {}, Client.remember
+
+    def noted(self, step, round):
+        remember(self, step, round)
+        if step.split == "val":
+            found[self.name] = self._whole("val", (), round).groups, self.memory["weights"]
+
+    monkeypatch.setattr(Client, "remember", noted)
+    sites = write_sites(tmp_path, digits, 2, group="patient")
+    for site in sites:
+        rows = dict(np.load(site.data))
+        np.savez(site.data, x=rows["x"][:100], y=rows["y"][:100], patient=np.arange(100) * 7 % 25)
+    server, schema = make_server(tmp_path, method="second-opinion"), schema_of(digits)
+    federate(server, schema, sites)
+    at_sites, found = found, {}
+    simulate(server, schema, sites).measure()
+    assert at_sites.keys() == found.keys() == {site.name for site in sites}
+    for name, (groups, weights) in at_sites.items():
+        assert (torch.bincount(groups) == 4).all()
+        assert torch.equal(groups, found[name][0])
+        torch.testing.assert_close(weights, found[name][1], atol=1e-4, rtol=1e-4)
+
+
+def test_a_loss_with_privacy_is_told_the_rows_patient(tmp_path, digits):
+    one = client(tmp_path / "a", with_patients(digits), dp=BARE)
+    of_one = one._loss_of_one("proxy", lambda batch: batch.groups.float().mean())
+    weights, (x, y, uniform, _) = one.weights("proxy"), one._blank()
+    told = [int(of_one(weights, x, y, uniform, place, {})) for place in torch.arange(40)]
+    assert told == one.units[:40].tolist() != list(range(40))
 
 
 def test_the_schema_does_not_hold_the_patients_column(tmp_path, capsys):

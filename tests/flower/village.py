@@ -110,7 +110,7 @@ def simulate(
     """The same federation in the serial engine, on the same rows."""
     terms = Terms.of(server)
     names = sorted(site.name for site in sites)
-    own = {site.name: schema.load(site.data) for site in sites}
+    own = {site.name: schema.load(site.data, group=site.group) for site in sites}
     public = read_public(server.public, schema).dataset if server.public else None
     whole = joined([of_site(own[name], schema, name, terms.seed, k, public) for k, name in enumerate(names)])
     factories = [models.factory(role, TINY[role]) for role in ("private", "proxy")]

@@ -52,7 +52,11 @@ def make_batch(
     """``seen`` has everything that differs between clients, so that an engine may map this over a stack of them."""
     explained = {what: ExplainingDict(seen.get(what, {}), what, method.name) for what in WHY}
     return Batch(
-        task=task, lr=lr, forward=forward, teaching=method.teaching, **{"mask": None, "x": None, **seen, **explained}
+        task=task,
+        lr=lr,
+        forward=forward,
+        teaching=method.teaching,
+        **{"mask": None, "x": None, "groups": seen["rows"], **seen, **explained},
     )
 
 

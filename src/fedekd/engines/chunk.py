@@ -348,6 +348,7 @@ class Chunk:
             "rest": {role: {n: tree[n] for n in engine.forward.rest[role]} for role, tree in weights.items()},
             "uniform": uniform,
             "rows": positions,
+            "groups": engine.groups_of(self.at[:active], rows, positions, real),
             "mask": real,
         }
         if "teachers" in known:

@@ -297,6 +297,7 @@ class Client(ClientModels):
             "gradients": self.gradients,
             "uniform": uniform,
             "rows": here,
+            "groups": self.data.groups_of(at, here),
             "counts": self.counts,
             "steps": self._steps(),
             "teachers": None if self.teachers is None else self.teachers[:, here],

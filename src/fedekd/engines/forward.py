@@ -288,7 +288,8 @@ class Forward:
         weights: dict[str, Any] = {role: pick(engine.weights[role], table.at) for role in method.roles}
         found, size = [], self._at_once(len(table))
         for start in range(0, table.rows.shape[1], size):
-            part = table.rows[:, start : start + size]
+            part, real = table.rows[:, start : start + size], table.mask[:, start : start + size]
+            places = torch.arange(start, start + part.shape[1], device=engine.device).expand(part.shape)
             x = scale.inputs(engine.x[part])
             out = self.through(dict.fromkeys(roles), weights, x, {}, features)
             seen = {
@@ -300,8 +301,9 @@ class Forward:
                 "weights": {role: self.only_trainable(role, weights[role]) for role in method.reads_weights},
                 "rest": {role: {n: weights[role][n] for n in self.rest[role]} for role in method.roles},
                 "uniform": torch.zeros(*part.shape, method.uniforms, device=engine.device),
-                "rows": torch.arange(start, start + part.shape[1], device=engine.device).expand(part.shape),
-                "mask": table.mask[:, start : start + size],
+                "rows": places,
+                "groups": engine.groups_of(table.at, part, places, real),
+                "mask": real,
             }
             found.append(mapped(engine, group, indices, lambda m, batch: m.predict(replace(batch, split=split)), seen))
         return torch.cat(found, dim=1)

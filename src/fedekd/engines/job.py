@@ -218,13 +218,20 @@ class Rows:
     x: Tensor
     y: Tensor
     scale: Scale
+    groups: Tensor | None
+    """See ``Federation.groups``."""
 
     @classmethod
-    def of(cls, job: Job) -> Rows:
-        device, dataset = pick_device(job.training.device), job.federation.dataset
-        x, y = samples(dataset, device)
-        scale = Scale.of(job.federation, device)
-        return cls(x, scale.targets(y), scale)
+    def of(cls, job: Job, data: tuple[Tensor, Tensor] | None = None) -> Rows:
+        """``data``: the dataset's rows, where they are on the device already."""
+        device, federation = pick_device(job.training.device), job.federation
+        x, y = data or samples(federation.dataset, device)
+        scale, groups = Scale.of(federation, device), federation.groups
+        return cls(x, scale.targets(y), scale, None if groups is None else torch.from_numpy(groups).to(device))
+
+    def groups_of(self, at: Tensor, here: Tensor) -> Tensor:
+        """Of rows ``at`` of the dataset, which are ``here`` in their split."""
+        return here if self.groups is None else self.groups[at]
 
 
 def samples(dataset: Dataset, device: torch.device) -> tuple[Tensor, Tensor]:

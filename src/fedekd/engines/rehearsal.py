@@ -389,7 +389,7 @@ def _blank(job: Job, public: int) -> Federation:
     draw = np.random.default_rng(0)
     x = draw.normal(size=(rows, *dataset.x.shape[1:])).astype(np.float32)
     y = draw.integers(0, dataset.outputs, rows) if dataset.task == "classification" else draw.normal(size=rows)
-    blank = replace(dataset, x=x, y=y.astype(dataset.y.dtype), sites=None, site_names=(), part=True)
+    blank = replace(dataset, x=x, y=y.astype(dataset.y.dtype), sites=None, site_names=(), groups=None, part=True)
     return replace(
         federation,
         dataset=blank,

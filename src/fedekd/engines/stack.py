@@ -78,6 +78,9 @@ class Stack:
         dataset, (self.x, self.y) = first.federation.dataset, data
         self.scales = Scale.stack([Scale.of(job.federation, self.device) for job in jobs])
         self.job_of = torch.tensor([m.job for m in self.members], device=self.device)
+        numbers = [found for job in jobs if (found := job.federation.groups) is not None]
+        self.row_groups = torch.from_numpy(np.stack(numbers)).to(self.device) if numbers else None
+        """[jobs, rows of the dataset]: see ``Federation.groups``."""
         targets = [torch.from_numpy(dataset.y[m.train]) for m in self.members]
         counts = [label_counts(self.task.name, y, dataset.outputs) for y in targets]
         self.counts = torch.stack(counts).to(self.device)
@@ -121,6 +124,12 @@ class Stack:
     def scale_of(self, indices: Tensor) -> Scale:
         """Each member's scale, to be applied to [models, B, ...]."""
         return self.scales.of_rows(self.job_of[indices])
+
+    def groups_of(self, indices: Tensor, rows: Tensor, places: Tensor, real: Tensor) -> Tensor:
+        """[models, B]: the numbers of rows' groups, given what the rows are in the dataset and in their split."""
+        if self.row_groups is None:
+            return places
+        return torch.where(real, self.row_groups[self.job_of[indices].unsqueeze(1), rows], places)
 
     def table(self, split: str | None, indices: Sequence[int], longest: int | None = None) -> RowTable:
         """These members' rows of a split, or none; kept where the same members come again in every round."""
@@ -352,7 +361,8 @@ class Stack:
             for row, (i, n) in enumerate(zip(indices, table.lengths, strict=True)):
                 key = (self.jobs[self.members[i].job].seed, "remember", self.members[i].client, self.round_number)
                 uniform[row, :n] = torch.from_numpy(rng.stream(*key).random((n, self.method.uniforms))).float()
-        needs = group.method.needs_features
+        needs, places = group.method.needs_features, torch.arange(table.rows.shape[1], device=self.device)
+        places = places.expand(table.rows.shape)
         out = {role: self.forward.outputs(role, table, needs) for role in roles}
         seen = {
             **self.known(group, indices),
@@ -364,7 +374,8 @@ class Stack:
                 for role in self.method.reads_weights
             },
             "uniform": on_device(uniform, self.device),
-            "rows": torch.arange(table.rows.shape[1], device=self.device).expand(table.rows.shape),
+            "rows": places,
+            "groups": self.groups_of(table.at, table.rows, places, table.mask),
             "mask": table.mask,
         }
         return mapped(self, group, indices, call, seen, self.settings_of().lr)

@@ -23,7 +23,6 @@ from fedekd.engines.job import (
     Job,
     Measured,
     Rows,
-    Scale,
     pick_device,
     precision,
     samples,
@@ -82,8 +81,7 @@ class Stacked:
         """Whether the members are as they answer, after ``personalise``."""
 
     def rows(self, job: Job) -> Rows:
-        scale = Scale.of(job.federation, self.device)
-        return Rows(self.x, scale.targets(self.y), scale)
+        return Rows.of(job, (self.x, self.y))
 
     def by_stack(self, here: Sequence[int]) -> Iterator[tuple[ClientStack, list[int], list[int]]]:
         """The stacks of these members: their places there, and their places in ``here``."""

@@ -60,6 +60,7 @@ class Batch:
     gradients: Mapping[str, Tree]  # by role: the mean gradient of the last `Train(gradients=True)`
     uniform: Tensor  # [B, uniforms] numbers in [0, 1), the same for every method on a seed
     rows: Tensor  # [B] places in the split, which are the same for every client where the split is public
+    groups: Tensor  # [B] numbers of their groups in the split, such as its patients; ``rows`` where there are none
     counts: Tensor  # [C] training rows of each class; [1] all of them for a regression
     lr: float | Tensor  # in force; a tensor where it changes between rounds and a CUDA graph reads it
     steps: Tensor  # how many steps of the optimiser this training takes; elsewhere, how many the last one took

@@ -17,7 +17,7 @@ from fedekd.data import formats
 from fedekd.data.federation import filled, fills
 from fedekd.data.own import channels
 from fedekd.data.partition import SMALLEST_SITE, cut
-from fedekd.dataset import Dataset
+from fedekd.dataset import Dataset, RowNames
 from fedekd.errors import FedekdError
 from fedekd.federation import Federation, Split
 from fedekd.files import TABLES, file_kind
@@ -89,7 +89,7 @@ def joined(sites: Sequence[Federation]) -> Federation:
         first.dataset,
         x=np.concatenate([site.dataset.x[:rows] for site, rows in zip(sites, own, strict=True)]),
         y=np.concatenate([site.dataset.y[:rows] for site, rows in zip(sites, own, strict=True)]),
-        groups=None,
+        groups=_named(sites),
     )
     names = tuple(name for site in sites for name in site.names)
     whole = replace(first, dataset=dataset, clients=tuple(splits), names=names)
@@ -97,6 +97,16 @@ def joined(sites: Sequence[Federation]) -> Federation:
         return whole
     shared = first.dataset
     return _with_public(whole, replace(shared, x=shared.x[first.public], y=shared.y[first.public]))
+
+
+def _named(sites: Sequence[Federation]) -> RowNames | None:
+    """The groups of all sites' rows, where all know theirs; none is of two sites."""
+    given = [groups for site in sites if (groups := site.dataset.groups)]
+    if len(given) < len(sites):
+        return None
+    starts = np.cumsum([0, *(len(groups.names) for groups in given[:-1])])
+    codes = np.concatenate([groups.codes + start for groups, start in zip(given, starts, strict=True)])
+    return RowNames(given[0].column, codes, tuple(name for groups in given for name in groups.names))
 
 
 @dataclass(frozen=True, eq=False)

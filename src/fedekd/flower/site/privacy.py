@@ -75,16 +75,15 @@ class PrivateClient(Client):
             self.models[role].to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         steps = [step for round in range(training.rounds) for step in self.method.steps(round)]
         self.noisy = [s for s in steps if isinstance(s, Train) and self.shared & set(s.roles) and s.split != "public"]
-        rows, groups = len(self.rows["train"]), job.federation.dataset.groups
+        rows, groups = len(self.rows["train"]), job.federation.groups
         self.grouped = groups is not None
-        train = self.rows["train"].cpu().numpy()
-        self.units = np.unique(groups.codes[train], return_inverse=True)[1] if groups else np.arange(rows)
+        self.units = np.arange(rows) if groups is None else groups[self.rows["train"].cpu().numpy()]
         """By training row: the number of what is protected as one, its patient or the row itself."""
         self.count = int(self.units.max()) + 1 if rows else 0
         if dp.delta * self.count >= 1:
             raise FedekdError(
-                f"[dp] delta {dp.delta:g} protects no one of {self.count} {'patients' if groups else 'rows'}; set it "
-                f"far below 1/{self.count}"
+                f"[dp] delta {dp.delta:g} protects no one of {self.count} {'patients' if self.grouped else 'rows'}; "
+                f"set it far below 1/{self.count}"
             )
         self.exposure = Exposure(self.method, self.shared, steps, begins_with_rows(self))
         self.exposure.check(self.models)
@@ -220,7 +219,7 @@ class PrivateClient(Client):
             weights: dict[str, Tensor], x: Tensor, y: Tensor, uniform: Tensor, place: Tensor,
             taught: dict[str, tuple[Tensor, Tensor]], real: bool = True,
         ) -> Tensor:  # fmt: skip
-            x = x.unsqueeze(0)
+            x, here = x.unsqueeze(0), place.unsqueeze(0)
             out = {r: (o.unsqueeze(0), f.unsqueeze(0)) for r, (o, f) in taught.items()}
             out[role] = self._with(role, weights, x)
             current: dict[str, Any] = {
@@ -236,7 +235,8 @@ class PrivateClient(Client):
                 "memory": self.memory,
                 "gradients": self.gradients,
                 "uniform": uniform.unsqueeze(0),
-                "rows": place.unsqueeze(0),
+                "rows": here,
+                "groups": self.data.groups_of(self.rows["train"][here], here) if real else here,
                 "counts": self.counts,
                 "steps": torch.tensor(self.steps, device=self.device),
                 "mask": None if real else torch.zeros(1, dtype=torch.bool, device=self.device),
