@@ -172,3 +172,18 @@ def test_weights_can_be_mapped_over_clients():
     )
     for one, (o, y) in zip(mapped, several, strict=True):
         torch.testing.assert_close(one, pooling.weigh(o, y, some[0], 3.0)[0])
+
+
+def test_a_clearly_positive_mean_counts_each_group_once():
+    values, real = torch.tensor([1.0, 1.0, 1.0, 1.0, -1.0, -1.0, 9.0]), torch.arange(7) < 6
+    by_row, by_group = torch.arange(7), torch.tensor([2, 2, 2, 2, 0, 1, 6])
+    assert pooling.clearly_positive(torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0, -1.0, -9.0]), real, by_row)
+    assert pooling.clearly_positive(values[:4], real[:4], by_row[:4])
+    assert not pooling.clearly_positive(values, real, by_row), "1/3 with a standard error of 0.38"
+    assert pooling.clearly_positive(values.abs(), real, by_group)
+    assert not pooling.clearly_positive(values + 0.6, real, by_group), "0.27 with a standard error of 0.54"
+    assert pooling.clearly_positive(values + 0.6, real, by_row), "0.93 with one of 0.38"
+    assert not pooling.clearly_positive(values, real & False, by_group)
+    whose = torch.stack([by_row, by_group])
+    found = vmap(lambda groups: pooling.clearly_positive(values + 0.6, real, groups))(whose)
+    assert found.tolist() == [True, False]

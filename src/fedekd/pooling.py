@@ -105,10 +105,12 @@ def losses(out: Tensor, y: Tensor) -> Tensor:
     return torch.logsumexp(out, -1) - right
 
 
-def clearly_positive(values: Tensor, real: Tensor) -> Tensor:
-    """Whether their mean is above zero by more than one standard error."""
-    values, count = values * real, real.sum().clamp(min=1)
-    mean, square = values.sum() / count, values.square().sum() / count
+def clearly_positive(values: Tensor, real: Tensor, groups: Tensor) -> Tensor:
+    """Whether their mean is above zero by more than one standard error, where the rows of a group count as one."""
+    sizes = torch.zeros_like(values).index_add(0, groups, real.to(values.dtype))
+    means = torch.zeros_like(values).index_add(0, groups, values * real) / sizes.clamp(min=1)
+    count = (sizes > 0).sum().clamp(min=1)
+    mean, square = means.sum() / count, means.square().sum() / count
     return mean > ((square - mean.square()).clamp(min=0) / count).sqrt()
 
 

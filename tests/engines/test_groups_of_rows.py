@@ -1,4 +1,4 @@
-"""Rows of one group, such as a patient: batches name them alike in both engines."""
+"""Rows of one group, such as a patient: batches name them alike in both engines, and no fold parts them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,20 @@ import numpy as np
 import pytest
 import torch
 
+from fedekd import methods
 from fedekd.data import federate
 from fedekd.dataset import RowNames
+from fedekd.engines.job import Job
 from fedekd.engines.serial import Serial
 from fedekd.engines.stacked import Stacked
 from fedekd.methods import Batch, Exchange, Method, Remember, Train
-from tiny import job
+from fedekd.methods.second_opinion import FOLDS
+from fedekd.runs.run_key import run_key
+from stacking import compare
+from tiny import TRAINING, job, quick
+
+OURS = ("second-opinion", "second-opinion-near", "second-opinion-taught")
+ENGINES = {"serial": Serial, "stacked": lambda job: Stacked([job])}
 
 
 def named(dataset):
@@ -101,3 +109,44 @@ def test_without_groups_they_are_the_rows(images):
     client = engine.clients[0]
     client.perform(Remember(Told().of("val"), split="val"), 0)
     assert torch.equal(client.memory["val"], torch.arange(len(client.rows["val"])))
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_engines_agree(patients, name):
+    compare([job(patients, quick(name))])
+
+
+@pytest.mark.parametrize("engine", list(ENGINES))
+@pytest.mark.parametrize("name", OURS[:2])
+def test_what_answers_a_patient_has_not_seen_it(digits, name, engine):
+    """Other labels of one patient's validation rows leave the answers to all of them as they were."""
+    federation, method = grouped(digits), methods.get(name)
+    own = federation.clients[0]
+    numbers = federation.groups[own.val]
+    most = np.bincount(numbers).argmax()
+    theirs, together = numbers == most, numbers % FOLDS == most % FOLDS
+    assert len({place % FOLDS for place in np.flatnonzero(theirs)}) > 1, "by rows they would be parted"
+    y = federation.dataset.y.copy()
+    y[own.val[theirs]] = (y[own.val[theirs]] + 1) % 10
+    other = replace(federation, dataset=replace(federation.dataset, y=y))
+    found = []
+    for rows in (federation, other):
+        trained = ENGINES[engine](job(rows, method, lr=1e-2))
+        trained.round()
+        found.append(trained.measure()[0][0].answers("val")[:, 1:])
+    before, after = found
+    assert (before[together] == after[together]).all()
+    assert not (before[~together] == after[~together]).any(1).all()
+
+
+def test_only_runs_whose_answers_changed_have_other_keys(digits):
+    def key(federation, name):
+        return run_key(Job(federation, methods.get(name), 0, TRAINING), "data")
+
+    plain, by_patient = federate(digits, clients=3, partition="iid"), grouped(digits, partition="iid")
+    assert key(plain, "fedavg") == "1532eb8ccb2a5156", "as ever"
+    assert key(plain, "second-opinion") == "68dda583cddfb3bb", "as ever"
+    assert key(by_patient, "fedavg") == "01a9ecd637143790", "as ever"
+    before = {"second-opinion": "bc7d3b0c5341ce3d", "second-opinion-taught": "f8458c085e3ebac0"}
+    before |= {"second-opinion@alone": "a2d5fbd0272dc8aa"}
+    assert all(key(by_patient, name) != known for name, known in before.items())

@@ -99,13 +99,13 @@ class SecondOpinion(Method):
         return heads.squeeze(-1) if batch.task.name == "regression" else heads
 
     def weigh(self, batch: Batch) -> dict[str, Any]:
-        """The strength and the weights that fit the validation rows best, all of them and without each fold.
+        """The strength and the weights that fit the validation rows best, all of them and without each fold of groups.
 
         Where rows that were left out say that the private model alone is clearly better, it answers alone.
         """
         import torch
 
-        fold, every = batch.rows % FOLDS, self.opinions(batch)
+        fold, every = batch.groups % FOLDS, self.opinions(batch)
         rows = torch.stack([batch.real & (fold != left_out) for left_out in range(FOLDS + 1)]).to(every.dtype)
         fits, costs = pooling.weigh(every, batch.y, rows, self.caution, self.drawn_to)
         chosen = costs.argmin(-1)
@@ -113,7 +113,8 @@ class SecondOpinion(Method):
         alone = torch.eye(weights.shape[-1], dtype=weights.dtype, device=weights.device)[0].expand(weights.shape)
         ours, own = (self.pooled({"chosen": chosen, "weights": w}, fold, every) for w in (weights, alone))
         harm = batch.task.loss(ours, batch.y) - batch.task.loss(own, batch.y)
-        return {"chosen": chosen, "weights": torch.where(pooling.clearly_positive(harm, batch.real), alone, weights)}
+        harmed = pooling.clearly_positive(harm, batch.real, batch.groups)
+        return {"chosen": chosen, "weights": torch.where(harmed, alone, weights)}
 
     def pooled(self, known: Any, place: Tensor, every: Tensor) -> Tensor:
         """Row by row, the opinions with the weights that lie at its place."""
@@ -124,8 +125,8 @@ class SecondOpinion(Method):
         return torch.einsum("be...,be->b...", mine, known["weights"][place])
 
     def predict(self, batch: Batch) -> Tensor:
-        """A validation row is answered by what was fitted without it."""
+        """A validation row is answered by what was fitted without its group."""
         import torch
 
-        place = batch.rows % FOLDS if batch.split == "val" else torch.full_like(batch.rows, ALL)
+        place = batch.groups % FOLDS if batch.split == "val" else torch.full_like(batch.rows, ALL)
         return self.pooled(batch.memory, place, self.opinions(batch))

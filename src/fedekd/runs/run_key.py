@@ -15,6 +15,7 @@ from fedekd import architectures, models
 from fedekd.dataset import Dataset
 from fedekd.engines.job import Job
 from fedekd.methods.base import Method
+from fedekd.methods.second_opinion import SecondOpinion
 from fedekd.settings import NEWER, model_name
 
 
@@ -36,6 +37,8 @@ def run_key(job: Job, data_checksum: str) -> str:
     }
     if job.training.participation < 1 and not job.alone_is_drawn:
         identity["alone"] = "every round"  # before, those that train alone were drawn too, and Δ was against that
+    if "group" in job.federation.partition and isinstance(job.method, SecondOpinion):
+        identity["weighed"] = "by group"  # before, rows of one group were in several folds
     return hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
