@@ -1,11 +1,12 @@
 """What a method costs on a GPU beside FML, which trains both models without a gate: a stack of 60 models in bf16.
 
-    python benchmarks/gpu_methods.py [--quick] [--small] [--chunk N] [METHOD ...]
+    python benchmarks/gpu_methods.py [--quick] [--small] [--photographs] [--chunk N] [METHOD ...]
 
 Ten federations of six clients of unequal size, images of 28x28, batch 64, two epochs a round. "first" has the eager
 steps, compiling and the capture of CUDA graphs; "round" is a later round; "kernels" and "busy" are of such a round: how
 many kernels the GPU ran, and in what share of the round's time. Rows are written as soon as they are known, to
 $OUT/gpu_methods.json or benchmarks/results. With --small clients have a tenth of the rows, and there are 24 models.
+--photographs: a regression on 3x224x224, with a tenth of the rows, as Diabetic Retinopathy has them.
 --chunk: at most so many models train together, so that a stack of 60 has several chunks side by side.
 """
 
@@ -18,12 +19,13 @@ import os
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from gpu import images
+from gpu import ROWS, images
 from torch.profiler import ProfilerActivity, profile
 
 from fedekd import methods
@@ -31,7 +33,7 @@ from fedekd.data import Dataset, Federation, Split
 from fedekd.engines.job import Job, Training
 from fedekd.engines.stacked import CHUNK, Stacked
 
-ROUNDS, FEDERATIONS = 5, 10
+ROUNDS = 5
 CLIENTS = (2600, 1900, 1300, 800, 500, 300)
 VARIANTS = ("half", "ungated", "permuted", "entropy", "margin", "lse", "feature")
 METHODS = (
@@ -46,14 +48,30 @@ METHODS = (
 QUICK = ("local", "fml", "fedekd", "fedekd-half", "fedekd-permuted", "fedekd-feature", "second-opinion")
 
 
-def federation(share: float = 1.0) -> Federation:
-    x, y = images()
+@dataclass(frozen=True)
+class Kind:
+    """A size of job."""
+
+    name: str
+    share: float = 1.0
+    federations: int = 10
+    shape: tuple[int, ...] = (1, 28, 28)
+    task: str = "classification"
+
+
+USUAL, SMALL = Kind("gpu_methods"), Kind("gpu_methods_small", 0.1, 4)
+PHOTOGRAPHS = Kind("gpu_methods_photographs", 0.1, shape=(3, 224, 224), task="regression")
+
+
+def federation(kind: Kind) -> Federation:
+    x, y = images(1000 if kind is PHOTOGRAPHS else ROWS, kind.shape)
+    y, outputs = (y, 10) if kind.task == "classification" else (y.astype(np.float32), 1)
     rng = np.random.default_rng(1)
-    splits = tuple(Split(*(rng.choice(len(y), int(share * n) // part) for part in (1, 4, 4))) for n in CLIENTS)
+    splits = tuple(Split(*(rng.choice(len(y), int(kind.share * n) // part) for part in (1, 4, 4))) for n in CLIENTS)
     names = tuple(str(k) for k in range(len(CLIENTS)))
     shift, gain = np.asarray(-1, np.float32), np.asarray(2 / 255, np.float32)
     how = {"kind": "iid", "alpha": None}
-    return Federation(Dataset("random", "classification", x, y, 10), splits, names, how, shift, gain, 0.0, 1.0)
+    return Federation(Dataset("random", kind.task, x, y, outputs), splits, names, how, shift, gain, 0.0, 1.0)
 
 
 def kernels_of(engine: Stacked) -> tuple[int, float, list[tuple[str, int, float]]]:
@@ -85,15 +103,13 @@ def timed(engine: Stacked, rounds: int) -> tuple[list[float], list[float]]:
     return training, measuring
 
 
-def measured(name: str, small: bool, chunk: int) -> dict[str, Any]:
+def measured(name: str, kind: Kind, chunk: int) -> dict[str, Any]:
     gc.collect()
     torch.cuda.empty_cache()
     training = Training(ROUNDS + 1, 2, 64, 1e-4, device="cuda", precision="bf16")
-    data = federation(0.1 if small else 1.0)
+    data = federation(kind)
     began = time.perf_counter()
-    engine = Stacked(
-        [Job(data, methods.get(name), seed, training) for seed in range(4 if small else FEDERATIONS)], chunk=chunk
-    )
+    engine = Stacked([Job(data, methods.get(name), seed, training) for seed in range(kind.federations)], chunk=chunk)
     torch.cuda.synchronize()
     made = time.perf_counter() - began
     rounds, measuring = timed(engine, ROUNDS)
@@ -105,17 +121,15 @@ def measured(name: str, small: bool, chunk: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def show(names: Sequence[str], kernels: bool = False, small: bool = False, chunk: int = CHUNK) -> None:
+def show(names: Sequence[str], kernels: bool = False, kind: Kind = USUAL, chunk: int = CHUNK) -> None:
     """Measure these methods and print a line for each, with the kernels that took most of a round if asked for."""
-    path = (
-        Path(os.environ.get("OUT", Path(__file__).parent / "results")) / f"gpu_methods{'_small' if small else ''}.json"
-    )
+    path = Path(os.environ.get("OUT", Path(__file__).parent / "results")) / f"{kind.name}.json"
     table: dict[str, Any] = {}
     columns = ("begin", "first", "second", "round", "measure", "kernels")
     print(f"{'method':18}" + "".join(f"{name:>8}" for name in columns) + "  busy  / FML")
     for name in names:
         try:
-            found = table[name] = measured(name, small, chunk)
+            found = table[name] = measured(name, kind, chunk)
         except Exception as error:
             print(f"{name:18} {type(error).__name__}: {error}"[:500], flush=True)
             continue
@@ -131,9 +145,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--small", action="store_true", help="a tenth of the rows, four federations")
+    parser.add_argument("--photographs", action="store_true", help="a regression on few images of 3x224x224")
     parser.add_argument("--kernels", action="store_true", help="the kernels that took most of a round")
     parser.add_argument("--chunk", type=int, default=CHUNK, metavar="N", help="models that train together at most")
     parser.add_argument("methods", nargs="*")
     options = parser.parse_args()
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
-    show(options.methods or (QUICK if options.quick else METHODS), options.kernels, options.small, options.chunk)
+    kind = PHOTOGRAPHS if options.photographs else SMALL if options.small else USUAL
+    show(options.methods or (QUICK if options.quick else METHODS), options.kernels, kind, options.chunk)
