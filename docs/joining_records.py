@@ -18,7 +18,7 @@ from fedekd.runs.results import load
 from fedekd.runs.transfer import MethodTransfer, analyse
 
 HOME = Path(__file__).resolve().parents[1]
-OURS = "second-opinion"
+OURS, NEAR = "second-opinion", "second-opinion-near"
 
 
 def records(study: str) -> list[Record]:
@@ -97,10 +97,10 @@ class Setting:
         return np.array([runs[seed]["avg_delta"] for seed in seeds])
 
     def lead(self, label: str) -> list[float]:
-        """By how much second-opinion is ahead of a method, seed by seed."""
+        """By how much second-opinion-near is ahead of a method, seed by seed."""
         runs = self.by.get(label) or self.other_configurations[label]
-        seeds = sorted(set(self.by[OURS]) & set(runs))
-        return list(self.deltas(OURS, seeds) - self.deltas(label, seeds))
+        seeds = sorted(set(self.by[NEAR]) & set(runs))
+        return list(self.deltas(NEAR, seeds) - self.deltas(label, seeds))
 
 
 def by_label(some: list[Record]) -> dict[str, dict[int, Record]]:
@@ -152,7 +152,7 @@ class Tuned:
         return best, means[best][1] - means[AS_IN_STUDY][1]
 
     def leads(self) -> dict[tuple[str, float], list[float] | None]:
-        """By how much second-opinion is ahead of each chosen configuration that is not the study's; None: not run."""
+        """By how much `NEAR` is ahead of each chosen configuration that is not the study's; None: not run."""
         found: dict[tuple[str, float], list[float] | None] = {}
         for method, alpha in itertools.product(sorted(self.runs), (0.5, 0.1)):
             one, (best, _) = self.tenth[alpha], self.chosen(method, alpha)

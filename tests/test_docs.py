@@ -136,8 +136,9 @@ def test_the_first_page_says_what_the_records_say() -> None:
     assert f"it clearly helped {twin[1]} and clearly harmed {twin[2]}." in " ".join(readme.split())
     for text in (first, (HOME / "docs" / "choosing.md").read_text(encoding="utf-8")):
         assert re.search(rf"\b{twin[1]} and {twin[2]}\b", text)
-    ahead = re.search(r"clearly ahead of all of them in (\d+)\.", joining)
+    ahead = re.search(r"clearly ahead of all of them in (\d+); a rival is clearly ahead of it in none", joining)
     assert ahead
+    assert "but neither was clearly ahead." in " ".join(readme.split())
     assert f"clearly ahead of all of them in {ahead[1]}." in " ".join(readme.split())
     highest = re.search(r"higher mean than every rival in (\d+) of (\d+)", joining)
     assert highest
