@@ -18,7 +18,7 @@ from fedekd.runs.results import load
 from fedekd.runs.transfer import MethodTransfer, analyse
 
 HOME = Path(__file__).resolve().parents[1]
-OURS, NEAR = "second-opinion", "second-opinion-near"
+BASE, NEAR = "second-opinion", "second-opinion-near"
 
 
 def records(study: str) -> list[Record]:
@@ -96,11 +96,11 @@ class Setting:
         runs = self.by.get(label) or self.other_configurations[label]
         return np.array([runs[seed]["avg_delta"] for seed in seeds])
 
-    def lead(self, label: str) -> list[float]:
-        """By how much second-opinion-near is ahead of a method, seed by seed."""
+    def lead(self, label: str, ours: str = NEAR) -> list[float]:
+        """By how much second-opinion-near, or another method, is ahead of this one, seed by seed."""
         runs = self.by.get(label) or self.other_configurations[label]
-        seeds = sorted(set(self.by[NEAR]) & set(runs))
-        return list(self.deltas(NEAR, seeds) - self.deltas(label, seeds))
+        seeds = sorted(set(self.by[ours]) & set(runs))
+        return list(self.deltas(ours, seeds) - self.deltas(label, seeds))
 
 
 def by_label(some: list[Record]) -> dict[str, dict[int, Record]]:
@@ -115,7 +115,7 @@ def settings() -> list[Setting]:
     for r in records("joining"):
         how = r["partition"]
         found[r["dataset"], r["alpha"], how.get("fraction", 1.0), how["clients"]].append(r)
-    every = [one for place, some in found.items() if OURS in (one := Setting(*place, some)).by]
+    every = [one for place, some in found.items() if BASE in (one := Setting(*place, some)).by]
     return sorted(every, key=lambda one: (one.dataset, -(one.alpha or 0), one.fraction))
 
 
@@ -192,6 +192,6 @@ class Tuned:
         left = f"; {', '.join(ahead)}" if ahead else ""
         missing = " A dash: the chosen one has not been run on seeds 0 to 4." if len(run) < len(leads) else ""
         return (
-            f"{len(leads)} chosen configurations are not the study's. {len(run)} of them were run on these seeds: "
-            f"{behind} are behind, {clearly} of them clearly{left}.{missing}"
+            f"In {len(leads)} cases the chosen configuration is not the study's. {len(run)} of them were run on "
+            f"seeds 0 to 4: {behind} are behind, {clearly} of them clearly{left}.{missing}"
         )

@@ -131,7 +131,10 @@ def test_the_first_page_says_what_the_records_say() -> None:
         said = re.search(clearly, text, re.DOTALL)
         assert said
         assert said.groups() == few.groups()
-    twin = re.search(r"this twin,\s+(\d+) of \d+\s+client-runs are clearly helped and (\d+)\s+clearly harmed", joining)
+    twin = re.search(
+        r"the last round,\s+(\d+) of \d+\s+client-runs are clearly helped and (\d+)\s+clearly harmed",
+        joining,
+    )
     assert twin
     assert f"it clearly helped {twin[1]} and clearly harmed {twin[2]}." in " ".join(readme.split())
     for text in (first, (HOME / "docs" / "choosing.md").read_text(encoding="utf-8")):
