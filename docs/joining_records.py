@@ -88,6 +88,11 @@ class Setting:
     def taken_apart(self) -> dict[str, MethodTransfer]:
         return {one.label: one for one in analyse(self.records)}
 
+    @cached_property
+    def taken_apart_by_loss(self) -> dict[str, MethodTransfer]:
+        """Where validation loss chooses the best alone."""
+        return {one.label: one for one in analyse(self.records, chosen_by="loss")}
+
     @property
     def rows(self) -> float:
         return float(np.mean([c["n_train"] for r in self.by["local"].values() for c in r["clients"]]))

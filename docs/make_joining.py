@@ -209,8 +209,8 @@ It is clearly ahead of all of them in {near.ahead_of_all}; a rival is clearly ah
 {left}"""
 
 
-def against_its_twin(every: list[Setting]) -> str:
-    """The same client-runs against a baseline that nothing has to choose: the method without exchange."""
+def against_other_baselines(every: list[Setting]) -> str:
+    """The same client-runs against a baseline that nothing has to choose, and against one that the loss chooses."""
     larger, states = [], Counter[str]()
     for one in every:
         values = {
@@ -221,11 +221,18 @@ def against_its_twin(every: list[Setting]) -> str:
         known = [(c.client, pair) for c in one.taken_apart[NEAR].clients for pair in zip(c.seeds, c.alone, strict=True)]
         larger.append(float(np.mean([values[seed, client] - best.value for client, (seed, best) in known])))
         states += judged_against_twins(one)[NEAR]
+    found = [one.taken_apart_by_loss[NEAR] for one in every]
+    by_loss = sum((Counter(method.states) for method in found), Counter())
+    clear = sum(method.summary["gain"]["interval"][0] > 0 for method in found)
     return f"""The best alone is not always the hardest baseline: validation rows are few, and with fewer than {FEW} it
 is plain Local. The twin of `{NEAR}`, which exchanges nothing and which a site could use without
 choosing among methods, is stronger on average in {sum(x > 0 for x in larger)} of {len(every)} settings, by
 {100 * float(np.mean(larger)):.1f} points over all settings. Compared with this twin after the last round,
-{states[HELPED]} of {states.total()} client-runs are clearly helped and {states[HARMED]} clearly harmed."""
+{states[HELPED]} of {states.total()} client-runs are clearly helped and {states[HARMED]} clearly harmed.
+
+Where validation [loss instead of accuracy](metrics.md#what-is-made-of) chooses the best alone, {by_loss[HELPED]} are
+clearly helped and {by_loss[HARMED]} clearly harmed, and `{NEAR}` is clearly better than the best alone in {clear} of
+{len(every)} settings."""
 
 
 def judged_against_twins(one: Setting) -> dict[str, Counter[str]]:
@@ -450,7 +457,7 @@ setting. (The axis ends at −6 points; FedAvg falls far below.)
 
 {said(every)}
 
-{against_its_twin(every)}
+{against_other_baselines(every)}
 
 {variants(every)}
 
