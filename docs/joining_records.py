@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +15,7 @@ from fedekd.metrics import paired_interval
 from fedekd.runs.findings import TITLES
 from fedekd.runs.records import Record
 from fedekd.runs.results import load
-from fedekd.runs.transfer import MethodTransfer, analyse
+from fedekd.runs.transfer import MethodTransfer, analyse, is_menu
 
 HOME = Path(__file__).resolve().parents[1]
 BASE, NEAR = "second-opinion", "second-opinion-near"
@@ -122,6 +122,52 @@ def settings() -> list[Setting]:
         found[r["dataset"], r["alpha"], how.get("fraction", 1.0), how["clients"]].append(r)
     every = [one for place, some in found.items() if BASE in (one := Setting(*place, some)).by]
     return sorted(every, key=lambda one: (one.dataset, -(one.alpha or 0), one.fraction))
+
+
+@dataclass
+class Standing:
+    """In how many settings a method is clearly better than what it is compared with, and how many clients it helped."""
+
+    settings: int
+    parts: dict[str, int]
+    states: Counter[str]
+    ahead_of_fedavg: int
+    ahead_of_all: int
+    behind_any: int
+    behind: dict[str, list[str]]
+    """Where a rival has the highest mean: settings by what is to be said of it."""
+
+    @property
+    def highest(self) -> int:
+        return self.settings - sum(map(len, self.behind.values()))
+
+
+def standing(every: list[Setting], label: str) -> Standing:
+    found = [one.taken_apart[label] for one in every]
+    parts = {part: sum(method.summary[part]["interval"][0] > 0 for method in found) for part in ("federation", "gain")}
+    leads = {
+        one.in_brackets: {
+            rival: one.lead(rival, label)
+            for rival in (*one.by, *one.other_configurations)
+            if not (rival.startswith(BASE) or "@" in rival or is_menu(rival))
+        }
+        for one in every
+    }
+    behind: dict[str, list[str]] = defaultdict(list)
+    for name, some in leads.items():
+        best = min(some, key=lambda rival: float(np.mean(some[rival])))
+        if np.mean(some[best]) < 0:
+            clearly = "" if clearly_above([-lead for lead in some[best]]) else ", not clearly,"
+            behind[f"`{best}` has the highest mean{clearly} on"].append(name)
+    return Standing(
+        len(every),
+        parts,
+        sum((Counter(method.states) for method in found), Counter()),
+        sum(clearly_above(some["fedavg"]) for some in leads.values()),
+        sum(all(map(clearly_above, some.values())) for some in leads.values()),
+        sum(any(clearly_above([-x for x in lead]) for lead in some.values()) for some in leads.values()),
+        behind,
+    )
 
 
 def interval(found: Sequence[float] | None, show: Callable[[float], str] = points) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -28,6 +27,7 @@ from joining_records import (
     records,
     rmse,
     settings,
+    standing,
     with_interval,
 )
 
@@ -36,7 +36,7 @@ from fedekd.runs.choosing import FEW
 from fedekd.runs.findings import TITLES, findings, headline, losses
 from fedekd.runs.records import Record
 from fedekd.runs.row_results import compared, rows_of
-from fedekd.runs.transfer import analyse, is_menu
+from fedekd.runs.transfer import analyse
 from fedekd.verdicts import HARMED, HELPED, judge
 
 TAUGHT = "second-opinion-taught"
@@ -143,52 +143,6 @@ def rivals(every: list[Setting]) -> list[str]:
         a_round = (sent["bytes_up"] + sent["bytes_down"]) / rounds / 1e6
         lines.append(f"| {label} | {a_round:.1f} | " + " | ".join(cells) + " |")
     return lines
-
-
-@dataclass
-class Standing:
-    """In how many settings a method is clearly better than what it is compared with, and how many clients it helped."""
-
-    settings: int
-    parts: dict[str, int]
-    states: Counter[str]
-    ahead_of_fedavg: int
-    ahead_of_all: int
-    behind_any: int
-    behind: dict[str, list[str]]
-    """Where a rival has the highest mean: settings by what is to be said of it."""
-
-    @property
-    def highest(self) -> int:
-        return self.settings - sum(map(len, self.behind.values()))
-
-
-def standing(every: list[Setting], label: str) -> Standing:
-    found = [one.taken_apart[label] for one in every]
-    parts = {part: sum(method.summary[part]["interval"][0] > 0 for method in found) for part in ("federation", "gain")}
-    leads = {
-        one.in_brackets: {
-            rival: one.lead(rival, label)
-            for rival in (*one.by, *one.other_configurations)
-            if not (rival.startswith(BASE) or "@" in rival or is_menu(rival))
-        }
-        for one in every
-    }
-    behind: dict[str, list[str]] = defaultdict(list)
-    for name, some in leads.items():
-        best = min(some, key=lambda rival: float(np.mean(some[rival])))
-        if np.mean(some[best]) < 0:
-            clearly = "" if clearly_above([-lead for lead in some[best]]) else ", not clearly,"
-            behind[f"`{best}` has the highest mean{clearly} on"].append(name)
-    return Standing(
-        len(every),
-        parts,
-        sum((Counter(method.states) for method in found), Counter()),
-        sum(clearly_above(some["fedavg"]) for some in leads.values()),
-        sum(all(map(clearly_above, some.values())) for some in leads.values()),
-        sum(any(clearly_above([-x for x in lead]) for lead in some.values()) for some in leads.values()),
-        behind,
-    )
 
 
 def said(every: list[Setting]) -> str:
