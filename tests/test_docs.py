@@ -146,6 +146,24 @@ def test_the_first_page_says_what_the_records_say() -> None:
     highest = re.search(r"higher mean than every rival in (\d+) of (\d+)", joining)
     assert highest
     assert f"higher mean than every rival in {highest[1]} of the {highest[2]} settings" in " ".join(readme.split())
+    apart = [line.split(" | ") for line in joining.splitlines() if re.match(r"\| \S+ α=.* of \d+ \|$", line)]
+    spans = {
+        (many, column): [float(row[column].split(" ")[0]) for row in apart if ("all rows" in row[0]) == many]
+        for many in (False, True)
+        for column in (4, 5)  # federation, gain
+    }
+    few_gain, few_added, all_gain, all_added = (
+        f"{min(some):.1f} to {max(some):.1f}"
+        for some in (spans[key] for key in ((False, 5), (False, 4), (True, 5), (True, 4)))
+    )
+    one_line = " ".join(readme.split())
+    assert f"it gained {few_gain} points over the best alone, and the exchange itself added {few_added}." in one_line
+    assert f"With all rows it gained {all_gain}, and the exchange added {all_added}." in one_line
+    hospitals = re.search(r"-near` has a Δ of \+(\S+) .*?federation\s+\+(\S+) ", joining, re.DOTALL)
+    assert hospitals
+    for text in (one_line, " ".join(first.split())):
+        assert f"gained {hospitals[1]} points over local training" in text
+        assert f"of which the exchange added {hospitals[2]}, which may be chance" in text
     found = re.search(r"better than plain Local on (\d of \d) datasets", lines[2])
     assert found
     assert all(f"{found[1]} datasets" in text for text in (first, readme))
