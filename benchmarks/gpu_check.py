@@ -8,8 +8,8 @@ and a perceptron with dropout in turn, or the ResNet alone where a method averag
 engine on the GPU, whose steps are CUDA graphs, in place of the stacked one; --turns: half of the clients take part in a
 round, in fp32, with their rows in main memory or on the GPU, and "when read": those in main memory brought one read
 after another in place of ahead, where any difference from ahead is a failure (methods that send nothing train everyone
-in every round, and bring no rows); --lanes: three chunks of two clients one after another and side by side, where any
-difference is a failure.
+in every round, and bring no rows); --lanes: three chunks of two clients one after another, and side by side with CUDA
+graphs that read the models and take means, where any difference is a failure.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import nn
 from fedekd import methods
 from fedekd.architectures.resnet import ResNet
 from fedekd.data import Dataset, Federation, Split
-from fedekd.engines import member_rows, row_kernels, stack
+from fedekd.engines import chunk, member_rows, row_kernels, stack, stacked_exchange
 from fedekd.engines.job import Job, Training
 from fedekd.engines.serial import Serial
 from fedekd.engines.stacked import Stacked
@@ -140,7 +140,7 @@ def main() -> None:
                 for device, precision, where in variants:
                     member_rows.ROOM = 0.4 if where == "on the GPU" else 0.0
                     training = Training(
-                        4 if turns else 3 if more else 2,
+                        4 if turns or lanes else 3 if more else 2,
                         2,
                         32,
                         rates[optimizer],
@@ -154,6 +154,7 @@ def main() -> None:
                     serial = device == "cpu" or "--serial" in sys.argv
                     options: dict[str, Any] = {"fused": "--plain" not in sys.argv}
                     if lanes:
+                        chunk.SMALL = stacked_exchange.SMALL = 0 if where == "one lane" else 2**26
                         options |= {"chunk": 2, "lanes": 1 if where == "one lane" else 3}
                     engine = Serial(job) if serial else Stacked([job], **options)
                     for one in engine.stacks if turns and not serial else ():
@@ -165,6 +166,16 @@ def main() -> None:
                         one.brings = where != "when read"
                     for _ in range(training.rounds):
                         engine.round()
+                        if lanes:
+                            engine.measure()
+                    if lanes and not serial:
+                        chunks = [made for one in engine.stacks for _, made in one.chunks.values()]
+                        recorded = sum(made.models_read.graph is not None for made in chunks)
+                        means = sum(made.graph is not None for made in engine.exchange.recorded.values())
+                        print(
+                            f"{name} {where}: {recorded} of {len(chunks)} chunks read models by graphs, {means} means"
+                        )
+                        assert not (recorded + means and where == "one lane"), "a graph was used"
                     if serial and not all(client.graphs == (device == "cuda") for client in engine.clients):
                         raise AssertionError("a step was not captured as a CUDA graph")
                     found = engine.measure()[0]

@@ -23,6 +23,7 @@ from fedekd.exchange import (
     answer_of,
     average,
     averaging_weights,
+    finite,
     same_shapes,
     shared_roles,
     shares,
@@ -267,23 +268,32 @@ def test_numbers_that_are_not_finite_are_refused(bad, dtype):
     assert (door.bytes_up, door.log) == (0, [])
 
 
+def test_rows_with_a_number_that_is_not_finite_are_found_in_any_tensor():
+    bad = torch.full((3, 2, 2), -3e38)
+    bad[1, 0, 1], bad[2, 1, 1] = math.nan, -math.inf
+    fine = {"wide": torch.ones(3, 2, dtype=torch.float64), "scalar": torch.zeros(3), "none": torch.empty(3, 0)}
+    names, good = finite({**fine, "n": torch.arange(3), "bad": bad})
+    assert names == ["wide", "scalar", "none", "bad"]
+    assert good.tolist() == [[True, True, True]] * 3 + [[True, False, False]]
+
+
 def test_many_doors_together_take_and_refuse_what_each_would():
     clients = [["a", "b"], ["c"], ["d", "e"]]
     stack = {"w": torch.ones(5, 2, 3), "n": torch.zeros(5, dtype=torch.long)}
     apart, together = ([Door(frozenset({"proxy"})) for _ in clients] for _ in range(2))
     later = []
-    up_together(together, "proxy", clients, stack, later)
+    up_together(together, "proxy", clients, stack, finite(stack), later)
     for door, own, rows in zip(apart, clients, ([0, 1], [2], [3, 4]), strict=True):
         door.up("proxy", own, {n: t[rows] for n, t in stack.items()})
     assert together == apart
     stack["w"][2:, 0, 1] = math.nan
     for check in later:
         check()  # what was asked does not change any more
-    up_together(together, "proxy", clients, stack, later)
+    up_together(together, "proxy", clients, stack, finite(stack), later)
     with pytest.raises(FedekdError, match="client c diverged: its proxy has NaN or inf in w"):
         later[-1]()
     with pytest.raises(FedekdError, match="private of client a may not leave"):
-        up_together(together, "private", clients, stack, later)
+        up_together(together, "private", clients, stack, finite(stack), later)
 
 
 def test_the_mean_alone_is_what_combining_gives():
@@ -291,7 +301,8 @@ def test_the_mean_alone_is_what_combining_gives():
     stack = {"w": torch.randn(3, 4), "running": torch.randn(3, 2), "n": torch.arange(3)}
     one, other = (Aggregator({"proxy": trained}, clients=3) for _ in range(2))
     for weights in ([1.0, 1.0, 1.0], [5.0, 2.0, 1.0]):
-        ours = one.mean("proxy", stack, shares(weights, torch.device("cpu")))
+        ours = average(stack, shares(weights, torch.device("cpu")))
+        one.gives("proxy", ours)
         theirs = other.combine(Exchange("proxy"), stack, weights, range(3), 0)
         for found, wanted in ((ours, theirs), (one.sent["proxy"], other.sent["proxy"])):
             assert found.keys() == wanted.keys()

@@ -7,7 +7,6 @@ each size of the shrinking stack, and afterwards replayed without any work of th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from fedekd.engines import augment, return_checks, stacked_adam
 from fedekd.engines.batch_tables import BatchTables
-from fedekd.engines.cuda_graphs import WORTH_CAPTURING, capturing
+from fedekd.engines.cuda_graphs import WORTH_CAPTURING, Recorded, capturing
 from fedekd.engines.groups import Find, MethodGroup, mapped
 from fedekd.engines.job import make_optimizer
 from fedekd.engines.lanes import Lane
@@ -33,6 +32,8 @@ from fedekd.trees import pick
 if TYPE_CHECKING:
     from fedekd.engines.forward import Both
     from fedekd.engines.stack import Stack
+
+SMALL = 2**26  # inputs of a chunk's rows up to which a forward pass over them takes the host longer than a GPU
 
 
 @dataclass
@@ -63,15 +64,15 @@ class Chunk:
             # A graph keeps every number that it was captured with. A tensor it reads anew at each replay, the fused
             # optimisers too, if it lies on the device and has 32 bits; `load` writes the round's rate into it.
             self.lr = torch.tensor(self.lr, dtype=torch.float32, device=engine.device)
-        self.teachers: dict[int, Tensor] | None = None  # by member, [uploads, rows, ...], where the server trains
         device = engine.device
         self.augmented = self.training.augments(step.split) or step.mixed
         splits = [getattr(engine.members[i], step.split) for i in indices]
-        batches = (self.training.epochs, self.training.batch_size, engine.method.uniforms)
+        batches = (self.training.epochs, self.training.batch_size, group.method.drawn)
         self.tables = BatchTables(splits, *batches, self.augmented, step.mixed, device)
         self.steps = self.tables.steps
         self.clock = torch.zeros(1, dtype=torch.long, device=device)  # the step, on the device
         self.at = on_device(indices, device)
+        self.done_at_end = on_device(self.steps, device)
         self.scale = engine.scale_of(self.at)
         self.varying = pick(group.varying, on_device(group.places(indices), device)) if group.varying else {}
         trees = {role: engine.trainable_part(role, step.part) for role in step.roles}
@@ -105,6 +106,8 @@ class Chunk:
         """Of all steps, [steps, models, batch], where the loss tells it: looked at once when the round ends."""
         self.each = torch.arange(len(indices), device=device)[:, None]
         self.inputs: dict[str, Any] = {}  # what else a step reads: frozen outputs, fixed weights, what clients know
+        self.plans: tuple[int, list[Schedule]] | None = None  # of a round
+        self.models_read = Recorded(lane.pool)
         self.segments = self._segments()
 
     def _segments(self) -> list[Segment]:
@@ -149,25 +152,31 @@ class Chunk:
 
     # --- a round -----------------------------------------------------------------------------------------
 
-    def _schedule(self, i: int) -> Schedule:
+    def draw(self, round: int) -> list[Schedule]:
+        """A round's batches, which may be drawn while the device is still at work in the round before."""
+        if self.plans is None or self.plans[0] != round:
+            self.plans = round, [self._schedule(i, round) for i in self.indices]
+        return self.plans[1]
+
+    def _schedule(self, i: int, round: int) -> Schedule:
         member, engine = self.engine.members[i], self.engine
         return schedule(
             engine.jobs[member.job].seed,
             member.client,
             self.method.root(self.step.roles[0]),
-            engine.round_number,
+            round,
             split=self.step.split,
             again=self.again,
             n=len(getattr(member, self.step.split)),
             epochs=self.training.epochs,
             batch_size=self.training.batch_size,
-            draws=self.method.uniforms,
+            draws=self.method.drawn,
             augment=self.augmented,
             mixed=self.step.mixed,
         )
 
-    def _read(self, plans: Sequence[Schedule]) -> dict[str, Any]:
-        """Everything that a step reads and a round may change, as it is now."""
+    def _read_models(self) -> None:
+        """What a round's steps begin with: the trained roles' weights, and what the other roles' weights give."""
         engine, step = self.engine, self.step
         below = [self.method.heads[role] for role in step.roles if role in self.method.heads]
         frozen = dict.fromkeys([*step.frozen, *(role for role in below if role not in step.roles)])
@@ -176,51 +185,7 @@ class Chunk:
             for role in self.method.roles
             if role in {*step.roles, *self.method.reads_weights} or engine.forward.rest[role]
         }
-        steps = on_device(self.steps, engine.device)
-        inputs = {
-            **engine.known(self.group, self.indices),
-            "steps": steps,
-            "taught": {role: self._taught(role, plans) for role in frozen},
-            "fixed": fixed,
-        }
-        if self.teachers is not None:
-            inputs["teachers"] = torch.stack([self.teachers[i] for i in self.indices])
-        return inputs
-
-    def _stays(self, role: str, name: str) -> bool:
-        return name not in self.weights.get(role, {}) and name not in self.buffers.get(role, {})
-
-    def _taught(self, role: str, plans: Sequence[Schedule]) -> Both:
-        """What a frozen role gives for all rows; where rows are altered, for those of one epoch after another."""
-        outputs, epochs = self.engine.forward.outputs, self.training.epochs if self.augmented else 0
-        table = self.engine.table(self.step.split, self.indices)
-        if not epochs:
-            return outputs(role, table, self.features)
-        found = []
-        for epoch in range(epochs):
-            moves = [plan.moves[epoch] for plan in plans]
-            mixed = zip(self.tables.splits, plans, strict=True) if self.step.mixed else ()
-            others = [rows[plan.partners[epoch]] for rows, plan in mixed] or None
-            found.append(outputs(role, table, self.features, moves, others))
-        whole = torch.cat([o for o, _ in found], dim=1)
-        return whole, torch.cat([f for _, f in found], dim=1) if self.features else whole
-
-    def fits(self) -> bool:
-        """Whether what clients know has still the shape that the buffers were made for."""
-        known = self.engine.known(self.group, self.indices)
-        return _shapes(known) == _shapes({name: self.inputs[name] for name in known}) if self.inputs else True
-
-    def load(self) -> None:
-        """Bring everything that a round changes into the chunk's buffers."""
-        engine = self.engine
-        self._set_rate(engine.settings_of(self.step).lr)
-        plans = [self._schedule(i) for i in self.indices]
-        self.tables.load(plans)
-        inputs = self._read(plans)
-        if self.inputs:
-            pytree.tree_map_(Tensor.copy_, self.inputs, inputs)  # in place, where a CUDA graph reads them
-        else:
-            self.inputs = inputs
+        self._keep({"taught": {role: self._taught(role) for role in frozen}, "fixed": fixed})
         for role, tree in self.weights.items():
             for n, w in tree.items():
                 w.copy_(engine.weights[role][n][self.at])
@@ -230,10 +195,60 @@ class Chunk:
         for role, tree in self.buffers.items():
             for n, t in tree.items():
                 t.copy_(engine.weights[role][n][self.at])
+
+    def _keep(self, inputs: dict[str, Any]) -> None:
+        """In the tensors that are there, which a CUDA graph reads."""
+        if inputs.keys() <= self.inputs.keys():
+            pytree.tree_map_(Tensor.copy_, {name: self.inputs[name] for name in inputs}, inputs)
+        else:
+            self.inputs |= inputs
+
+    def _stays(self, role: str, name: str) -> bool:
+        return name not in self.weights.get(role, {}) and name not in self.buffers.get(role, {})
+
+    def _taught(self, role: str) -> Both:
+        """What a frozen role gives for all rows; where rows are altered, for those of one epoch after another."""
+        outputs, epochs = self.engine.forward.outputs, self.training.epochs if self.augmented else 0
+        table = self.engine.table(self.step.split, self.indices)
+        if not epochs:
+            return outputs(role, table, self.features)
+        found, plans = [], self.draw(self.engine.round_number)
+        for epoch in range(epochs):
+            moves = [plan.moves[epoch] for plan in plans]
+            mixed = zip(self.tables.splits, plans, strict=True) if self.step.mixed else ()
+            others = [rows[plan.partners[epoch]] for rows, plan in mixed] or None
+            found.append(outputs(role, table, self.features, moves, others))
+        whole = torch.cat([o for o, _ in found], dim=1)
+        return whole, torch.cat([f for _, f in found], dim=1) if self.features else whole
+
+    def fits(self, known: dict[str, Any]) -> bool:
+        """Whether what clients know has the shape that the buffers were made for."""
+        return not self.inputs or _shapes(known) == _shapes({name: self.inputs[name] for name in known})
+
+    def load(self, known: dict[str, Any], teachers: dict[int, Tensor] | None) -> None:
+        """Bring everything that a round changes into the chunk's buffers.
+
+        ``known``: see ``Stack.known``; ``teachers``: by member, [uploads, rows, ...], where the server trains.
+        """
+        engine = self.engine
+        self._set_rate(engine.settings_of(self.step).lr)
+        self.tables.load(self.draw(engine.round_number))
+        self._keep(known | {"steps": self.done_at_end})
+        if teachers is not None:
+            self._keep({"teachers": torch.stack([teachers[i] for i in self.indices])})
+        weights = [w for tree in engine.weights.values() for w in tree.values()]
+        self.models_read.do(self._read_models, weights, self._worth_recording())
         if self.drops:
             fill(self.keys, [self._dropout_key(i) for i in self.indices])
         self._take(np.flatnonzero(self.steps == 0))
         self.clock.zero_()
+
+    def _worth_recording(self) -> bool:
+        """Whether reading the models takes the host longer than the device, so that a graph is worth its memory."""
+        engine = self.engine
+        values = len(self.indices) * self.tables.longest * engine.x[0].numel()
+        stays = engine.participation == 1 and not (self.augmented or engine.personal)
+        return engine.graphs and stays and values <= SMALL and engine.training.rounds - engine.round_number > 2
 
     def _dropout_key(self, i: int) -> int:
         member, root = self.engine.members[i], self.method.root(self.step.roles[0])
@@ -251,10 +266,10 @@ class Chunk:
             for group in segment.optimizer.param_groups:
                 group["lr"] = lr
 
-    def train(self) -> None:
+    def train(self, known: dict[str, Any], teachers: dict[int, Tensor] | None = None) -> None:
         """All steps of the round; the engine gets the new weights at the end."""
         engine = self.engine
-        self.load()
+        self.load(known, teachers)
         engine.forward.learning = frozenset(self.step.roles)
         for segment in self.segments:
             for state in segment.optimizer.state.values():

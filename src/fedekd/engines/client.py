@@ -108,7 +108,7 @@ class Client(ClientModels):
             n=len(rows),
             epochs=training.epochs,
             batch_size=training.batch_size,
-            draws=self.method.uniforms,
+            draws=self.method.drawn,
             augment=training.augments(step.split),
             mixed=step.mixed,
         )

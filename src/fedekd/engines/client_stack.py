@@ -76,11 +76,14 @@ class ClientStack(Stack):
 
     def uploads(self, index: int, step: Exchange, here: Sequence[int]) -> dict[str, Tensor]:
         """What these members send, [here, ...]."""
-        at = on_device(list(here), self.device)
         if step.send is None:
             tied = self.forward.tied[step.name]  # a model travels under all its names
             names = parts.names(step.part, self.forward.plain[step.name])
-            return {n: self.weights[step.name][tied.get(n, n)][at] for n in names}
+            sent = {n: self.weights[step.name][tied.get(n, n)] for n in names}
+            if self.all_stay(here):
+                return {n: w.clone() for n, w in sent.items()}
+            at = on_device(list(here), self.device)
+            return {n: w[at] for n, w in sent.items()}
         made: dict[int, dict[str, Tensor]] = {}
         find = self.find(("step", index))
 

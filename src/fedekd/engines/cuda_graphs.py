@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 WORTH_CAPTURING = 4  # steps of one size under which a CUDA graph does not pay
 _pools: dict[torch.device, tuple[Any, torch.cuda.CUDAGraph]] = {}
@@ -59,6 +62,35 @@ def _make_room() -> None:
 @cache
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
+
+
+class Recorded:
+    """Work that takes the host long and the device not: captured when it is done again, and replayed from then on.
+
+    It may change nothing but tensors that stay where they are. What it reads may be replaced by other tensors, and what
+    it gives is overwritten the next time.
+    """
+
+    def __init__(self, pool: Any = None) -> None:
+        """``pool``: memory that other graphs use too; what the work gives must not lie in it."""
+        self.pool = pool
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.read: list[Tensor] = []
+        self.given: Any = None
+
+    def do(self, work: Callable[[], T], read: Sequence[Tensor], worth_capturing: bool) -> T:
+        """``read``: all that it reads and somebody might replace."""
+        if len(read) != len(self.read) or not all(map(operator.is_, read, self.read)):
+            self.graph, self.given, self.read = None, None, list(read)
+        elif self.graph is None and worth_capturing:
+            graph = torch.cuda.CUDAGraph()
+            with capturing(graph, self.pool):
+                self.given = work()
+            self.graph = graph
+        if self.graph is None:
+            return work()
+        self.graph.replay()
+        return self.given
 
 
 class GraphedStep:

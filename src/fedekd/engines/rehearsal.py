@@ -252,7 +252,7 @@ class _RehearsalClient(Client):
                 self.models[role].train()
             x, here = self.data.scale.inputs(self.data.x[rows]), torch.arange(len(rows))
             out = self._named(step, self._through(step.roles, x, taught))
-            uniform = torch.rand(len(rows), method.uniforms, generator=torch.Generator().manual_seed(0))
+            uniform = torch.rand(len(rows), method.drawn, generator=torch.Generator().manual_seed(0))
             batch = self._batch(rows, here, out, self._readable_weights(), uniform, self.job.training.of(step).lr, x)
             loss, _ = return_checks.loss_of(method, step, batch)
             self._check_gradient(loss, [w for tree in trained.values() for w in tree.values()])

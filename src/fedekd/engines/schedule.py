@@ -51,13 +51,9 @@ def schedule(
     if split != "train":
         role = f"{role} on {split}"
     more = ("again", again) if again else ()
-    order = (
-        np.stack(
-            [rng.stream(seed, "batches", role, client, round, epoch, *more).permutation(n) for epoch in range(epochs)]
-        )
-        if epochs
-        else np.empty((0, n), np.int64)
-    )
+    order = np.empty((epochs, n), np.int64)
+    for epoch in range(epochs):
+        order[epoch] = rng.stream(seed, "batches", role, client, round, epoch, *more).permutation(n)
     width = MIXES if mixed else MOVES if augment else 0
     uniform, moves = (np.empty((epochs, n, wide), np.float32) for wide in (draws, width))
     partners = np.empty((epochs, 0), np.int64)

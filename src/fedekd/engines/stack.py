@@ -26,7 +26,7 @@ from fedekd.engines.lanes import Lane, Lanes
 from fedekd.engines.member_rows import MANY, MemberRows, worth_bringing
 from fedekd.engines.on_device import on_device
 from fedekd.errors import FedekdError
-from fedekd.exchange import exchanges
+from fedekd.exchange import exchanges, finite_rows
 from fedekd.methods.base import Copy, Exchange, Method, Remember, Step, Train
 from fedekd.trees import pick
 
@@ -105,6 +105,10 @@ class Stack:
         self.round_number = 0
         self.personal = False
         """Whether the members are as they answer, after ``personalise``."""
+
+    def all_stay(self, here: Sequence[int]) -> bool:
+        """Whether these members are all, in their order, with rows that stay where they are."""
+        return not self.in_turns and list(here) == list(range(len(self.members)))
 
     def settings_of(self, step: Train | None = None) -> Training:
         """The settings of a step in this round; without a step, the stack's own."""
@@ -223,11 +227,10 @@ class Stack:
             yield
 
     def _ask_whether_finite(self, roles: Iterable[str], here: Sequence[int]) -> None:
-        at, whole = on_device(here, self.device), len(here) == len(self.members) and not self.in_turns
-        every = [w if whole else w[at] for role in roles for w in self.weights[role].values()]
-        found = torch.stack([torch.isfinite(w.reshape(len(w), -1)).all(1) for w in every]).all(0)
-        asked = list(range(len(self.members))) if whole else list(here)
-        self.unsettled.append(lambda: self._check_finite(found, asked))
+        at, whole = on_device(here, self.device), self.all_stay(here)
+        every = [w for role in roles for w in self.weights[role].values() if w.dtype.is_floating_point]
+        found = finite_rows(w if whole else w[at] for w in every).all(0)
+        self.unsettled.append(lambda: self._check_finite(found, here))
 
     def _check_finite(self, found: Tensor, asked: Sequence[int]) -> None:
         bad = (~found).nonzero().flatten().tolist()
@@ -239,24 +242,16 @@ class Stack:
             )
 
     def _chunk(
-        self,
-        where: tuple[Any, ...],
-        step: Train,
-        group: MethodGroup,
-        indices: list[int],
-        again: int,
-        teachers: Any,
-        lane: Lane,
+        self, where: Any, step: Train, group: MethodGroup, indices: list[int], again: int, lane: Lane, known: Any
     ) -> Chunk:
         """The chunk of an earlier round, if its step is the same, with its buffers and graphs."""
         key, own = (where, *indices), self.find(where)(group.method)
-        known = self.chunks.get(key)
-        if known is None or known[0] != own or known[1].group is not group or not known[1].fits():
+        made = self.chunks.get(key)
+        if made is None or made[0] != own or made[1].group is not group or not made[1].fits(known):
             if self.participation < 1:
                 self.chunks.clear()  # other members each round: earlier chunks would only take memory
-            known = self.chunks[key] = own, Chunk(self, self.find(where), step, group, indices, again, lane)
-        known[1].teachers = teachers
-        return known[1]
+            made = self.chunks[key] = own, Chunk(self, self.find(where), step, group, indices, again, lane)
+        return made[1]
 
     def _moves_when_written(self, step: Train) -> bool:
         """Whether writing some members' weights may move all members' to a larger tensor."""
@@ -270,11 +265,21 @@ class Stack:
             return known[1].lane
         return self.lanes.least(where, sum(len(getattr(self.members[i], step.split)) for i in indices))
 
-    def _train_chunk(self, *about: Any) -> dict[str, Any]:
+    def _train_chunk(
+        self, where: Any, step: Train, group: MethodGroup, indices: list[int], again: int, teachers: Any, lane: Lane
+    ) -> dict[str, Any]:
         """The gradients that it leaves. Nobody else keeps the chunk, so that it makes room when it is forgotten."""
-        chunk = self._chunk(*about)
-        chunk.train()
+        known = self.known(group, indices)
+        chunk = self._chunk(where, step, group, indices, again, lane, known)
+        chunk.train(known, teachers)
         return chunk.gradients()
+
+    def draw_ahead(self) -> None:
+        """The next round's batches, for the chunks that come again then."""
+        if self.participation == 1 and self.round_number + 1 < self.training.rounds:
+            for (where, *_), (_, chunk) in self.chunks.items():
+                if where[0] == "step":
+                    chunk.draw(self.round_number + 1)
 
     def put(self, what: str, found: Mapping[str, Any], members: Sequence[int]) -> None:
         """What these members know of one kind, in whatever groups they are by now."""

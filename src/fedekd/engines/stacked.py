@@ -110,6 +110,8 @@ class Stacked:
                     continue
                 for stack, places, _ in self.by_stack(here):
                     stack.perform(("step", index), step, places, again)
+        for stack in self.stacks:
+            stack.draw_ahead()  # before anything waits for the device
         settle(self.unsettled)
         rows = torch.zeros(len(self.members), BINS + 2, dtype=torch.float64)
         for stack, own in zip(self.stacks, self.kinds, strict=True):

@@ -10,17 +10,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedekd.engines.cuda_graphs import Recorded
 from fedekd.engines.forward import RowTable
 from fedekd.engines.job import SERVER, Job
 from fedekd.engines.on_device import on_device
 from fedekd.engines.server import server_facts
 from fedekd.engines.stack import Stack, StackMember, settle
-from fedekd.exchange import Aggregator, Door, answer_of, averaging_weights, same_shapes, shares, up_together
+from fedekd.exchange import Aggregator, Door, answer_of, averaging_weights, finite, same_shapes, shares, up_together
 from fedekd.methods.base import Exchange
+from fedekd.robust import average
 from fedekd.trees import moved
 
 if TYPE_CHECKING:
     from fedekd.engines.stacked import Stacked
+
+
+Means = tuple[dict[str, Tensor], tuple[list[str], Tensor], list[dict[str, Tensor]]]
+SMALL = 2**26  # numbers that members send up to which a mean takes the host longer than a GPU
 
 
 class StackedExchange:
@@ -36,6 +42,8 @@ class StackedExchange:
         self.server_stack: Stack | None = None  # the servers, where they train models themselves
         self.latest: dict[str, list[Any]] = {}  # by exchange and job: the last answer to all, for whoever was absent
         self.missed: dict[str, list[int]] = {}  # by exchange: the members that do not have it
+        self.recorded = {name: Recorded() for name in self.exchanges}
+        self.shares: dict[tuple[float, ...], Tensor] = {}
 
     def _check_shapes(self) -> None:
         for name, step in self.exchanges.items():
@@ -100,15 +108,11 @@ class StackedExchange:
             averaging_weights(self.training.weighting, [len(self.members[i].train) for i in own]) for own in there
         ]
         if self._means_only(step):
-            every = self._every_upload(index, step, here)
-            up_together(self.doors, step.name, names, every, self.unsettled)
-            pieces = {n: t.split([len(own) for own in there]) for n, t in every.items()}
-            share = {w: shares(w, self.device) for w in set(map(tuple, weights))}
-            # A job's part is copied: where it begins in memory could decide in which order the GPU adds.
-            return [
-                server.mean(step.name, {n: each[j].clone() for n, each in pieces.items()}, share[tuple(weights[j])])
-                for j, server in enumerate(self.servers)
-            ]
+            every, found, means = self._means(index, step, here, weights)
+            up_together(self.doors, step.name, names, every, found, self.unsettled)
+            for server, mean in zip(self.servers, means, strict=True):
+                server.gives(step.name, mean)
+            return means
         at_once = step.combine or step.send or step.refine or self.training.combine != "mean"
         if at_once:  # what a method or a robust mean makes of NaN is no one's to know
             settle(self.unsettled)
@@ -121,6 +125,29 @@ class StackedExchange:
         if step.refine:
             self._refine(index, step, there, answers)
         return answers
+
+    def _means(self, index: int, step: Exchange, here: Sequence[int], weights: Sequence[Sequence[float]]) -> Means:
+        """What these members send, whether it is finite, and the mean of each job."""
+        for each in set(map(tuple, weights)) - self.shares.keys():
+            self.shares[each] = shares(each, self.device)
+        by_job = [self.shares[tuple(each)] for each in weights]
+
+        def work() -> Means:
+            every = self._every_upload(index, step, here)
+            pieces = {n: t.split([len(each) for each in weights]) for n, t in every.items()}
+            # A job's part is copied: where it begins in memory could decide in which order the GPU adds.
+            parts = [{n: each[j].clone() for n, each in pieces.items()} for j in range(len(weights))]
+            means = [average(part, share) for part, share in zip(parts, by_job, strict=True)]
+            return every, finite(every), means
+
+        read = [w for stack in self.engine.stacks for w in stack.weights[step.name].values()]
+        return self.recorded[step.name].do(work, read, self._worth_recording(read, here))
+
+    def _worth_recording(self, read: Sequence[Any], here: Sequence[int]) -> bool:
+        """Whether it takes the host longer than the device, and the same members come again."""
+        stack, left = self.engine.stacks[0], self.training.rounds - self.engine.round_number
+        stays = len(self.engine.stacks) == 1 and stack.all_stay(here) and self.jobs[0].participation == 1
+        return stack.graphs and stays and left > 2 and sum(w.numel() for w in read) <= SMALL
 
     def _of_job(self, index: int, job: Job) -> Exchange:
         step = job.method.steps(self.engine.round_number)[index]

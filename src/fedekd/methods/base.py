@@ -160,6 +160,11 @@ class Method:
     def needs_features(self) -> bool:
         return bool(self.heads)
 
+    @property
+    def drawn(self) -> int:
+        """How many of the ``uniforms`` are drawn when it trains; a variant whose losses read none may say 0."""
+        return self.uniforms
+
     def root(self, role: str) -> str:
         """The role whose architecture, start and batches it has."""
         return self.like.get(role, role)

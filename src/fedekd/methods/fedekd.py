@@ -87,6 +87,10 @@ class FedeKD(Method):
     def needs_features(self) -> bool:
         return self.energy == "feature"
 
+    @property
+    def drawn(self) -> int:
+        return self.uniforms if self.gate == "permuted" or self.teaching else 0
+
     def begin(self, client: ClientInit) -> dict[str, Any]:
         if not self.needs_features:
             return {}

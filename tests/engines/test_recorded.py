@@ -1,0 +1,95 @@
+"""What is done ahead of a round, and what a CUDA graph does in it. On a GPU: benchmarks/gpu_check.py --lanes."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from fedekd import methods
+from fedekd.engines import chunk, cuda_graphs
+from fedekd.engines.stacked import Stacked
+from tiny import job
+
+
+class Graph:
+    """Knows what was asked for while it was captured, and does it again."""
+
+    def __init__(self):
+        self.told = []
+
+    def replay(self):
+        self.told.append("replayed")
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    made = []
+
+    def graph():
+        made.append(Graph())
+        return made[-1]
+
+    @contextmanager
+    def capturing(graph, pool):
+        graph.told.append("captured")
+        yield
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", graph)
+    monkeypatch.setattr(cuda_graphs, "capturing", capturing)
+    return made
+
+
+def test_work_is_captured_the_second_time_and_replayed_from_then_on(graphs):
+    recorded, read, done = cuda_graphs.Recorded(), [torch.zeros(2)], []
+    for _ in range(4):
+        recorded.do(lambda: done.append(len(graphs)), read, True)
+    assert done == [0, 1]  # eagerly, then while it is captured, which does nothing on a GPU
+    assert [one.told for one in graphs] == [["captured", "replayed", "replayed", "replayed"]]
+
+
+def test_a_graph_is_forgotten_where_it_would_read_a_tensor_that_was_replaced(graphs):
+    recorded, read, done = cuda_graphs.Recorded(), [torch.zeros(2), torch.zeros(2)], []
+    for _ in range(3):
+        recorded.do(lambda: done.append(len(graphs)), list(read), True)
+    read[1] = read[1].clone()
+    for _ in range(3):
+        recorded.do(lambda: done.append(len(graphs)), list(read), True)
+    assert done == [0, 1, 1, 2]
+    assert [one.told.count("replayed") for one in graphs] == [2, 2]
+
+
+def test_what_is_not_worth_capturing_is_done_as_it_is(graphs):
+    recorded, done = cuda_graphs.Recorded(), []
+    for _ in range(3):
+        recorded.do(lambda: done.append(1), [torch.zeros(2)], False)
+    assert len(done) == 3
+    assert not graphs
+
+
+@pytest.mark.parametrize("name", ["fedekd", "second-opinion", "fedrep"])
+def test_the_next_round_is_drawn_before_it_begins_and_every_round_once(images, name, monkeypatch):
+    one, drawn = job(images, methods.get(name), rounds=3, epochs=1), []
+    schedule = chunk.schedule
+
+    def counted(seed, client, role, round, **about):
+        drawn.append((client, role, round, about["split"], about["again"]))
+        return schedule(seed, client, role, round, **about)
+
+    monkeypatch.setattr(chunk, "schedule", counted)
+    engine = Stacked([one])
+    engine.round()
+    assert {round for _, _, round, *_ in drawn} == {0, 1}
+    for _ in range(2):
+        engine.round()
+    assert len(drawn) == len(set(drawn))
+    assert {round for _, _, round, *_ in drawn} == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "drawn"),
+    [("fedekd", 0), ("fedekd-half", 0), ("fedekd-permuted", 1), ("fedekd@shuffled", 2), ("fedtype", 2), ("fml", 0)],
+)
+def test_random_numbers_are_drawn_for_the_variants_that_read_them(name, drawn):
+    assert methods.get(name).drawn == drawn
