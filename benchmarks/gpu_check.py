@@ -9,7 +9,7 @@ engine on the GPU, whose steps are CUDA graphs, in place of the stacked one; --t
 round, in fp32, with their rows in main memory or on the GPU, and "when read": those in main memory brought one read
 after another in place of ahead, where any difference from ahead is a failure (methods that send nothing train everyone
 in every round, and bring no rows); --lanes: three chunks of two clients one after another, and side by side with CUDA
-graphs that read the models and take means, where any difference is a failure.
+graphs around the rounds' steps, where any difference is a failure.
 """
 
 from __future__ import annotations
@@ -171,6 +171,7 @@ def main() -> None:
                     if lanes and not serial:
                         chunks = [made for one in engine.stacks for _, made in one.chunks.values()]
                         recorded = sum(made.models_read.graph is not None for made in chunks)
+                        assert recorded == sum(made.given_back.graph is not None for made in chunks)
                         means = sum(made.graph is not None for made in engine.exchange.recorded.values())
                         print(
                             f"{name} {where}: {recorded} of {len(chunks)} chunks read models by graphs, {means} means"

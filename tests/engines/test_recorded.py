@@ -61,11 +61,19 @@ def test_a_graph_is_forgotten_where_it_would_read_a_tensor_that_was_replaced(gra
 
 
 def test_what_is_not_worth_capturing_is_done_as_it_is(graphs):
-    recorded, done = cuda_graphs.Recorded(), []
+    recorded, done, read = cuda_graphs.Recorded(), [], [torch.zeros(2)]
     for _ in range(3):
-        recorded.do(lambda: done.append(1), [torch.zeros(2)], False)
+        recorded.do(lambda: done.append(1), read, False)
     assert len(done) == 3
     assert not graphs
+    assert not recorded.read  # whose memory is not kept
+
+
+def test_what_was_captured_gives_the_same_tensors_again(graphs):
+    recorded, read = cuda_graphs.Recorded(), [torch.zeros(2)]
+    first, second, third = (recorded.do(lambda: torch.ones(2), read, True) for _ in range(3))
+    assert first is not second
+    assert second is third
 
 
 @pytest.mark.parametrize("name", ["fedekd", "second-opinion", "fedrep"])

@@ -6,8 +6,6 @@ each size of the shrinking stack, and afterwards replayed without any work of th
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,12 +17,11 @@ from fedekd.engines import augment, return_checks, stacked_adam
 from fedekd.engines.batch_tables import BatchTables
 from fedekd.engines.cuda_graphs import WORTH_CAPTURING, Recorded, capturing
 from fedekd.engines.groups import Find, MethodGroup, mapped
-from fedekd.engines.job import make_optimizer
 from fedekd.engines.lanes import Lane
 from fedekd.engines.layers import TrainingPass, dropout_key, step_key
 from fedekd.engines.on_device import fill, on_device
 from fedekd.engines.schedule import Schedule, schedule
-from fedekd.engines.stacked_adam import Moments, StackedAdam
+from fedekd.engines.segments import Segment, segments_of
 from fedekd.methods.base import Method, Train
 from fedekd.methods.batch import Batch
 from fedekd.trees import pick
@@ -34,19 +31,6 @@ if TYPE_CHECKING:
     from fedekd.engines.stack import Stack
 
 SMALL = 2**26  # inputs of a chunk's rows up to which a forward pass over them takes the host longer than a GPU
-
-
-@dataclass
-class Segment:
-    """Steps in which the same models are active."""
-
-    first: int
-    last: int
-    active: int
-    leaves: dict[str, dict[str, Tensor]]
-    optimizer: torch.optim.Optimizer | StackedAdam
-    warm: bool = False  # whether a step was done: a CUDA graph cannot be captured from the first
-    graph: torch.cuda.CUDAGraph | None = None
 
 
 class Chunk:
@@ -107,48 +91,8 @@ class Chunk:
         self.each = torch.arange(len(indices), device=device)[:, None]
         self.inputs: dict[str, Any] = {}  # what else a step reads: frozen outputs, fixed weights, what clients know
         self.plans: tuple[int, list[Schedule]] | None = None  # of a round
-        self.models_read = Recorded(lane.pool)
-        self.segments = self._segments()
-
-    def _segments(self) -> list[Segment]:
-        """Models leave from the end of the stack when they are done, on a GPU several at a time.
-
-        Leaving together keeps the number of distinct sizes small. A model that waits for others goes on with
-        empty batches, but its weights were taken when it was done.
-        """
-        whole, stages = len(self.indices), self.engine.shrink_stages
-        together = max(1, whole // stages) if stages else 1
-        sizes = [min(whole, -(-int((self.steps > t).sum()) // together) * together) for t in range(self.steps.max())]
-        if not sizes:
-            return []
-        edges = [0, *(t for t in range(1, len(sizes)) if sizes[t] != sizes[t - 1]), len(sizes)]
-        return [self._segment(a, b, sizes[a]) for a, b in itertools.pairwise(edges)]
-
-    def _segment(self, first: int, last: int, active: int) -> Segment:
-        trees = self.weights.items()
-        leaves = {r: {n: w[:active].detach().requires_grad_() for n, w in tree.items()} for r, tree in trees}
-        return Segment(first, last, active, leaves, self._optimizer(leaves, active))
-
-    def _optimizer(self, leaves: dict[str, dict[str, Tensor]], active: int) -> torch.optim.Optimizer | StackedAdam:
-        """It works on views of the first weights and moments, which `load` has set to zero; `train` sets its step."""
-        device, every = self.engine.device, [w for tree in leaves.values() for w in tree.values()]
-        if self.rate is not None:
-            kept = [
-                Moments(w, self.moment[role][n][:active], self.square[role][n][:active])
-                for role, tree in leaves.items()
-                for n, w in tree.items()
-            ]
-            return StackedAdam(kept, self.rate, self.clock, self.corrections, self.training.weight_decay)
-        made = make_optimizer(self.training, every, lr=self.lr, capturable=device.type == "cuda")
-        for role, tree in self.moment.items():
-            for n, moment in tree.items():
-                state = made.state[leaves[role][n]]
-                if self.square:
-                    state["step"] = torch.zeros((), device=device)
-                    state["exp_avg"], state["exp_avg_sq"] = moment[:active], self.square[role][n][:active]
-                else:
-                    state["momentum_buffer"] = moment[:active]
-        return made
+        self.models_read, self.given_back = Recorded(lane.pool), Recorded(lane.pool)
+        self.segments = segments_of(self)
 
     # --- a round -----------------------------------------------------------------------------------------
 
@@ -236,15 +180,20 @@ class Chunk:
         self._keep(known | {"steps": self.done_at_end})
         if teachers is not None:
             self._keep({"teachers": torch.stack([teachers[i] for i in self.indices])})
-        weights = [w for tree in engine.weights.values() for w in tree.values()]
-        self.models_read.do(self._read_models, weights, self._worth_recording())
+        self.models_read.do(self._read_models, self._lasting(), self._worth_recording())
         if self.drops:
             fill(self.keys, [self._dropout_key(i) for i in self.indices])
         self._take(np.flatnonzero(self.steps == 0))
         self.clock.zero_()
 
+    def _lasting(self) -> list[Tensor]:
+        """The engine's tensors that a round reads and changes."""
+        weights = [w for tree in self.engine.weights.values() for w in tree.values()]
+        return [*weights, self.engine.steps, self.engine.trust_log.counts, self.engine.trust_log.sums]
+
     def _worth_recording(self) -> bool:
-        """Whether reading the models takes the host longer than the device, so that a graph is worth its memory."""
+        """Whether what a round begins and ends with takes the host longer than the device, so that graphs are worth
+        their memory."""
         engine = self.engine
         values = len(self.indices) * self.tables.longest * engine.x[0].numel()
         stays = engine.participation == 1 and not (self.augmented or engine.personal)
@@ -288,6 +237,16 @@ class Chunk:
                     self._advance(segment)
                     segment.warm = True
                 self._take(np.flatnonzero(self.steps == t + 1))
+        self.given_back.do(self._give_back, self._lasting(), self._worth_recording())
+        for i, steps in zip(self.indices, self.steps, strict=True):
+            member = engine.members[i]
+            if steps:
+                samples = len(getattr(member, self.step.split)) * self.training.epochs
+                engine.advance(engine.round_number, member.name, samples)
+
+    def _give_back(self) -> None:
+        """To the engine, what the round has made of the members."""
+        engine = self.engine
         if self.trust is not None:
             trust, real = (t.transpose(0, 1).flatten(1) for t in (self.trust, self.tables.whole.real))
             engine.trust_log.add(trust, self.at, real)
@@ -295,12 +254,7 @@ class Chunk:
             for role, tree in final.items():
                 for n, w in tree.items():
                     engine.weights[role][n][self.at] = w
-        engine.steps[self.at] = self.inputs["steps"]
-        for i, steps in zip(self.indices, self.steps, strict=True):
-            member = engine.members[i]
-            if steps:
-                samples = len(getattr(member, self.step.split)) * self.training.epochs
-                engine.advance(engine.round_number, member.name, samples)
+        engine.steps[self.at] = self.done_at_end
 
     def _worth_capturing(self, segment: Segment, now: int) -> bool:
         """Small clients have few steps of one size in a round; where the chunk stays as it is, all rounds' count."""

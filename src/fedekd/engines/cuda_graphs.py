@@ -80,8 +80,10 @@ class Recorded:
 
     def do(self, work: Callable[[], T], read: Sequence[Tensor], worth_capturing: bool) -> T:
         """``read``: all that it reads and somebody might replace."""
-        if len(read) != len(self.read) or not all(map(operator.is_, read, self.read)):
-            self.graph, self.given, self.read = None, None, list(read)
+        alike = len(read) == len(self.read) and all(map(operator.is_, read, self.read))
+        if not alike:
+            self.graph, self.given = None, None
+            self.read = list(read) if worth_capturing else []  # or else it would only keep their memory
         elif self.graph is None and worth_capturing:
             graph = torch.cuda.CUDAGraph()
             with capturing(graph, self.pool):

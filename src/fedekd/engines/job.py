@@ -205,7 +205,7 @@ class Scale:
         return Scale(self.gain[:count], self.shift[:count], self.mean[:count], self.std[:count])
 
     def inputs(self, raw: Tensor) -> Tensor:
-        return torch.addcmul(self.shift, raw.float(), self.gain)
+        return torch.addcmul(self.shift, raw.float() if raw.is_floating_point() else raw, self.gain)
 
     def targets(self, raw: Tensor) -> Tensor:
         return (raw - self.mean) / self.std if raw.is_floating_point() else raw
