@@ -282,18 +282,18 @@ def test_many_doors_together_take_and_refuse_what_each_would():
     stack = {"w": torch.ones(5, 2, 3), "n": torch.zeros(5, dtype=torch.long)}
     apart, together = ([Door(frozenset({"proxy"})) for _ in clients] for _ in range(2))
     later = []
-    up_together(together, "proxy", clients, stack, finite(stack), later)
+    up_together(together, "proxy", clients, size(stack), finite(stack), later)
     for door, own, rows in zip(apart, clients, ([0, 1], [2], [3, 4]), strict=True):
         door.up("proxy", own, {n: t[rows] for n, t in stack.items()})
     assert together == apart
     stack["w"][2:, 0, 1] = math.nan
     for check in later:
         check()  # what was asked does not change any more
-    up_together(together, "proxy", clients, stack, finite(stack), later)
+    up_together(together, "proxy", clients, size(stack), finite(stack), later)
     with pytest.raises(FedekdError, match="client c diverged: its proxy has NaN or inf in w"):
         later[-1]()
     with pytest.raises(FedekdError, match="private of client a may not leave"):
-        up_together(together, "private", clients, stack, finite(stack), later)
+        up_together(together, "private", clients, size(stack), finite(stack), later)
 
 
 def test_the_mean_alone_is_what_combining_gives():

@@ -80,18 +80,18 @@ def up_together(
     doors: Sequence[Door],
     name: str,
     clients: Sequence[Sequence[str]],
-    stack: Message,
+    bytes_: int,
     found: tuple[list[str], Tensor],
     later: list[Callable[[], None]],
 ) -> None:
-    """``Door.up`` for many doors, whose clients' uploads lie in this order in one tree: one question to the device.
+    """``Door.up`` for many doors, whose clients' uploads are all of one size: one question to the device.
 
-    ``found``: what ``finite`` says of them.
+    ``bytes_``: of all uploads; ``found``: what ``finite`` says of them, in this order.
     """
     counts, (floats, good) = [len(own) for own in clients], found
     for door, own in zip(doors, clients, strict=True):
         door.may(name, own)
-        door.took(name, own, size(stack) // sum(counts) * len(own))
+        door.took(name, own, bytes_ // sum(counts) * len(own))
 
     def check() -> None:
         if not bool(good.all()):
@@ -193,7 +193,8 @@ class Aggregator:
         return {**buffers, **answer}
 
     def gives(self, name: str, mean: Message) -> None:
-        """Remember what ``combine`` would where models travel and a method wants no more than their mean."""
+        """Remember what ``combine`` would where models travel and a method wants no more than their mean, which may be
+        overwritten by the next."""
         trained = self.sent.get(name, {})
         self.sent[name] = {n: t for n, t in mean.items() if n in trained}
         self.memory.setdefault(name, {})

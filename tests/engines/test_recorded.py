@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from contextlib import contextmanager
 
 import pytest
@@ -66,7 +67,7 @@ def test_what_is_not_worth_capturing_is_done_as_it_is(graphs):
         recorded.do(lambda: done.append(1), read, False)
     assert len(done) == 3
     assert not graphs
-    assert not recorded.read  # whose memory is not kept
+    assert not recorded.watched  # whose memory is not kept
 
 
 def test_what_was_captured_gives_the_same_tensors_again(graphs):
@@ -74,6 +75,36 @@ def test_what_was_captured_gives_the_same_tensors_again(graphs):
     first, second, third = (recorded.do(lambda: torch.ones(2), read, True) for _ in range(3))
     assert first is not second
     assert second is third
+
+
+def test_work_that_cannot_be_captured_goes_on_as_it_is(graphs, monkeypatch):
+    @contextmanager
+    def full(graph, pool):
+        yield
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(cuda_graphs, "capturing", full)
+    recorded, read, done = cuda_graphs.Recorded(), [torch.zeros(2)], []
+    given = [recorded.do(lambda: done.append(1) or len(done), read, True) for _ in range(4)]
+    assert given == [1, 3, 4, 5]  # the second was tried in vain
+    assert len(graphs) == 1
+
+
+STACKED = [name for name, method in methods.known().items() if method.roles and method.stacks and not method.public]
+
+
+@pytest.mark.parametrize("name", STACKED)
+def test_measuring_leaves_every_tensor_that_graphs_read_where_it_is(images, name):
+    engine = Stacked([job(images, methods.get(name), rounds=3, epochs=1)])
+    (stack,) = engine.stacks
+    engine.round()
+    chunk = next(iter(stack.chunks.values()))[1]
+    before = chunk._lasting()
+    engine.measure()
+    engine.round()
+    after = chunk._lasting()
+    assert all(map(operator.is_, before, after))
+    assert len(before) == len(after)
 
 
 @pytest.mark.parametrize("name", ["fedekd", "second-opinion", "fedrep"])

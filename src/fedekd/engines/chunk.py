@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fedekd.engines.forward import Both
     from fedekd.engines.stack import Stack
 
-SMALL = 2**26  # inputs of a chunk's rows up to which a forward pass over them takes the host longer than a GPU
+FEW_INPUTS = 2**24  # of a chunk's rows, up to which a forward pass over them takes the host longer than a GPU
 
 
 class Chunk:
@@ -56,7 +56,7 @@ class Chunk:
         self.steps = self.tables.steps
         self.clock = torch.zeros(1, dtype=torch.long, device=device)  # the step, on the device
         self.at = on_device(indices, device)
-        self.done_at_end = on_device(self.steps, device)
+        self.steps_done = on_device(self.steps, device)
         self.scale = engine.scale_of(self.at)
         self.varying = pick(group.varying, on_device(group.places(indices), device)) if group.varying else {}
         trees = {role: engine.trainable_part(role, step.part) for role in step.roles}
@@ -177,27 +177,27 @@ class Chunk:
         engine = self.engine
         self._set_rate(engine.settings_of(self.step).lr)
         self.tables.load(self.draw(engine.round_number))
-        self._keep(known | {"steps": self.done_at_end})
+        self._keep(known | {"steps": self.steps_done})
         if teachers is not None:
             self._keep({"teachers": torch.stack([teachers[i] for i in self.indices])})
-        self.models_read.do(self._read_models, self._lasting(), self._worth_recording())
+        few = len(self.indices) * self.tables.longest * engine.x[0].numel() <= FEW_INPUTS
+        stays = self._comes_again() and (few or not self.inputs.get("taught", self.step.frozen))
+        self.models_read.do(self._read_models, self._lasting(), stays)
         if self.drops:
             fill(self.keys, [self._dropout_key(i) for i in self.indices])
         self._take(np.flatnonzero(self.steps == 0))
         self.clock.zero_()
 
     def _lasting(self) -> list[Tensor]:
-        """The engine's tensors that a round reads and changes."""
+        """The engine's tensors that a round reads and changes, which have to be the same ones for a graph."""
         weights = [w for tree in self.engine.weights.values() for w in tree.values()]
         return [*weights, self.engine.steps, self.engine.trust_log.counts, self.engine.trust_log.sums]
 
-    def _worth_recording(self) -> bool:
-        """Whether what a round begins and ends with takes the host longer than the device, so that graphs are worth
-        their memory."""
-        engine = self.engine
-        values = len(self.indices) * self.tables.longest * engine.x[0].numel()
+    def _comes_again(self) -> bool:
+        """Whether graphs of what a round begins and ends with would save the host's time in more than one round."""
+        engine, left = self.engine, self.engine.training.rounds - self.engine.round_number
         stays = engine.participation == 1 and not (self.augmented or engine.personal)
-        return engine.graphs and stays and values <= SMALL and engine.training.rounds - engine.round_number > 2
+        return engine.graphs and stays and left > 2
 
     def _dropout_key(self, i: int) -> int:
         member, root = self.engine.members[i], self.method.root(self.step.roles[0])
@@ -215,10 +215,9 @@ class Chunk:
             for group in segment.optimizer.param_groups:
                 group["lr"] = lr
 
-    def train(self, known: dict[str, Any], teachers: dict[int, Tensor] | None = None) -> None:
-        """All steps of the round; the engine gets the new weights at the end."""
+    def train(self) -> None:
+        """All steps of the round, after ``load``; the engine gets the new weights at the end."""
         engine = self.engine
-        self.load(known, teachers)
         engine.forward.learning = frozenset(self.step.roles)
         for segment in self.segments:
             for state in segment.optimizer.state.values():
@@ -237,7 +236,7 @@ class Chunk:
                     self._advance(segment)
                     segment.warm = True
                 self._take(np.flatnonzero(self.steps == t + 1))
-        self.given_back.do(self._give_back, self._lasting(), self._worth_recording())
+        self.given_back.do(self._give_back, self._lasting(), self._comes_again())
         for i, steps in zip(self.indices, self.steps, strict=True):
             member = engine.members[i]
             if steps:
@@ -254,7 +253,7 @@ class Chunk:
             for role, tree in final.items():
                 for n, w in tree.items():
                     engine.weights[role][n][self.at] = w
-        engine.steps[self.at] = self.done_at_end
+        engine.steps[self.at] = self.steps_done
 
     def _worth_capturing(self, segment: Segment, now: int) -> bool:
         """Small clients have few steps of one size in a round; where the chunk stays as it is, all rounds' count."""

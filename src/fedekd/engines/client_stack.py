@@ -153,7 +153,8 @@ class ClientStack(Stack):
             yield
         finally:
             self.personal = False
-            self.weights, self.steps = weights, count
+            self.weights = weights
+            self.steps.copy_(count)  # in place: graphs read it
             self.groups = [group for group, *_ in known]
             for group, memory, gradients in known:
                 group.memory, group.gradients = memory, gradients

@@ -67,28 +67,31 @@ def _capture_stream(device: torch.device) -> torch.cuda.Stream:
 class Recorded:
     """Work that takes the host long and the device not: captured when it is done again, and replayed from then on.
 
-    It may change nothing but tensors that stay where they are. What it reads may be replaced by other tensors, and what
-    it gives is overwritten the next time.
+    It may read and change nothing but tensors that stay where they are for as long as this does, and those that it is
+    told of, which are watched. What it gives is overwritten the next time. Work that cannot be captured, or not in the
+    memory that is left, goes on as it is.
     """
 
     def __init__(self, pool: Any = None) -> None:
-        """``pool``: memory that other graphs use too; what the work gives must not lie in it."""
+        """``pool``: memory that other graphs use too; they overwrite whatever the work would give in it."""
         self.pool = pool
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.read: list[Tensor] = []
+        self.tried = False
+        self.watched: list[Tensor] = []
         self.given: Any = None
 
-    def do(self, work: Callable[[], T], read: Sequence[Tensor], worth_capturing: bool) -> T:
-        """``read``: all that it reads and somebody might replace."""
-        alike = len(read) == len(self.read) and all(map(operator.is_, read, self.read))
+    def do(self, work: Callable[[], T], watched: Sequence[Tensor], worth_capturing: bool) -> T:
+        """``watched``: where another tensor has come in the place of one of them, a graph is no longer used."""
+        alike = len(watched) == len(self.watched) and all(map(operator.is_, watched, self.watched))
         if not alike:
-            self.graph, self.given = None, None
-            self.read = list(read) if worth_capturing else []  # or else it would only keep their memory
-        elif self.graph is None and worth_capturing:
-            graph = torch.cuda.CUDAGraph()
-            with capturing(graph, self.pool):
-                self.given = work()
-            self.graph = graph
+            self.graph, self.given, self.tried = None, None, False
+            self.watched = list(watched) if worth_capturing else []  # or else it would only keep their memory
+        elif worth_capturing and not self.tried:
+            self.tried, graph = True, torch.cuda.CUDAGraph()
+            with suppress(RuntimeError):
+                with capturing(graph, self.pool):
+                    given = work()
+                self.graph, self.given = graph, given
         if self.graph is None:
             return work()
         self.graph.replay()

@@ -242,15 +242,16 @@ class Stack:
             )
 
     def _chunk(
-        self, where: Any, step: Train, group: MethodGroup, indices: list[int], again: int, lane: Lane, known: Any
+        self, where: Any, step: Train, group: MethodGroup, indices: list[int], again: int, teachers: Any, lane: Lane
     ) -> Chunk:
-        """The chunk of an earlier round, if its step is the same, with its buffers and graphs."""
-        key, own = (where, *indices), self.find(where)(group.method)
+        """Ready to train: the chunk of an earlier round, if its step is the same, with its buffers and graphs."""
+        key, own, known = (where, *indices), self.find(where)(group.method), self.known(group, indices)
         made = self.chunks.get(key)
         if made is None or made[0] != own or made[1].group is not group or not made[1].fits(known):
             if self.participation < 1:
                 self.chunks.clear()  # other members each round: earlier chunks would only take memory
             made = self.chunks[key] = own, Chunk(self, self.find(where), step, group, indices, again, lane)
+        made[1].load(known, teachers)
         return made[1]
 
     def _moves_when_written(self, step: Train) -> bool:
@@ -265,20 +266,17 @@ class Stack:
             return known[1].lane
         return self.lanes.least(where, sum(len(getattr(self.members[i], step.split)) for i in indices))
 
-    def _train_chunk(
-        self, where: Any, step: Train, group: MethodGroup, indices: list[int], again: int, teachers: Any, lane: Lane
-    ) -> dict[str, Any]:
+    def _train_chunk(self, *about: Any) -> dict[str, Any]:
         """The gradients that it leaves. Nobody else keeps the chunk, so that it makes room when it is forgotten."""
-        known = self.known(group, indices)
-        chunk = self._chunk(where, step, group, indices, again, lane, known)
-        chunk.train(known, teachers)
+        chunk = self._chunk(*about)
+        chunk.train()
         return chunk.gradients()
 
     def draw_ahead(self) -> None:
-        """The next round's batches, for the chunks that come again then."""
+        """The next round's batches, for the chunks that trained in this one."""
         if self.participation == 1 and self.round_number + 1 < self.training.rounds:
-            for (where, *_), (_, chunk) in self.chunks.items():
-                if where[0] == "step":
+            for _, chunk in self.chunks.values():
+                if chunk.plans and chunk.plans[0] == self.round_number:
                     chunk.draw(self.round_number + 1)
 
     def put(self, what: str, found: Mapping[str, Any], members: Sequence[int]) -> None:

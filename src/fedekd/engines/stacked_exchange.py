@@ -16,7 +16,17 @@ from fedekd.engines.job import SERVER, Job
 from fedekd.engines.on_device import on_device
 from fedekd.engines.server import server_facts
 from fedekd.engines.stack import Stack, StackMember, settle
-from fedekd.exchange import Aggregator, Door, answer_of, averaging_weights, finite, same_shapes, shares, up_together
+from fedekd.exchange import (
+    Aggregator,
+    Door,
+    answer_of,
+    averaging_weights,
+    finite,
+    same_shapes,
+    shares,
+    size,
+    up_together,
+)
 from fedekd.methods.base import Exchange
 from fedekd.robust import average
 from fedekd.trees import moved
@@ -25,8 +35,8 @@ if TYPE_CHECKING:
     from fedekd.engines.stacked import Stacked
 
 
-Means = tuple[dict[str, Tensor], tuple[list[str], Tensor], list[dict[str, Tensor]]]
-SMALL = 2**26  # numbers that members send up to which a mean takes the host longer than a GPU
+Means = tuple[int, tuple[list[str], Tensor], list[dict[str, Tensor]]]
+FEW_NUMBERS = 2**26  # that members send, up to which their means take the host longer than a GPU
 
 
 class StackedExchange:
@@ -44,6 +54,7 @@ class StackedExchange:
         self.missed: dict[str, list[int]] = {}  # by exchange: the members that do not have it
         self.recorded = {name: Recorded() for name in self.exchanges}
         self.shares: dict[tuple[float, ...], Tensor] = {}
+        """By the weights of a job's members, which graphs read."""
 
     def _check_shapes(self) -> None:
         for name, step in self.exchanges.items():
@@ -108,8 +119,8 @@ class StackedExchange:
             averaging_weights(self.training.weighting, [len(self.members[i].train) for i in own]) for own in there
         ]
         if self._means_only(step):
-            every, found, means = self._means(index, step, here, weights)
-            up_together(self.doors, step.name, names, every, found, self.unsettled)
+            bytes_, (floats, good), means = self._means(index, step, here, weights)
+            up_together(self.doors, step.name, names, bytes_, (floats, good.clone()), self.unsettled)
             for server, mean in zip(self.servers, means, strict=True):
                 server.gives(step.name, mean)
             return means
@@ -127,9 +138,10 @@ class StackedExchange:
         return answers
 
     def _means(self, index: int, step: Exchange, here: Sequence[int], weights: Sequence[Sequence[float]]) -> Means:
-        """What these members send, whether it is finite, and the mean of each job."""
-        for each in set(map(tuple, weights)) - self.shares.keys():
-            self.shares[each] = shares(each, self.device)
+        """The bytes that these members send, whether they are finite, and the mean of each job."""
+        known, self.shares = self.shares, {}
+        for each in set(map(tuple, weights)):
+            self.shares[each] = known[each] if each in known else shares(each, self.device)
         by_job = [self.shares[tuple(each)] for each in weights]
 
         def work() -> Means:
@@ -138,7 +150,7 @@ class StackedExchange:
             # A job's part is copied: where it begins in memory could decide in which order the GPU adds.
             parts = [{n: each[j].clone() for n, each in pieces.items()} for j in range(len(weights))]
             means = [average(part, share) for part, share in zip(parts, by_job, strict=True)]
-            return every, finite(every), means
+            return size(every), finite(every), means
 
         read = [w for stack in self.engine.stacks for w in stack.weights[step.name].values()]
         return self.recorded[step.name].do(work, read, self._worth_recording(read, here))
@@ -147,7 +159,7 @@ class StackedExchange:
         """Whether it takes the host longer than the device, and the same members come again."""
         stack, left = self.engine.stacks[0], self.training.rounds - self.engine.round_number
         stays = len(self.engine.stacks) == 1 and stack.all_stay(here) and self.jobs[0].participation == 1
-        return stack.graphs and stays and left > 2 and sum(w.numel() for w in read) <= SMALL
+        return stack.graphs and stays and left > 2 and sum(w.numel() for w in read) <= FEW_NUMBERS
 
     def _of_job(self, index: int, job: Job) -> Exchange:
         step = job.method.steps(self.engine.round_number)[index]

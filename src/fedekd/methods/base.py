@@ -162,7 +162,7 @@ class Method:
 
     @property
     def drawn(self) -> int:
-        """How many of the ``uniforms`` are drawn when it trains; a variant whose losses read none may say 0."""
+        """How many of the ``uniforms`` are drawn in training: a variant whose losses read none may do without."""
         return self.uniforms
 
     def root(self, role: str) -> str:

@@ -89,7 +89,7 @@ class FedeKD(Method):
 
     @property
     def drawn(self) -> int:
-        return self.uniforms if self.gate == "permuted" or self.teaching else 0
+        return 0 if self.gate != "permuted" and self.uniforms == FedeKD.uniforms else self.uniforms
 
     def begin(self, client: ClientInit) -> dict[str, Any]:
         if not self.needs_features:
