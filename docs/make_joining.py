@@ -240,7 +240,8 @@ def one_model(every: list[Setting]) -> str:
     """What the model that was taught by the mixture keeps of it, and what it owes to federation."""
     heads = "passes a round", "Δ of the mixture", "Δ of the one model", "kept", "federation"
     lines = ["| data | " + " | ".join(heads) + " |", "| --- |" + " ---: |" * len(heads)]
-    kept: dict[int, list[float]] = defaultdict(list)
+    few: list[float] = []
+    whole: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for one in every:
         for label, runs in (one.by | one.other_configurations).items():
             if label.split(" (")[0] != TAUGHT:
@@ -250,23 +251,30 @@ def one_model(every: list[Setting]) -> str:
             found = one.taken_apart.get(label)
             part = found.summary.get("federation") if found else None
             federation = "–" if part is None else points(part["mean"]) + interval(part["interval"])
-            passes = next(iter(runs.values()))["params"]["passes"]
-            kept[passes].append(100 * taught / mixture)
-            cells = f"{passes}", points(mixture), points(taught), f"{kept[passes][-1]:.0f} %", federation
+            passes, kept = next(iter(runs.values()))["params"]["passes"], 100 * taught / mixture
+            (whole[TITLES[one.dataset]][passes] if one.fraction == 1 else few).append(kept)
+            cells = f"{passes}", points(mixture), points(taught), f"{kept:.0f} %", federation
             lines.append(f"| {one.name} | " + " | ".join(cells) + " |")
-    spans = {passes: f"{min(some):.0f} to {max(some):.0f} %" for passes, some in kept.items()}
+    with_all = "; ".join(
+        f"on {title} " + ", ".join(f"{passes} passes keep {span(some)}" for passes, some in sorted(by_passes.items()))
+        for title, by_passes in whole.items()
+    )
     table = "\n".join(lines)
     return f"""`{TAUGHT}` ends with one model of the private architecture, taught by the mixture on blends and
 patchworks of a client's own rows ([how](method.md#taught-back)). *Kept* is the share of the mixture's Δ that this model
-keeps. With few rows, it is taught in thirty passes over them per round, and keeps {spans[30]} in {len(kept[30])}
-settings. With all rows only OrganAMNIST was run, and only with fewer passes: three keep {spans[3]}, and ten
-{spans[10]}. Thirty passes were not tried there.
+keeps. With few rows, it is taught in thirty passes over them per round, and keeps {span(few)} in {len(few)}
+settings. With all rows that takes ten times as long. What was run there:
+{with_all}.
 
 The images that teach this model are shifted by a few pixels, which those of other methods are not. Its twin is taught
 in the same way, so the federation column is free of that. A dash: the twin was not run, and part of what is kept may be
 due to the shifts.
 
 {table}"""
+
+
+def span(shares: list[float]) -> str:
+    return f"{min(shares):.0f} to {max(shares):.0f} %"
 
 
 def by_method(one: Setting, show: Callable[[float], str] = points, best: Literal[1, -1] = 1) -> list[str]:
