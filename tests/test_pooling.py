@@ -187,3 +187,18 @@ def test_a_clearly_positive_mean_counts_each_group_once():
     whose = torch.stack([by_row, by_group])
     found = vmap(lambda groups: pooling.clearly_positive(values + 0.6, real, groups))(whose)
     assert found.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("width", [200, 257])
+def test_heads_on_wide_features_are_solved_with_several_threads_too(width):
+    """MKL's LU of several matrices of this size at once goes wrong there, once a number of threads was chosen."""
+    rng, before = torch.Generator().manual_seed(0), torch.get_num_threads()
+    spread = torch.randn(300, width, generator=rng)
+    matrices = torch.stack([spread.T @ spread / 300 + s * torch.eye(width) for s in (0.1, 0.3, 0.9)])
+    right = torch.randn(width, 11, generator=rng)
+    torch.set_num_threads(2)
+    try:
+        found = pooling._solved(matrices, right)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(matrices @ found, right.expand(3, -1, -1), rtol=1e-3, atol=1e-3)

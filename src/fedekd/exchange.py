@@ -16,26 +16,13 @@ import torch
 from torch import Tensor
 
 from fedekd.errors import FedekdError
-from fedekd.methods.base import Exchange, Method
+from fedekd.methods.base import Exchange
+from fedekd.methods.base import exchanges as exchanges  # this and the next for those who import them from here
+from fedekd.methods.base import shared_roles as shared_roles
 from fedekd.methods.uploads import Uploads
 from fedekd.robust import Mean, average
 
 Message = Mapping[str, Tensor]
-
-
-def exchanges(method: Method, rounds: int) -> dict[str, Exchange]:
-    """What a method exchanges, by name: the first exchange of each."""
-    found: dict[str, Exchange] = {}
-    for round in range(rounds):
-        for step in method.steps(round):
-            if isinstance(step, Exchange):
-                found.setdefault(step.name, step)
-    return found
-
-
-def shared_roles(method: Method, rounds: int) -> frozenset[str]:
-    """The roles whose models, or parts of them, a method sends."""
-    return frozenset(name for name, step in exchanges(method, rounds).items() if step.send is None)
 
 
 @dataclass
@@ -152,6 +139,7 @@ class Aggregator:
         """
         self.sent = {name: dict(tree) for name, tree in start.items()}
         self.memory: dict[str, Any] = {}
+        self.lent: set[str] = set()  # exchanges of which ``sent`` may be overwritten
         self.about = about
 
     def combine(
@@ -165,6 +153,9 @@ class Aggregator:
         """The answer to one exchange. ``messages`` are trees, or one tree of [K, ...]."""
         share = shares(weights, _device(messages))
         previous, memory = self.sent.get(step.name, {}), self.memory.get(step.name, {})
+        if step.name in self.lent:
+            previous = {n: t.clone() for n, t in previous.items()}
+            self.lent.remove(step.name)
         mean = _Asked(self.about.get("average", average))
         facts = {"clients": len(weights), **self.about, "weights": share, "average": mean, "round": round}
         facts |= {"previous": previous, "memory": memory, "numbers": tuple(numbers)}
@@ -193,10 +184,13 @@ class Aggregator:
         return {**buffers, **answer}
 
     def gives(self, name: str, mean: Message) -> None:
-        """Remember what ``combine`` would where models travel and a method wants no more than their mean, which may be
-        overwritten by the next."""
+        """Remember what ``combine`` would, where models travel and a method wants no more than their mean.
+
+        ``mean`` is not copied, and the next round's may lie in the same memory: ``combine`` copies what it hands on.
+        """
         trained = self.sent.get(name, {})
         self.sent[name] = {n: t for n, t in mean.items() if n in trained}
+        self.lent.add(name)
         self.memory.setdefault(name, {})
 
     def state(self) -> dict[str, Any]:

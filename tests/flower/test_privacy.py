@@ -24,6 +24,7 @@ from fedekd.flower.server.rounds import Rounds
 from fedekd.flower.settings import Privacy
 from fedekd.flower.site import dp_sgd
 from fedekd.methods.base import Exchange, Train
+from fedekd.methods.second_opinion import SecondOpinion
 
 
 def test_the_private_model_does_not_leak_through_the_proxy(tmp_path, digits):
@@ -171,6 +172,24 @@ def test_what_a_client_makes_for_its_own_answers_costs_nothing(tmp_path, request
     assert np.isfinite(one.measure().value)
     assert dict(one.budget.ledger["spent"]) == spent
     assert equal(before, one.message("proxy"))
+
+
+def test_the_pupil_learns_from_the_opinions_that_were_weighed(tmp_path, digits, monkeypatch):
+    """Those are of a proxy that does not know the client's class counts, which noise protects."""
+    seen, opinions = [], SecondOpinion.opinions
+
+    def noted(self, batch):
+        seen.append(batch.counts)
+        return opinions(self, batch)
+
+    monkeypatch.setattr(SecondOpinion, "opinions", noted)
+    one = client(tmp_path / "a", digits, ("second-opinion-taught", {"passes": 1}), rounds=1)
+    for step in one.method.steps(0):
+        if not isinstance(step, Exchange):
+            one.perform(step, 0)
+    assert len(seen) > 1
+    assert not torch.equal(seen[0], one.counts)
+    assert all(torch.equal(counts, seen[0]) for counts in seen)
 
 
 @pytest.mark.parametrize("method", ["fedavg", ("fedprox", {"mu": 5.0}), ("feddyn", {"a": 5.0})])

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fedekd.engines.forward import Both
     from fedekd.engines.stack import Stack
 
-FEW_INPUTS = 2**24  # of a chunk's rows, up to which a forward pass over them takes the host longer than a GPU
+FEW_INPUTS = 2**24  # numbers in a chunk's rows, up to which a forward pass over them takes the host longer than a GPU
 
 
 class Chunk:
@@ -91,6 +91,7 @@ class Chunk:
         self.each = torch.arange(len(indices), device=device)[:, None]
         self.inputs: dict[str, Any] = {}  # what else a step reads: frozen outputs, fixed weights, what clients know
         self.plans: tuple[int, list[Schedule]] | None = None  # of a round
+        self.loaded = -1  # the last round for which it was
         self.models_read, self.given_back = Recorded(lane.pool), Recorded(lane.pool)
         self.segments = segments_of(self)
 
@@ -175,6 +176,7 @@ class Chunk:
         ``known``: see ``Stack.known``; ``teachers``: by member, [uploads, rows, ...], where the server trains.
         """
         engine = self.engine
+        self.loaded = engine.round_number
         self._set_rate(engine.settings_of(self.step).lr)
         self.tables.load(self.draw(engine.round_number))
         self._keep(known | {"steps": self.steps_done})

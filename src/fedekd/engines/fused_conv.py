@@ -23,8 +23,8 @@ FEW = 4  # input channels up to which a layer counts as a first layer
 WORKSPACE = 2**31  # bytes of full-resolution gradient held at once; larger stacks go backward in several parts
 PROGRAMS = 4  # per multiprocessor: with fewer, a weight gradient's sum is split
 
-# Rows, columns and depth of a product's tiles (never wider than the layer), warps, pipeline stages. Those that won in
-# benchmarks/gpu_kernels.py go into TILES, by (kernel, inputs, outputs, precision) of the layer.
+# Rows, columns and depth of a product's tiles (never wider than the layer), warps, pipeline stages. TILES is for
+# benchmarks/gpu_kernels.py: what wins its search, by (kernel, inputs, outputs, precision) of the layer, while it runs.
 Tile = tuple[int, ...]
 TILES: dict[tuple[str, int, int, str], Tile] = {}
 DEFAULTS: dict[str, dict[str, Tile]] = {

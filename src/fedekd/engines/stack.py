@@ -152,11 +152,14 @@ class Stack:
         round = self.round_number
 
         def found(method: Method) -> Any:
-            steps: Sequence[Step] = method.personalise() if where[0] == "personalise" else method.steps(round)
-            step = steps[where[1]]
+            step = self._steps(where, method, round)[where[1]]
             return step.refine if where[0] == "refine" and isinstance(step, Exchange) else step
 
         return found
+
+    @staticmethod
+    def _steps(where: tuple[Any, ...], method: Method, round: int) -> Sequence[Step]:
+        return method.personalise() if where[0] == "personalise" else method.steps(round)
 
     def by_group(self, here: Iterable[int], work: Callable[[MethodGroup, list[int]], None]) -> None:
         """Call ``work`` for members whose functions are one mapped function: one group, in which all know the same.
@@ -245,7 +248,8 @@ class Stack:
         self, where: Any, step: Train, group: MethodGroup, indices: list[int], again: int, teachers: Any, lane: Lane
     ) -> Chunk:
         """Ready to train: the chunk of an earlier round, if its step is the same, with its buffers and graphs."""
-        key, own, known = (where, *indices), self.find(where)(group.method), self.known(group, indices)
+        key, known = (where, *indices), self.known(group, indices)
+        own = self.find(where)(group.method), again
         made = self.chunks.get(key)
         if made is None or made[0] != own or made[1].group is not group or not made[1].fits(known):
             if self.participation < 1:
@@ -273,11 +277,15 @@ class Stack:
         return chunk.gradients()
 
     def draw_ahead(self) -> None:
-        """The next round's batches, for the chunks that trained in this one."""
-        if self.participation == 1 and self.round_number + 1 < self.training.rounds:
-            for _, chunk in self.chunks.values():
-                if chunk.plans and chunk.plans[0] == self.round_number:
-                    chunk.draw(self.round_number + 1)
+        """The next round's batches, for the chunks that trained in this one and whose step comes again."""
+        then = self.round_number + 1
+        if self.participation < 1 or then >= self.training.rounds:
+            return
+        for (where, *_), ((step, _), chunk) in self.chunks.items():
+            if chunk.loaded == self.round_number:
+                steps = self._steps(where, chunk.method, then)
+                if list(steps[where[1] : where[1] + 1]) == [step]:
+                    chunk.draw(then)
 
     def put(self, what: str, found: Mapping[str, Any], members: Sequence[int]) -> None:
         """What these members know of one kind, in whatever groups they are by now."""

@@ -29,14 +29,12 @@ from fedekd.engines.job import (
     trust_of_round,
 )
 from fedekd.engines.schedule import numbered, participants
-from fedekd.engines.stack import CHUNK, SHRINK_STAGES, StackMember, settle
+from fedekd.engines.stack import StackMember, settle
 from fedekd.engines.stackable import check, kinds
 from fedekd.engines.stacked_exchange import StackedExchange
 from fedekd.exchange import exchanges
 from fedekd.methods.base import Exchange
 from fedekd.trees import copied
-
-__all__ = ["CHUNK", "SHRINK_STAGES", "StackMember", "Stacked"]
 
 T = TypeVar("T")
 

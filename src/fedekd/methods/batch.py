@@ -58,7 +58,7 @@ class Batch:
     its trainable weights, and before the first result those that the model began with."""
     memory: Mapping[str, Any]
     gradients: Mapping[str, Tree]  # by role: the mean gradient of the last `Train(gradients=True)`
-    uniform: Tensor  # [B, uniforms] numbers in [0, 1), the same for every method on a seed
+    uniform: Tensor  # [B, uniforms] numbers in [0, 1), the same for every method on a seed; see ``Method.drawn``
     rows: Tensor  # [B] places in the split, which are the same for every client where the split is public
     groups: Tensor  # [B] numbers of their groups in the split, such as its patients; ``rows`` where there are none
     counts: Tensor  # [C] training rows of each class; [1] all of them for a regression

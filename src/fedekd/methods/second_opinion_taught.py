@@ -9,7 +9,7 @@ weights over the rounds.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedekd.methods import Batch, ClientInit, Copy, Remember, Step, Train, register
@@ -46,7 +46,12 @@ class SecondOpinionTaught(SecondOpinion):
         import torch
 
         fitted_to_all = torch.full_like(batch.rows, ALL)
-        return batch.mean(batch.distilled("pupil", self.pooled(batch.memory, fitted_to_all, self.opinions(batch))))
+        here = replace(batch, counts=batch.memory["counts"])
+        return batch.mean(batch.distilled("pupil", self.pooled(batch.memory, fitted_to_all, self.opinions(here))))
+
+    def weigh(self, batch: Batch) -> dict[str, Any]:
+        """With the class counts that the opinions had, which are not the true ones where noise protects them."""
+        return {**super().weigh(batch), "counts": batch.counts}
 
     def first(self, batch: Batch) -> dict[str, Any]:
         return {"mean": dict(batch.weights["pupil"])}
