@@ -202,6 +202,22 @@ class Tuned:
         best = min(means, key=lambda name: means[name][0])
         return best, means[best][1] - means[AS_IN_STUDY][1]
 
+    def by_accuracy(self) -> str:
+        """What validation accuracy after the last round, by which this page compares, would choose in their place."""
+        found = []
+        for method, alpha in itertools.product(sorted(self.runs), (0.5, 0.1)):
+            some = self.runs[method][alpha]
+            means = {name: np.mean([c["val"] for r in runs for c in r["clients"]]) for name, runs in some.items()}
+            best = max(means, key=means.__getitem__)
+            if best not in (AS_IN_STUDY, self.chosen(method, alpha)[0]):
+                run = f"{method} ({best})" in self.tenth[alpha].other_configurations
+                found.append(f"`{method}` ({best}) at α={alpha:g}{'' if run else ', not run on seeds 0 to 4'}")
+        return (
+            "Validation accuracy after the last round would have chosen still others: " + "; ".join(found) + "."
+            if found
+            else ""
+        )
+
     def leads(self) -> dict[tuple[str, float], list[float] | None]:
         """By how much `NEAR` is ahead of each chosen configuration that is not the study's; None: not run."""
         found: dict[tuple[str, float], list[float] | None] = {}
@@ -243,6 +259,6 @@ class Tuned:
         left = f"; {', '.join(ahead)}" if ahead else ""
         missing = " A dash: the chosen one has not been run on seeds 0 to 4." if len(run) < len(leads) else ""
         return (
-            f"In {len(leads)} cases the chosen configuration is not the study's. {len(run)} of them were run on "
-            f"seeds 0 to 4: {behind} are behind, {clearly} of them clearly{left}.{missing}"
+            f"For {len(leads)} of the {2 * len(self.runs)} pairs of rival and α it is not the study's. Of these, "
+            f"{len(run)} were run on seeds 0 to 4: {behind} are behind, {clearly} of them clearly{left}.{missing}"
         )

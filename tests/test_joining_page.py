@@ -62,7 +62,7 @@ def test_what_is_said_of_chosen_configurations_follows_the_records(scripts, tent
     assert records.Tuned(tenth).said() == "The configurations that were chosen have not been run on seeds 0 to 4."
     better = [configured(one, 0.05) for one in tenth]
     said = records.Tuned(better).said()
-    assert "2 of them were run on seeds 0 to 4: 0 are behind" in said
+    assert "Of these, 2 were run on seeds 0 to 4: 0 are behind" in said
     assert "ditto (lam=3.0) at α=0.5 is clearly ahead" in said
     assert said.endswith("A dash: the chosen one has not been run on seeds 0 to 4.")
     assert "higher mean than every rival in all 2." in page.said(tenth)
