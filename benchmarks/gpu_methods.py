@@ -31,7 +31,8 @@ from torch.profiler import ProfilerActivity, profile
 from fedekd import methods
 from fedekd.data import Dataset, Federation, Split
 from fedekd.engines.job import Job, Training
-from fedekd.engines.stacked import CHUNK, Stacked
+from fedekd.engines.stack import CHUNK
+from fedekd.engines.stacked import Stacked
 
 ROUNDS = 5
 CLIENTS = (2600, 1900, 1300, 800, 500, 300)

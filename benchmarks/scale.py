@@ -22,7 +22,8 @@ from torch import Tensor
 
 from fedekd import methods, models
 from fedekd.engines.job import Job, Training
-from fedekd.engines.stacked import CHUNK, Stacked
+from fedekd.engines.stack import CHUNK
+from fedekd.engines.stacked import Stacked
 
 TOTAL = 600 * BATCH * 4
 GIB = 2**30

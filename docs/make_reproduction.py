@@ -21,11 +21,11 @@ from fedekd.data.registry import recipe
 from fedekd.report.paper_tables import make_tables, paper_figures
 from fedekd.report.table_formats import render
 from fedekd.runs.aggregate import usual_settings
-from fedekd.runs.findings import PARTS, Finding, findings, headline, legend, losses, not_known
+from fedekd.runs.findings import Finding, findings, headline, legend, losses, not_known
 from fedekd.runs.results import load
 from fedekd.runs.store import read_failures
 from fedekd.runs.transfer import MethodTransfer, analyse
-from fedekd.runs.verdict_text import STATES, assumed, menu
+from fedekd.runs.verdict_text import PART_WORDS, STATES, assumed, menu
 from fedekd.units import Unit
 
 HOME = Path(__file__).resolve().parents[1]
@@ -139,7 +139,7 @@ def main() -> None:
 def _findings(found: list[Finding]) -> list[str]:
     """What the records say of FedeKD, in sentences and in figures; none of it is written by hand."""
     own = [one for one in found if one.label == "fedekd"]
-    rows = [[one.title, *(one.figure(part) for part in PARTS)] for one in own]
+    rows = [[one.title, *(one.figure(part) for part in PART_WORDS)] for one in own]
     notes = [f"{note[0].upper()}{note[1:]}." for note in not_known(own)]
     sentences = [f"- {one.sentence()}" for one in own]
     return [
@@ -147,7 +147,7 @@ def _findings(found: list[Finding]) -> list[str]:
         "We ran the study of the [FedeKD](method.md) paper again, with controls that it lacks. By dataset:\n",
         *sentences,
         "",
-        table(["dataset", *PARTS.values()], rows),
+        table(["dataset", *PART_WORDS.values()], rows),
         "",
         " ".join([legend(), "In points of accuracy; on the last two datasets RMSE, where lower is better.", *notes]),
         "",

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import argparse
 import html
+import inspect
 import itertools
 import os
+import pkgutil
 import re
 import shlex
 import subprocess
@@ -173,6 +175,21 @@ def test_the_citation_is_of_this_version() -> None:
     cited = (HOME / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {__version__}\n" in cited
     assert f"## {__version__}" in (HOME / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_the_reference_has_words_for_everything() -> None:
+    """A function's first parameter is what its first sentence is about; the others are named."""
+    lacking = set()
+    for name in re.findall(r"^::: (\S+)$", (HOME / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE):
+        one = pkgutil.resolve_name(name)
+        words = one.__doc__ or ""
+        if not words or words.startswith(f"{name.rpartition('.')[2]}("):  # as dataclasses without words begin
+            lacking.add(name)
+        if inspect.isfunction(one):
+            others = [*inspect.signature(one).parameters.values()][1:]
+            named = [other.name for other in others if other.kind != other.VAR_KEYWORD]
+            lacking |= {f"{name}: {other}" for other in named if not re.search(rf"\b{other}\b", words)}
+    assert lacking <= {"fedekd.runs.transfer.analyse: level", "fedekd.runs.transfer.ClientTransfer"}
 
 
 # The site

@@ -20,9 +20,15 @@ def test_every_room_has_a_place():
     assert there - {"__init__"} == set(rooms.places())
 
 
+def test_the_page_names_every_room():
+    page = (rooms.HOME / "docs" / "architecture.md").read_text()
+    rest = {room for room in rooms.places() if f"`{room}`" not in page and f"`{room}/`" not in page}
+    assert rest == {"__main__"}
+
+
 def test_a_step_up_is_seen(monkeypatch):
     """The first test could not fail if nothing were read."""
-    up = rooms.Import("fedekd.runs.store", "fedekd.report.page", 1, False)
+    up = rooms.Import("fedekd.runs.store", "fedekd.report.page", 1)
     monkeypatch.setattr(rooms, "imports", lambda: [up])
     assert rooms.wrong() == ["fedekd.runs.store:1 imports fedekd.report.page: runs does not stand above report"]
 

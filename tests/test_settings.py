@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,22 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from fedekd.data.federation import KINDS
 from fedekd.data.paper import PAPER
 from fedekd.data.public import as_share
 from fedekd.data.registry import preset
+from fedekd.dataset import TASKS, Reading
 from fedekd.errors import FedekdError
-from fedekd.settings import DEFAULT_PRESET, Settings, make_settings, parse_names, parse_seeds, read_toml
+from fedekd.settings import (
+    CHOICES,
+    DEFAULT_PRESET,
+    READING,
+    Settings,
+    make_settings,
+    parse_names,
+    parse_seeds,
+    read_toml,
+)
 
 
 def one_line(error) -> str:
@@ -222,6 +234,12 @@ def test_the_smallest_values_are_taken():
     assert {name: getattr(settings, name) for name in low} == low
     with pytest.raises(FedekdError, match="clients"):
         make_settings({"clients": 1})
+
+
+def test_what_lower_rooms_know_is_named_alike():
+    assert CHOICES["partition"] == KINDS
+    assert CHOICES["task"] == TASKS
+    assert tuple(field.name for field in fields(Reading)) == READING
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@
     python tools/rooms.py            say which imports point the wrong way
     python tools/rooms.py --draw     and draw docs/images/rooms.svg
 
-A room is a package or a module directly under fedekd. It may import rooms of the floors below its own and nothing else,
-also inside functions. (What is imported for types alone may lie on the same floor.) tests/test_rooms.py holds the code
-and the picture to this.
+A room is a package or a module directly under fedekd. It may import the rooms of its own block and of the floors below,
+but for what NEVER lists, and nothing else, also inside functions. tests/test_rooms.py holds the code and the picture to
+this.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PICTURE = HOME / "docs" / "images" / "rooms.svg"
 
 
 class Block(NamedTuple):
-    """Rooms that are drawn as one box, and may import one another where they are the core."""
+    """Rooms that are drawn as one box and may import one another."""
 
     title: str
     about: str
@@ -58,8 +58,8 @@ FLOORS: tuple[tuple[Block, ...], ...] = (  # from the ground up
             ),
         ),
     ),
+    (Block("data", "datasets, partitions", ("data",)),),
     (
-        Block("data", "datasets, partitions", ("data",)),
         Block(
             "questions and measures",
             "what is asked, what is measured",
@@ -76,10 +76,6 @@ FLOORS: tuple[tuple[Block, ...], ...] = (  # from the ground up
     ),
     (Block("entrances", "the command line, and Python", ("commands", "cli", "api", "__main__")),),
 )
-FREE = {("tools", "tools"), ("core", "core"), ("entrances", "entrances"), ("questions and measures", "data"),
-        ("questions and measures", "questions and measures"), ("data", "questions and measures")}  # fmt: skip
-
-
 NEVER = {("flower", "studies")}
 
 
@@ -87,7 +83,6 @@ class Import(NamedTuple):
     source: str
     target: str
     line: int
-    for_types: bool
 
     def __str__(self) -> str:
         return f"{self.source}:{self.line} imports {self.target}"
@@ -98,7 +93,6 @@ def imports() -> Iterator[Import]:
     paths = {name_of(path): path for path in sorted(SOURCE.rglob("*.py"))}
     for module, path in paths.items():
         tree = ast.parse(path.read_text())
-        typed = {id(n) for block in ast.walk(tree) if _is_typing_only(block) for n in ast.walk(block)}
         for node in ast.walk(tree):
             names: list[str] = []
             if isinstance(node, ast.Import):
@@ -108,16 +102,12 @@ def imports() -> Iterator[Import]:
                 names = [name if name in paths else node.module for name in names]
             for name in names:
                 if name in paths:
-                    yield Import(module, name, node.lineno, id(node) in typed)
+                    yield Import(module, name, node.lineno)
 
 
 def name_of(path: Path) -> str:
     parts = ("fedekd", *path.relative_to(SOURCE).with_suffix("").parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def _is_typing_only(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
 def room(module: str) -> str:
@@ -140,10 +130,8 @@ def wrong() -> list[str]:
             found.append(f"{missing[0]} has no place in tools/rooms.py")
             continue
         (upper, block), (lower, other) = known[source], known[target]
-        below = lower < upper and (block, other) not in NEVER
-        if below or (block, other) in FREE or (lower == upper and one.for_types):
-            continue
-        found.append(f"{one}: {block} does not stand above {other}")
+        if block != other and (lower >= upper or (block, other) in NEVER):
+            found.append(f"{one}: {block} does not stand above {other}")
     return sorted(set(found))
 
 
@@ -162,7 +150,7 @@ def arrows() -> set[tuple[str, str]]:
 
 
 LABEL = "The rooms of fedekd, and which imports which"
-WIDTH, HEIGHT, GAP, FLOOR = 880, 64, 20, 104
+WIDTH, HEIGHT, GAP, FLOOR, LETTER = 880, 64, 20, 104, 7
 
 
 def draw() -> str:
@@ -173,8 +161,8 @@ def draw() -> str:
         for n, block in enumerate(floor):
             left, top = GAP + n * (wide + GAP), GAP + k * FLOOR
             boxes[block.title] = left, top, wide
-            listed = block.rooms if len(block.rooms) > 1 else ()
-            text = " · ".join(listed) if listed else block.about
+            listed = " · ".join(block.rooms)
+            text = listed if len(block.rooms) > 1 and len(listed) * LETTER < wide else block.about
             middle = left + wide / 2
             shapes.append(
                 f'<rect x="{left:g}" y="{top}" width="{wide:g}" height="{HEIGHT}" rx="8"/>'

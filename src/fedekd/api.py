@@ -17,9 +17,10 @@ def run(
     """Train the methods on every seed and compare each client with training alone.
 
     Takes every setting of ``fedekd run`` by its name (``methods``, ``alpha``, ``seeds``, ``rounds``, ...). Also takes
-    objects where the command line takes names: a ``Dataset``, ``Method`` instances among ``methods``, and functions
-    as ``private`` and ``proxy``. ``log_to`` names trackers, as ``--log-to`` does. With ``workers`` above 1, methods and
-    seeds train in parallel in that many processes; a script then needs its ``if __name__ == "__main__":``.
+    objects where the command line takes names: a ``Dataset``, ``Method`` instances among ``methods``, and functions as
+    ``private`` and ``proxy``. ``progress`` says whether to show it, and ``log_to`` names trackers, as ``--log-to``
+    does. With ``workers`` above 1, methods and seeds train in parallel in that many processes; a script then needs its
+    ``if __name__ == "__main__":``.
     """
     from fedekd.dataset import Dataset
 

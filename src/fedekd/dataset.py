@@ -110,6 +110,11 @@ class Dataset:
         if self.sites is not None:
             self._check_sites(np.asarray(self.sites))
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """``labels``, or the classes' numbers where they have no names."""
+        return self.labels or tuple(str(label) for label in range(self.outputs))
+
     def _fail(self, problem: str) -> FedekdError:
         return FedekdError(f"dataset {self.name!r}: {problem}")
 

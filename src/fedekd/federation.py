@@ -24,6 +24,8 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Federation:
+    """A dataset, the rows of it that each client holds, and the scaling of inputs and targets that all share."""
+
     dataset: Dataset
     clients: tuple[Split, ...]
     names: tuple[str, ...]

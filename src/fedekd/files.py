@@ -44,6 +44,11 @@ def unreadable(path: Path, error: BaseException) -> FedekdError:
     return FedekdError(f"cannot read {path}: {why}; check that it is a file that you may read")
 
 
+def owner_only(path: Path) -> FedekdError:
+    """What to say of another user's keys, state or what is in it."""
+    return FedekdError(f"cannot read {path}: it is for its owner alone; run this as that user")
+
+
 def failed_read(path: Path, error: BaseException, damage: FedekdError) -> FedekdError:
     """What to say of a failed read: ``damage`` where the content is wrong; it may also be that the system refused."""
     refused = isinstance(error, OSError) and error.errno not in (None, errno.EINVAL)

@@ -25,8 +25,9 @@ class OverSeeds(TypedDict):
 
 
 def summarise(values: Sequence[float], local: Sequence[float], higher_is_better: bool) -> RunSummary:
-    """One run's figures over its clients. Worst and tail look to the harmed side: P10 of accuracy, P90 of RMSE.
+    """One run's figures over its clients, from their results and those of ``local``, training alone.
 
+    Worst and tail look to the harmed side: P10 where ``higher_is_better``, as of accuracy, else P90, as of RMSE.
     Clients on whose test rows the metric is not defined, alone or otherwise, are left out.
     """
     value, alone = np.asarray(values, float), np.asarray(local, float)
@@ -71,7 +72,7 @@ def over_seeds(values: Sequence[float]) -> OverSeeds:
 def paired_interval(differences: Sequence[float], level: float = 0.95) -> tuple[float, float] | None:
     """Student's interval for the mean of paired differences, one per seed; None with fewer than two seeds.
 
-    Seeds on which the metric is not defined are left out.
+    ``level`` is how often such an interval holds the true mean. Seeds on which the metric is not defined are left out.
     """
     from scipy.special import stdtrit
 

@@ -7,7 +7,7 @@ import json
 import math
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -15,13 +15,18 @@ from typing import Any, Literal, get_args
 from fedekd.errors import FedekdError, unknown
 from fedekd.files import check_name
 from fedekd.units import METRICS
+from fedekd.validation import is_number
 
 DEFAULT_PRESET = {"rounds": 10, "epochs": 2, "batch_size": 32, "lr": 1e-3}
 MOST_SEEDS = 10_000
 MOST_FOLDS = 100
 MOST = 100_000  # rounds or epochs: more is a mistake, or in a federation of real sites an attack
 MOST_TOML = 2**20  # bytes
-MANY = 1_000  # clients from which on all of them are measured only in the end
+MANY = 1_000
+"""Clients from which on all of them are measured only in the end, unless ``measure_every`` is given, and no models,
+details for the page or curves are kept, nor a checkpoint of every round."""
+READING = ("drop", "decimal", "missing", "dates", "na_values")  # the fields of fedekd.dataset.Reading
+TUNED_ON, REPORTED = "100-102", "0-9"  # seeds of `fedekd tune`
 NEWER: dict[str, Any] = {
     "participation": 1.0,
     "weight_decay": 0.0,
@@ -54,6 +59,33 @@ CHOICES = {
     "missing": ("mean", "drop", "flag"),
     "dates": ("text", "age", "drop"),
 }
+
+
+Number = tuple[str, Callable[[float], bool]]
+
+
+def _whole(low: int, high: float = math.inf) -> Number:
+    words = f"a whole number >= {low}" if high == math.inf else f"a whole number from {low} to {high}"
+    return words, lambda value: isinstance(value, int) and low <= value <= high
+
+
+POSITIVE: Number = "a number > 0", lambda value: 0 < value < math.inf
+SHARE: Number = "a number > 0 and <= 1", lambda value: 0 < value <= 1
+NUMBERS: dict[str, Number] = {
+    "alpha": POSITIVE,
+    "lr": POSITIVE,
+    "weight_decay": ("a number >= 0", lambda value: 0 <= value < math.inf),
+    "clients": _whole(2),
+    "rounds": _whole(1),
+    "epochs": _whole(1),
+    "batch_size": _whole(1),
+    "measure_every": _whole(1),
+    "split_seed": _whole(0),
+    "folds": _whole(2, MOST_FOLDS),
+    "participation": SHARE,
+    "fraction": SHARE,
+}
+"""What these settings must be, where they are given, in words and as a test."""
 
 
 def _help(text: str, default: Any = None) -> Any:
@@ -156,7 +188,7 @@ def make_settings(given: Mapping[str, Any]) -> Settings:
     if "seeds" in given:
         given["seeds"] = parse_seeds(given["seeds"])
     if "folds" in given:
-        _check_folds(given["folds"])
+        _check_number("folds", given["folds"])
         given = {"seeds": tuple(range(given["folds"])), "split_seed": 0, **given}
     if "methods" in given:
         given["methods"] = parse_names(given["methods"])
@@ -253,36 +285,11 @@ def parse_texts(name: str, given: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def _check(settings: Settings) -> None:
-    for name in ("alpha", "lr"):
-        value = getattr(settings, name)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not (0 < value < math.inf):
-            raise FedekdError(f"{name} must be a number > 0, got {value!r}")
-    decay = settings.weight_decay
-    if not isinstance(decay, (int, float)) or isinstance(decay, bool) or not 0 <= decay < math.inf:
-        raise FedekdError(f"weight_decay must be a number >= 0, got {decay!r}")
-    for name, low in (("clients", 2), ("rounds", 1), ("epochs", 1), ("batch_size", 1)):
-        value = getattr(settings, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < low:
-            raise FedekdError(f"{name} must be a whole number >= {low}, got {value!r}")
-        if name in ("rounds", "epochs") and value > MOST:
-            raise FedekdError(f"{name} must be at most {MOST:,}, got {value:,}")
-    every = settings.measure_every
-    if every is not None and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
-        raise FedekdError(f"measure_every must be a whole number >= 1, got {every!r}")
-    split = settings.split_seed
-    if split is not None and (not isinstance(split, int) or isinstance(split, bool) or split < 0):
-        raise FedekdError(f"split_seed must be a whole number >= 0, got {split!r}")
+    for name in NUMBERS:
+        if (value := getattr(settings, name)) is not None:
+            _check_number(name, value)
     if settings.folds is not None:
-        tested = Counter(seed % settings.folds for seed in settings.seeds)
-        if len(tested) < settings.folds or len(set(tested.values())) > 1:
-            raise FedekdError(
-                f"with {settings.folds} folds each seed tests one of them, and these seeds do not test all equally "
-                f"often; take 0-{settings.folds - 1}, or 0-{2 * settings.folds - 1} to test each twice"
-            )
-    for name in ("participation", "fraction"):
-        share = getattr(settings, name)
-        if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 < share <= 1:
-            raise FedekdError(f"{name} must be a number > 0 and <= 1, got {share!r}")
+        _check_folds(settings.folds, settings.seeds)
     if not isinstance(settings.choose_rounds, bool):
         raise FedekdError(f"choose_rounds must be true or false, got {settings.choose_rounds!r}")
     if settings.public is not None:
@@ -305,9 +312,21 @@ def _check(settings: Settings) -> None:
             raise FedekdError(f"[parameters.{method}] must be a table of values, got {parameters!r}")
 
 
-def _check_folds(folds: Any) -> None:
-    if not isinstance(folds, int) or isinstance(folds, bool) or not 2 <= folds <= MOST_FOLDS:
-        raise FedekdError(f"folds must be a whole number from 2 to {MOST_FOLDS}, got {folds!r}")
+def _check_number(name: str, value: Any) -> None:
+    words, holds = NUMBERS[name]
+    if not is_number(value) or not holds(value):
+        raise FedekdError(f"{name} must be {words}, got {value!r}")
+    if name in ("rounds", "epochs") and value > MOST:
+        raise FedekdError(f"{name} must be at most {MOST:,}, got {value:,}")
+
+
+def _check_folds(folds: int, seeds: Collection[int]) -> None:
+    tested = Counter(seed % folds for seed in seeds)
+    if len(tested) < folds or len(set(tested.values())) > 1:
+        raise FedekdError(
+            f"with {folds} folds each seed tests one of them, and these seeds do not test all equally "
+            f"often; take 0-{folds - 1}, or 0-{2 * folds - 1} to test each twice"
+        )
 
 
 def check_combine(combine: str, weighting: str, where: str = "") -> None:

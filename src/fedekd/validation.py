@@ -13,6 +13,7 @@ from typing import (
     Any,
     Literal,
     NotRequired,
+    TypeGuard,
     TypeVar,
     Union,
     get_args,
@@ -29,6 +30,11 @@ Some = Annotated[list[T], "some"]
 
 LARGEST = 2**63
 Check = Callable[[Any], None]
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whole or not, of Python or numpy's float64; true and false are none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 class Invalid(ValueError):

@@ -81,7 +81,10 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Verdict:
+    """What can be said of one comparison."""
+
     state: str
+    """helped, harmed, equivalent or undecided."""
     difference: float
     """The result with the method minus that alone, in the metric's own units and direction."""
     low: float = math.nan
@@ -105,6 +108,8 @@ def judge(comparisons: Sequence[Comparison], level: float = LEVEL, seed: int = 0
     """A verdict for each comparison, adjusted for all those that are shown together.
 
     A clear difference stays clear even if it lies within the margin: its sign is known, and its size is shown.
+    ``level`` is the chance of any false "helped" or "harmed" among them, and that an interval misses the difference.
+    The draws of the swap test and the bootstrap follow from ``seed``.
     """
     family = _Family(level, len(comparisons), [_between(one) for one in comparisons])
     found = [_measured(one, own, family, seed) for one, own in zip(comparisons, family.between, strict=True)]

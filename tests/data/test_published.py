@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedekd.data import catalogue, load_dataset
+from fedekd.data.registry import recipe
 from fedekd.errors import FedekdError
 
 from . import files
@@ -65,9 +66,8 @@ def test_medimeta_reads_the_train_rows_only(tmp_path: Path, tiny: Any) -> None:
 def test_other_tools_folders_are_found(tmp_path: Path, tiny: Any, name: str, rows: int, home: str, write: Any) -> None:
     write(tmp_path / home)
     assert len(tiny(name, rows).load(tmp_path).y) == rows
-    entry = next(one for one in catalogue(tmp_path) if one.name == name)
-    assert entry.present
-    assert entry.where == str(tmp_path / home)
+    assert next(one for one in catalogue(tmp_path) if one.name == name).present
+    assert recipe(name).find(tmp_path) == tmp_path / home
 
 
 def test_another_edition_is_noted(tmp_path: Path, tiny: Any) -> None:

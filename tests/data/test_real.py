@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedekd.data import catalogue, class_counts, federate, load_dataset
+from fedekd.data.registry import recipe
 
 FACTS = json.loads((Path(__file__).parent / "partition_facts.json").read_text())
 SIX = {
@@ -23,14 +24,14 @@ SIX = {
 
 
 @pytest.fixture
-def real() -> dict[str, str]:
+def real() -> set[str]:
     if not os.environ.get("FEDEKD_DATA"):
         pytest.skip("FEDEKD_DATA is not set")
-    return {entry.name: entry.title for entry in catalogue() if entry.present}
+    return {entry.name for entry in catalogue() if entry.present}
 
 
 @pytest.mark.parametrize("name", SIX)
-def test_the_real_files(real: dict[str, str], name: str) -> None:
+def test_the_real_files(real: set[str], name: str) -> None:
     if name not in real:
         pytest.skip(f"{name} is not in FEDEKD_DATA")
     data = load_dataset(name)
@@ -39,7 +40,7 @@ def test_the_real_files(real: dict[str, str], name: str) -> None:
     if outputs == 1:
         assert set(np.unique(data.y)) == {0, 1, 2, 3, 4}
         return
-    title = real[name]
+    title = recipe(name).title
     if "another edition" not in data.source:
         assert np.bincount(data.y).tolist() == FACTS["class_counts"][title]
     for key, counts in FACTS["full"].items():

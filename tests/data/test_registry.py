@@ -86,7 +86,7 @@ def test_options_of_own_files(options: dict[str, str], words: str) -> None:
 def test_a_dataset_of_the_users(tmp_path: Path) -> None:
     register_dataset("mine", mine, title="My own", samples=4, shape="4", aliases=("ours",))
     assert load_dataset("Ours", data_dir=tmp_path).source == str(tmp_path)
-    assert catalogue()[-1].where == "built in"
+    assert catalogue()[-1].present, "built in"
     with pytest.raises(FedekdError, match="already names 'mine'"):
         register_dataset("mine", mine)
     register_dataset("mine", mine, replace=True)
@@ -140,4 +140,4 @@ def test_catalogue(tmp_path: Path) -> None:
     assert not catalogue(tmp_path)[5].present
     (tmp_path / "octmnist.npz").write_bytes(b"something")
     octmnist = catalogue(tmp_path)[5]
-    assert (octmnist.name, octmnist.present, octmnist.where) == ("octmnist", True, str(tmp_path / "octmnist.npz"))
+    assert (octmnist.name, octmnist.present) == ("octmnist", True)

@@ -11,8 +11,9 @@ from fedekd.data import Dataset, federate
 from fedekd.engines import forward
 from fedekd.engines.chunk import Chunk
 from fedekd.engines.job import Job, Training
+from fedekd.engines.stack import CHUNK, SHRINK_STAGES
 from fedekd.engines.stackable import NotStackable, signature
-from fedekd.engines.stacked import CHUNK, SHRINK_STAGES, Stacked
+from fedekd.engines.stacked import Stacked
 from fedekd.errors import FedekdError
 from fedekd.runs.runner import run
 from fedekd.settings import make_settings

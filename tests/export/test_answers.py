@@ -199,8 +199,8 @@ def test_details_are_of_the_answers(scans: Trained) -> None:
 
     found = details.read(scans.folder)
     for record in scans.result.records:
-        for own, client in zip(found[record["key"]]["errors"], record["clients"], strict=True):
-            assert 1 - np.mean(own) == pytest.approx(client["value"], abs=1e-12)
+        for matrix, client in zip(found[record["key"]]["confusion"], record["clients"], strict=True):
+            assert np.trace(matrix) / np.sum(matrix) == pytest.approx(client["value"], abs=1e-12)
 
 
 def test_it_is_personalised_once_for_each_measurement(digits: Any, tmp_path: Path, engine: str) -> None:

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from fedekd.errors import FedekdError
-from fedekd.flower.supervise.processes import Child, alone
+from fedekd.flower.supervise.processes import Child, sole_owner
 
 
 def test_two_supervisors_do_not_share_a_state(tmp_path: Path) -> None:
     with (
-        alone(tmp_path / "state"),
+        sole_owner(tmp_path / "state"),
         pytest.raises(FedekdError, match="in use by another process; stop that one first"),
-        alone(tmp_path / "state"),
+        sole_owner(tmp_path / "state"),
     ):
         pass
-    with alone(tmp_path / "state"):
+    with sole_owner(tmp_path / "state"):
         pass
 
 
@@ -27,7 +27,7 @@ def test_what_is_written_meanwhile_is_for_the_owner(tmp_path: Path) -> None:
     state.mkdir(mode=0o755)
     before = os.umask(0o022)
     try:
-        with alone(state):
+        with sole_owner(state):
             (state / "ours").touch()
             child = Child("child", [sys.executable, "-c", f"open({str(state / 'its')!r}, 'w')"], state / "log")
             child.process.wait()

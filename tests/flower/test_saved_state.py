@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedekd.errors import FedekdError
-from fedekd.flower.saved_state import SavedState
+from fedekd.flower.saved_state import SavedState, locked
 
 
 def state(visit: int) -> dict:
@@ -98,20 +98,19 @@ def test_foreign_objects_are_not_unpickled(tmp_path):
 
 
 def test_a_second_process_waits_and_gives_up(tmp_path):
-    kept = SavedState(tmp_path)
     with (
-        kept.locked(),
+        locked(tmp_path),
         pytest.raises(FedekdError, match="another process has been at work"),
-        SavedState(tmp_path).locked(seconds=0.1),
+        locked(tmp_path, seconds=0.1),
     ):
         pass
-    with kept.locked(seconds=0.1):
+    with locked(tmp_path, seconds=0.1):
         pass
 
 
 def write_without_end(folder: Path, out: int) -> None:
     kept = SavedState(folder)
-    with kept.locked():
+    with locked(folder):
         last = kept.load()
         visit = last[0] + 1 if last else 0
         while True:
@@ -145,5 +144,5 @@ def test_sigkill_in_the_middle_of_writing_loses_no_finished_visit(tmp_path):
         assert number >= finished, "a visit that had ended is gone"
         assert torch.equal(found["w"], torch.full((400_000,), float(number)))
         finished = number
-    with SavedState(tmp_path).locked():
+    with locked(tmp_path):
         assert not list(Path(tmp_path).glob("*.part")), "what the killed ones left is cleared"

@@ -25,7 +25,7 @@ from fedekd.flower.server.watched import NO_ANSWER, WatchedTransport
 from fedekd.flower.settings import ENDED, NO_RESULT, read_server
 from fedekd.flower.setup.init import init_server, init_site
 from fedekd.flower.site.audit import AUDIT
-from fedekd.flower.supervise.processes import alone, free_port, is_held
+from fedekd.flower.supervise.processes import free_port, is_held, sole_owner
 from fedekd.flower.supervise.run_site import CONNECTION
 from fedekd.flower.supervise.status import server_status, site_status
 from fedekd.report.monitoring import metrics
@@ -92,7 +92,7 @@ def test_who_answered_what_failed_and_how_far_it_is(folder, tmp_path, digits, ca
     assert "The server does not run; it was at: visit 1." in stopped
     assert "Now: visit 1" in page
     assert "0 of 3" in stopped
-    with alone(rounds.server.state):
+    with sole_owner(rounds.server.state):
         assert main(["report", str(folder)]) == 0
         assert "Now: visit 1" in (rounds.server.state / "report.html").read_text()
 
@@ -145,7 +145,7 @@ def test_a_site_that_gave_up_still_tells_why(tmp_path):
     status = site_status(file)
     assert (status["running"], status["connected"], status["since"]) == (False, False, None)
     assert status["problems"] == ["when it last ran: the server does not answer"]
-    with alone(state):
+    with sole_owner(state):
         assert site_status(file)["problems"] == ["the server does not answer"]
 
 
@@ -157,7 +157,7 @@ def _ca(folder: Path) -> str:
 
 def test_whether_it_runs_is_asked_without_harm(tmp_path):
     assert not is_held(tmp_path)
-    with alone(tmp_path / "state"):
+    with sole_owner(tmp_path / "state"):
         assert is_held(tmp_path / "state")
     assert not is_held(tmp_path / "state")
 

@@ -6,7 +6,7 @@ import pytest
 
 from fedekd import methods
 from fedekd.engines.schedule import numbered
-from fedekd.flower.protocol.visits import alone, visits
+from fedekd.flower.protocol.visits import rounds_alone, visits
 from fedekd.methods.base import Exchange, Train
 
 ROUNDS = 4
@@ -71,7 +71,7 @@ def test_warmup_shifts_the_private_update_before_the_exchange():
 
 @pytest.mark.parametrize(("rounds", "count"), [(1, 2), (3, 4), (10, 11), (5, 1), (2, 7)])
 def test_training_alone_is_spread_and_ends_complete(rounds, count):
-    done = [alone(v, count, rounds) for v in range(count)]
+    done = [rounds_alone(v, count, rounds) for v in range(count)]
     assert done[-1] == rounds
     assert done == sorted(done)
     assert max(b - a for a, b in zip([0, *done], done, strict=False)) <= -(-rounds // count)

@@ -24,20 +24,16 @@ def make_details(
     ]
     sent = 0 if record["method"] == "local" else 5_000 * len(clients)
     return {
-        "key": record["key"],
         "classes": [] if regression else list(classes),
-        "task": record["task"],
         "curve": curve,
         **({} if regression else {"confusion": [confusion(draw, client, len(classes)) for client in clients]}),
         **({} if regression else {"calibration": [calibration(client) for client in clients]}),
         "train_loss": [[1.0 / (r + 1) + 0.01 * k for k in range(len(clients))] for r in range(rounds)],
-        "errors": [errors(draw, client, regression) for client in clients],
         "trust": [{"round": r + 1, "clients": [trust_of(draw) for _ in clients]} for r in range(rounds * gated)],
         "exchange": [{"up": sent, "down": sent} for _ in range(rounds)],
         "private_bytes": 20_000,
-        "shared_bytes": 5_000 if sent else 0,
         "partition": [
-            {"client": c["id"], "counts": draw.integers(0, 90, 10 if regression else len(classes)).tolist()}
+            {"client": c["id"], "counts": draw.integers(1, 90, 10 if regression else len(classes)).tolist()}
             for c in clients
         ],
         "edges": np.linspace(20.0, 350.0, 11).tolist() if regression else None,
@@ -64,13 +60,6 @@ def calibration(client: dict[str, Any]) -> dict[str, list[Any]]:
     }
 
 
-def errors(draw: np.random.Generator, client: dict[str, Any], regression: bool) -> list[float]:
-    size = client["n_test"]
-    return (
-        draw.normal(0, client["value"], size).tolist() if regression else (draw.random(size) > client["value"]).tolist()
-    )
-
-
 def trust_of(draw: np.random.Generator) -> dict[str, Any]:
     weights = draw.beta(2, 2, 200)
     counts, _ = np.histogram(weights, 20, (0, 1))
@@ -90,7 +79,6 @@ def sample(
     return {
         "client": client,
         "row": row,
-        "split": "train",
         "label": picked[0],
         "private": picked[1],
         "proxy": picked[2],

@@ -70,7 +70,7 @@ def several(request, tmp_path_factory, digits):
 def test_the_kept_model_gives_the_answers_of_the_record(digits, several, tmp_path, method):
     record, out = several[0][method], several[1]
     federation = federate(digits, clients=3, alpha=0.5, seed=1)
-    errors = details.read(out)[record["key"]]["errors"]
+    confusion = details.read(out)[record["key"]]["confusion"]
     assert any(at < ROUNDS for at in rounds_of([record])[0])
     for position, (client, split) in enumerate(zip(record["clients"], federation.clients, strict=True)):
         np.savez(tmp_path / "rows.npz", x=digits.x[split.test])
@@ -79,7 +79,7 @@ def test_the_kept_model_gives_the_answers_of_the_record(digits, several, tmp_pat
         known = packing.unpack(client["rows"]["last"], client["n_test"], "accuracy").astype(bool)
         assert (right == known).all()
         assert right.mean() == pytest.approx(client["value"])
-        assert [error == 0 for error in errors[position]] == known.tolist()
+        assert np.trace(confusion[position]) == known.sum()
 
 
 @pytest.mark.parametrize(("method", "engine"), [("local", "serial"), ("fedavg-tuned", "serial"), ("fedavg", "stacked")])
@@ -87,7 +87,7 @@ def test_without_it_the_kept_model_is_of_the_round_that_verdicts_take(digits, tm
     """A record tells of the last round; verdicts, and what is exported, of an earlier one that is clearly better."""
     monkeypatch.setattr(choosing, "_clearly_better", lambda *_: True)
     record = trained(digits, tmp_path, methods=[method], engine=engine, choose_rounds=False)[-1]
-    errors = details.read(tmp_path)[record["key"]]["errors"]
+    confusion = details.read(tmp_path)[record["key"]]["confusion"]
     federation, rounds = federate(digits, clients=3, alpha=0.5, seed=1), []
     for position, (client, split) in enumerate(zip(record["clients"], federation.clients, strict=True)):
         taken = option(record, position)
@@ -98,7 +98,7 @@ def test_without_it_the_kept_model_is_of_the_round_that_verdicts_take(digits, tm
         about = read_metadata(path).about
         assert (about["round"], about["rounds"], about["value_at_round"]) == (taken.round, ROUNDS, taken.value)
         assert (about["value"], about["delta"]) == (client["value"], client["delta"])
-        assert np.mean([error == 0 for error in errors[position]]) == pytest.approx(client["value"])
+        assert np.trace(confusion[position]) / client["n_test"] == pytest.approx(client["value"])
         rounds.append(taken.round)
     assert min(rounds) < ROUNDS
 

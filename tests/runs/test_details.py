@@ -71,15 +71,6 @@ def test_trust_of_the_clients_adds_up_to_that_of_the_record(finished):
     assert details.read(out)[records["fedavg"]["key"]]["trust"] == []
 
 
-def test_errors_of_the_test_samples_are_those_of_the_result(finished):
-    out, records, _ = finished
-    for record in records.values():
-        errors = details.read(out)[record["key"]]["errors"]
-        for own, client in zip(errors, record["clients"], strict=True):
-            assert len(own) == client["n_test"]
-            assert 1 - np.mean(own) == pytest.approx(client["value"])
-
-
 def test_answers_by_class_add_up_to_the_result(finished):
     out, records, _ = finished
     for record in records.values():
@@ -122,7 +113,6 @@ def test_bytes_of_the_rounds_add_up(finished):
         found = details.read(out)[record["key"]]
         assert sum(r["up"] for r in found["exchange"]) == record["bytes_up"]
         assert sum(r["down"] for r in found["exchange"]) == record["bytes_down"]
-        assert record["bytes_up"] == 3 * 3 * found["shared_bytes"]
 
 
 def test_partition_counts_every_sample(finished):
@@ -179,7 +169,8 @@ def test_reliability_is_that_of_the_answers(tmp_path, engine):
     found = details.read(tmp_path)[record["key"]]
     right = sum(c["value"] * c["n_test"] for c in record["clients"]) / sum(found["reliability"]["count"])
     assert np.average(found["reliability"]["private"], weights=found["reliability"]["count"]) == pytest.approx(right)
-    assert 1 - np.mean(np.concatenate(found["errors"])) == pytest.approx(right)
+    confusion = np.sum(found["confusion"], 0)
+    assert np.trace(confusion) / confusion.sum() == pytest.approx(right)
     names = [one["private"] for one in found["distrusted"]]
     assert set(names) <= set(found["classes"])
     assert {one["image"] for one in found["distrusted"]} == {None}  # for nobody has asked for thumbnails

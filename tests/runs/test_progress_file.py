@@ -150,3 +150,14 @@ def test_a_file_of_another_kind(tmp_path: Path, text: str) -> None:
     (tmp_path / "progress.json").write_text(text)
     with pytest.raises(FedekdError, match="not a progress file"):
         read(tmp_path)
+
+
+@pytest.mark.parametrize("damage", [{"left": ...}, {"now": [1]}, {"finished": [{}]}, {"now": [{"label": "local"}]}])
+def test_a_damaged_file(tmp_path: Path, damage: dict) -> None:
+    """``...``: without that key."""
+    with ProgressFile(tmp_path) as it:
+        it.observe(RunsPlanned([("local", 0, 10)]))
+    damaged = {name: value for name, value in {**read(tmp_path), **damage}.items() if value is not ...}
+    it.file.write_text(json.dumps(damaged))
+    with pytest.raises(FedekdError, match="not a progress file"):
+        read(tmp_path)

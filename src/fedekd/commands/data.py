@@ -6,9 +6,8 @@ import argparse
 from typing import Any
 
 from fedekd.commands.parser import command, console
-from fedekd.settings import make_settings
+from fedekd.settings import READING, make_settings
 
-READING = ("drop", "decimal", "missing", "dates", "na_values")
 OWN = ("target", "task", "clients_from", "group", *READING)
 PARTITION = ("alpha", "clients", "partition", "fraction", "data", *OWN, "public")
 

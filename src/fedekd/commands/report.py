@@ -73,11 +73,12 @@ def _tell_site(state: Path, out: Path | None) -> None:
     from fedekd.flower.setup.folders import site_reports
     from fedekd.report.federation import own_numbers
     from fedekd.report.page import write_own
-    from fedekd.runs.federation_report import read_site_report
+    from fedekd.runs.federation_report import site_report
 
     found = site_reports(state)
     if out:
-        print(write_own(list(found)[-1].parent, out))
+        print(write_own(found[-1].parent, out))
         return
-    for path, content in found.items():
-        print(f"{own_numbers(read_site_report(content, path))}\n  {path}")
+    for path in found:
+        if own := site_report(path.parent):
+            print(f"{own_numbers(own)}\n  {path}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedekd.commands.parser import add_setting, add_settings, command, console
 from fedekd.errors import FedekdError
-from fedekd.settings import SHORTCUTS, Settings, make_settings, read_toml
+from fedekd.settings import READING, SHORTCUTS, Settings, make_settings, read_toml
 
 GATED = {  # for every method with a gate at once; what settings.SHORTCUTS names
     "beta": (float, "for gated methods: sharpness of the gate"),
@@ -20,7 +20,7 @@ GROUPS = {  # every field of Settings that has an option, in one of them
         "dataset", "data", "target", "task", "clients_from", "group", "subgroups", "public", "clients", "alpha",
         "partition", "split_seed", "folds", "fraction",
     ),
-    "reading tables": ("drop", "decimal", "missing", "dates", "na_values"),
+    "reading tables": READING,
     "methods": ("methods", "alone", "private", "proxy"),
     "training": (
         "seeds", "rounds", "epochs", "batch_size", "lr", "lr_schedule", "optimizer", "weight_decay", "augment",

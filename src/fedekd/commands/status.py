@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedekd.commands.parser import command
 from fedekd.errors import FedekdError
 
-Read = Callable[[], dict[str, Any]]
+if TYPE_CHECKING:
+    from fedekd.runs.federation_status import ServerState, SiteState
+
+    Read = Callable[[], ServerState | SiteState]
+
 HERE = "127.0.0.1"
 
 

@@ -10,17 +10,10 @@ from typing import Any
 from fedekd.commands.parser import add_setting, command
 from fedekd.commands.run import merged
 from fedekd.errors import FedekdError
-from fedekd.settings import Settings
+from fedekd.settings import REPORTED, TUNED_ON, Settings
 
-FIXED = (
-    "methods",
-    "seeds",
-    "alone",
-    "models",
-    "thumbnails",
-    "chosen_by",
-    "out",
-)  # what tuning decides itself, or has no use for
+DECIDED = ("methods", "seeds", "alone", "models", "thumbnails", "chosen_by")  # by tuning itself, or of no use to it
+FIXED = (*DECIDED, "out")
 
 
 def add(commands: Any) -> None:
@@ -32,10 +25,10 @@ def add(commands: Any) -> None:
         "--grid", nargs="+", action="extend", default=[], metavar="NAME=VALUES",
         help="values to try, such as beta=0.5,1,2 lr=0.001,0.01: the method's parameters or training settings",
     )  # fmt: skip
-    add_setting(tune, "seeds", str, "seeds to tune on (default: 100-102)")
+    add_setting(tune, "seeds", str, f"seeds to tune on (default: {TUNED_ON})")
     tune.add_argument(
-        "--report-seeds", default="0-9", metavar="LIST",
-        help="seeds of the results to report, which are never tuned on; or none (default: 0-9)",
+        "--report-seeds", default=REPORTED, metavar="LIST",
+        help=f"seeds of the results to report, which are never tuned on; or none (default: {REPORTED})",
     )  # fmt: skip
     tune.add_argument(
         "--by", default="loss", choices=["loss", "value"], help="rank by validation loss or metric (default: loss)"
@@ -49,7 +42,7 @@ def add(commands: Any) -> None:
 
 
 def tune_method(given: argparse.Namespace) -> None:
-    shared = {name: value for name, value in merged(given).items() if name not in FIXED[:-1]}
+    shared = {name: value for name, value in merged(given).items() if name not in DECIDED}
     grid: dict[str, list[str]] = {}
     for text in given.grid:
         name, equals, values = text.partition("=")
@@ -60,7 +53,7 @@ def tune_method(given: argparse.Namespace) -> None:
 
     reported = None if given.report_seeds == "none" else given.report_seeds
     try:
-        found = tune(given.method, grid, shared, given.seeds or "100-102", reported, given.by, workers=given.workers)
+        found = tune(given.method, grid, shared, given.seeds or TUNED_ON, reported, given.by, workers=given.workers)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("the same command continues where it stopped") from None
     print(found.text())

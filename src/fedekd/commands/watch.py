@@ -15,6 +15,8 @@ from fedekd.errors import FedekdError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from fedekd.runs.progress_file import Progress
+
 LOOK = 0.5  # seconds between two looks at the file
 
 
@@ -44,8 +46,7 @@ def watch_folder(given: argparse.Namespace) -> None:
         screen.print(status_view(progress))
         _judge(folder, progress, screen)
         return
-    _wait(folder, given.timeout, screen)
-    _judge(folder, _follow(folder, screen), screen)
+    _judge(folder, _follow(folder, _wait(folder, given.timeout, screen), screen), screen)
 
 
 def _check(folder: Path) -> None:
@@ -61,12 +62,12 @@ def _check(folder: Path) -> None:
         )
 
 
-def _wait(folder: Path, timeout: float, screen: Console) -> None:
-    """Return once there is something to see."""
+def _wait(folder: Path, timeout: float, screen: Console) -> Progress:
+    """The first that there is to see."""
     from fedekd.runs.progress_file import read
 
     deadline, said = time.monotonic() + timeout, False
-    while read(folder) is None:
+    while (progress := read(folder)) is None:
         if time.monotonic() > deadline:
             raise FedekdError(f"nothing has started in {folder} within {timeout:g} s")
         if not said:
@@ -74,6 +75,7 @@ def _wait(folder: Path, timeout: float, screen: Console) -> None:
             screen.print(f"{missing}waiting for a run to start in {folder}{_beside(folder)}", soft_wrap=True)
             said = True
         time.sleep(LOOK)
+    return progress
 
 
 def _beside(folder: Path) -> str:
@@ -85,17 +87,16 @@ def _beside(folder: Path) -> str:
     return f" (did you mean {folder.parent / close[0]}?)" if close else ""
 
 
-def _follow(folder: Path, screen: Console) -> dict[str, Any]:
+def _follow(folder: Path, progress: Progress, screen: Console) -> Progress:
     """Show the run until it ends: in place on a terminal, elsewhere with a line whenever a run has ended."""
     from rich.live import Live
 
     from fedekd.report.status import status_line, status_view
     from fedekd.runs.progress_file import condition, read
 
-    progress = read(folder) or {}
     if not screen.is_terminal:
         told = None
-        while progress and condition(progress) == "running":
+        while condition(progress) == "running":
             if told != (told := (progress["ended"], progress["pid"])):
                 screen.print(status_line(progress), soft_wrap=True)
             time.sleep(LOOK)
@@ -110,7 +111,7 @@ def _follow(folder: Path, screen: Console) -> dict[str, Any]:
     return progress
 
 
-def _judge(folder: Path, progress: dict[str, Any], screen: Console) -> None:
+def _judge(folder: Path, progress: Progress, screen: Console) -> None:
     from fedekd.report.status import age
     from fedekd.runs.progress_file import condition
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import io
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from fedekd.data.federation import input_clusters
 from fedekd.data.formats import read_npz
 from fedekd.dataset import Dataset
 from fedekd.errors import FedekdError
+from fedekd.files import write_whole
 
 
 def by_clusters(dataset: Dataset, partition: str) -> bool:
@@ -34,13 +35,8 @@ def clusters_for(dataset: Dataset, checksum: str, seed: int, folder: Path) -> np
             f"partitioning {dataset.name} needs scikit-learn or its clusters in {path}; "
             "a study's --dry-run puts them there on a machine that has scikit-learn"
         ) from None
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with contextlib.suppress(OSError):  # a read-only data folder costs the time again, nothing else
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(partial, "wb") as file:
-                np.savez(file, clusters=clusters, data=np.array(checksum))
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+    file = io.BytesIO()
+    np.savez(file, clusters=clusters, data=np.array(checksum))
+    with contextlib.suppress(FedekdError):  # a read-only data folder costs the time again, nothing else
+        write_whole(path, file.getvalue())
     return clusters

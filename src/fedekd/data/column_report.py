@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedekd.data.columns import MOST_CATEGORIES, Roles, flag_name, kind_of, means_classes
+from fedekd.data.misread import AS_DATES, misread
 from fedekd.dataset import Reading
 
 if TYPE_CHECKING:
@@ -18,16 +19,9 @@ if TYPE_CHECKING:
 ENOUGH = 20  # rows below which nothing is said about how values are spread
 LOOKED_AT = 50_000  # rows that are compared with the target
 SHOWN = 5
-COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+(,\d+)?|\d*,\d+)")
-POINT = re.compile(r"[+-]?\d*\.\d+")
-DRESSED = {  # numbers with something that is none
-    "thousands set apart": re.compile(r"[+-]?\d{1,3}([.,' \u00a0\u202f]\d{3})+([.,]\d+)?"),
-    "a unit": re.compile(r"[+-]?\d+([.,]\d+)?(\s*[%‰]|\s+[^\W\d][^\s]*)"),
-}
 IDENTIFIER = re.compile(r"(^|[\W_])(id|ids|mrn|uuid|guid|pid|patient|record|case|nr|no|number|key|ssn)($|[\W_])", re.I)
 CAMEL = re.compile(r"[a-z](ID|Id|Nr|No)$")
 WORDS = {"number": "numbers", "truth": "true and false", "date": "dates", "text": "text"}
-AS_DATES = "--dates age or --dates drop"
 STAND_INS = (-9, -99, -999, -9999, 99, 999, 9999, 99999)
 
 
@@ -142,39 +136,6 @@ def _suspicious_text(name: str, known: pd.Series, reading: Reading) -> Iterator[
     alike = texts.str.casefold().nunique()
     if known.astype(str).nunique() > alike:
         yield f"texts that differ only in blanks or capital letters count as different ({alike} without that)"
-
-
-@dataclass(frozen=True)
-class Misread:
-    """Values that are taken as text and are likely to be something else."""
-
-    what: str
-    taken: str
-    remedy: str
-
-
-def misread(known: pd.Series, reading: Reading) -> Misread | None:
-    import pandas as pd
-
-    texts = known.astype(str).str.strip()
-    different = texts.drop_duplicates()
-    taken = f"taken as text: {len(different)} columns"
-    pattern, mark, other = (COMMA, ",", "comma") if reading.decimal == "." else (POINT, ".", "point")
-    marked = different.str.fullmatch(pattern)
-    numeric = pd.to_numeric(texts.str.replace(reading.decimal, ".", regex=False), errors="coerce").notna()
-    if marked.mean() > 0.5:
-        return Misread(f"numbers with a decimal {other} ({different[marked].iloc[0]})", taken, f"--decimal {mark}")
-    if 0.5 <= numeric.mean() < 1:
-        strange = texts[~numeric].iloc[0][:20]
-        return Misread(
-            f"{int(numeric.sum())} of {len(texts)} values are numbers but {strange!r} is not",
-            "so all are taken as text",
-            f"write a number, or --na-values {strange!r} with --missing",
-        )
-    for what, pattern in DRESSED.items():
-        if (dressed := different.str.fullmatch(pattern)).mean() > 0.5 and dressed.sum() > 3:
-            return Misread(f"numbers with {what} ({different[dressed].iloc[0][:20]})", taken, "write bare numbers")
-    return None
 
 
 def _suspicious_numbers(known: pd.Series) -> Iterator[str]:

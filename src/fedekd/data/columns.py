@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedekd.data.misread import AS_DATES, misread
 from fedekd.dataset import Reading
 from fedekd.errors import FedekdError, unknown
 
@@ -173,8 +174,6 @@ def repeated(names: Sequence[str]) -> str | None:
 def _check_categories(where: Path, column: str, values: pd.Series, reading: Reading) -> None:
     count = values.nunique()
     if count > MOST_CATEGORIES:
-        from fedekd.data.column_report import AS_DATES, misread  # which imports this module
-
         why = f"; --drop {column!r} leaves it out"
         if kind_of(values) == "date":
             why = f": dates; {AS_DATES}"

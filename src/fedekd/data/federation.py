@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import operator
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,6 +18,7 @@ from fedekd.data.public import PublicRows, set_aside
 from fedekd.dataset import Dataset
 from fedekd.errors import FedekdError, unknown
 from fedekd.federation import Federation, Split
+from fedekd.validation import is_number
 
 _CLUSTERS: WeakKeyDictionary[Dataset, dict[int, np.ndarray]] = WeakKeyDictionary()
 _POINTS: WeakKeyDictionary[Dataset, parting.Points] = WeakKeyDictionary()
@@ -37,74 +39,98 @@ def federate(
     fixed: bool = False,
     fold: parting.Fold | None = None,
 ) -> Federation:
-    """Deal a dataset's rows out to clients and cut each client's into train, validation and test.
+    """Deal a dataset's rows out to clients and cut each client's into train, validation and test, as ``seed`` draws.
 
-    ``partition`` is "dirichlet" (uneven classes; for regression, uneven K-means clusters of the inputs), "iid",
-    "sites" (the dataset's own) or "auto": the sites where there are any, else dirichlet. ``clusters`` stands in
-    for the K-means clusters of a regression's rows when they are known already. ``public`` is a share of the rows,
-    which is set aside before the rest is dealt out, or the rows of a file: see ``find_public``. ``fraction`` is the
-    share of each client's training and validation rows that is kept, at least one to train on; all test rows stay,
-    and a smaller fraction's rows are among a larger one's. ``fixed`` says that runs of several training seeds share
-    these rows, so that their records are kept apart from those of runs with rows of their own. ``fold`` says which
-    part of each client's rows is tested, so that all folds together test every row once. Missing values
-    become the median of their column over all clients' training rows, so ``Federation.dataset`` is then a copy.
+    ``partition`` is "dirichlet" (uneven classes, the more so the smaller ``alpha`` is; for regression, uneven K-means
+    clusters of the inputs), "iid", "sites" (the dataset's own) or "auto": the sites where there are any, else
+    dirichlet. Each client that is not a site gets at least ``min_samples`` rows; where they are in groups, as many
+    groups, or five if that is fewer. ``clusters`` stands in for the K-means clusters of a regression's rows when they
+    are known already. ``public`` is a share of the rows, which is set aside before the rest is dealt out, or the rows
+    of a file: see ``find_public``. ``fraction`` is the share of each client's training and validation rows that is
+    kept, at least one to train on; all test rows stay, and a smaller fraction's rows are among a larger one's.
+    ``fixed`` says that runs of several training seeds share these rows, so that their records are kept apart from those
+    of runs with rows of their own. ``fold`` says which part of each client's rows is tested, so that all folds together
+    test every row once. Missing values become the median of their column (or the mean, as ``Dataset.fill`` says) over
+    all clients' training rows, so ``Federation.dataset`` is then a copy.
     """
     if partition not in KINDS:
         raise unknown("partition", partition, KINDS)
     clients, seed, fraction = _whole("clients", clients), _whole("seed", seed), _share(fraction)
     if partition == "auto":
         partition = "dirichlet" if dataset.sites is None else "sites"
-    for named in (dataset.groups, dataset.subgroups):
-        if named is not None and len(named.codes) != len(dataset.y):
-            raise FedekdError(f"{named.column!r} names {len(named.codes)} rows and there are {len(dataset.y)}")
+    _check_names(dataset)
     rng = np.random.default_rng(seed)
-    held, shared, whole = np.arange(len(dataset.y)), np.empty(0, np.int64), dataset
-    if isinstance(public, PublicRows):
-        shared, whole = public.rows, public.dataset
-        if len(whole.y) != len(held) + len(shared):
-            raise FedekdError("these public rows were read for another dataset; read them again with find_public")
-    elif public is not None:
-        shared, held = set_aside(len(dataset.y), public, seed, dataset.groups)
+    held, shared, whole = _apart(dataset, public, seed)
     try:
         parts = _deal(dataset, held, partition, clients, alpha, rng, min_samples, seed, clusters)
     except FedekdError as error:
         if len(held) == len(dataset.y):
             raise
         raise FedekdError(f"with {len(shared)} of {len(dataset.y)} rows public: {error}") from None
-    groups = dataset.groups.codes if dataset.groups else None
-    own = (held[part] for part in parts)
-    splits = tuple(Split(*parting.cut(rows, rng, None if groups is None else groups[rows], fold)) for rows in own)
+    splits = _cut(dataset, [held[part] for part in parts], rng, fold)
     if fraction < 1:
         splits = tuple(_thinned(split, fraction, seed, client) for client, split in enumerate(splits))
-    names = dataset.site_names if partition == "sites" else tuple(str(client) for client in range(clients))
     train = np.concatenate([split.train for split in splits])
-    fill = fills(whole, train) if whole.gaps else None
-    whole = filled(whole, train)
+    fill = fills(whole, train)
+    whole = filled(whole, fill)
     shift, gain = input_statistics(whole, train)
     mean, std = target_statistics(whole, train)
-    how: dict[str, Any] = {
+    groups, subgroups = dataset.groups, dataset.subgroups
+    always = {
         "kind": partition,
         "alpha": float(alpha) if partition == "dirichlet" else None,
         "clients": len(splits),
         "seed": seed,
         "fingerprint": _fingerprint(splits, shared),
     }
+    sometimes = {
+        "public": _about(public, len(shared)),
+        "fixed": fixed or None,
+        "fold": fold and fold.number,
+        "folds": fold and fold.of,
+        "group": groups and groups.column,
+        "subgroups": subgroups and {"column": subgroups.column, "names": list(subgroups.names)},
+        "fraction": fraction if fraction < 1 else None,
+    }
+    return Federation(
+        dataset=whole,
+        clients=splits,
+        names=dataset.site_names if partition == "sites" else tuple(str(client) for client in range(clients)),
+        partition=always | {name: value for name, value in sometimes.items() if value is not None},
+        shift=shift,
+        gain=gain,
+        target_mean=mean,
+        target_std=std,
+        public=shared,
+        public_labelled=public.labelled if isinstance(public, PublicRows) else True,
+        fill=fill,
+    )
+
+
+def _check_names(dataset: Dataset) -> None:
+    for named in (dataset.groups, dataset.subgroups):
+        if named is not None and len(named.codes) != len(dataset.y):
+            raise FedekdError(f"{named.column!r} names {len(named.codes)} rows and there are {len(dataset.y)}")
+
+
+def _apart(dataset: Dataset, public: float | PublicRows | None, seed: int) -> tuple[np.ndarray, np.ndarray, Dataset]:
+    """The rows to deal out, the public ones, and the dataset that holds both."""
+    rows = np.arange(len(dataset.y))
+    if public is None:
+        return rows, np.empty(0, np.int64), dataset
     if isinstance(public, PublicRows):
-        how["public"] = {"file": public.fingerprint, "labelled": public.labelled, "rows": len(shared)}
-    elif public is not None:
-        how["public"] = {"share": float(public), "rows": len(shared)}
-    if fixed:
-        how["fixed"] = True
-    if fold is not None:
-        how |= {"fold": fold.number, "folds": fold.of}
-    if dataset.groups:
-        how["group"] = dataset.groups.column
-    if dataset.subgroups:
-        how["subgroups"] = {"column": dataset.subgroups.column, "names": list(dataset.subgroups.names)}
-    if fraction < 1:
-        how["fraction"] = fraction
-    labelled = public.labelled if isinstance(public, PublicRows) else True
-    return Federation(whole, splits, names, how, shift, gain, mean, std, shared, labelled, fill)
+        if len(public.dataset.y) != len(rows) + len(public.rows):
+            raise FedekdError("these public rows were read for another dataset; read them again with find_public")
+        return rows, public.rows, public.dataset
+    shared, held = set_aside(len(rows), public, seed, dataset.groups)
+    return held, shared, dataset
+
+
+def _about(public: float | PublicRows | None, rows: int) -> dict[str, Any] | None:
+    """Where the public rows are from, for the record."""
+    if isinstance(public, PublicRows):
+        return {"file": public.fingerprint, "labelled": public.labelled, "rows": rows}
+    return None if public is None else {"share": float(public), "rows": rows}
 
 
 def _deal(
@@ -162,9 +188,16 @@ def _whole(what: str, value: int) -> int:
 
 
 def _share(value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
+    if not is_number(value) or not 0 < value <= 1:
         raise FedekdError(f"fraction is {value!r}; give a number above 0 and at most 1")
     return float(value)
+
+
+def _cut(
+    dataset: Dataset, owned: Iterable[np.ndarray], rng: np.random.Generator, fold: parting.Fold | None
+) -> tuple[Split, ...]:
+    groups = dataset.groups.codes if dataset.groups else None
+    return tuple(Split(*parting.cut(rows, rng, None if groups is None else groups[rows], fold)) for rows in owned)
 
 
 def _thinned(split: Split, fraction: float, seed: int, client: int) -> Split:
@@ -205,7 +238,7 @@ def _points(dataset: Dataset) -> parting.Points:
 
 def _features(dataset: Dataset) -> np.ndarray:
     """The rows as K-means sees them: pixels in 0..1, table columns standardised by all rows."""
-    dataset = filled(dataset, np.arange(len(dataset.y)))
+    dataset = filled(dataset, fills(dataset, np.arange(len(dataset.y))))
     flat = dataset.x.reshape(len(dataset.x), -1).astype(np.float32)
     if dataset.x.ndim == 2:
         shift, gain = _standardisation(flat, (0,))
@@ -219,19 +252,22 @@ def _features(dataset: Dataset) -> np.ndarray:
     return flat
 
 
-def filled(dataset: Dataset, train: np.ndarray) -> Dataset:
-    """With each missing value replaced by what ``fills`` says."""
+def fills(dataset: Dataset, train: np.ndarray) -> np.ndarray | None:
+    """For each column its median or mean over the rows ``train``, as ``dataset.fill`` says; 0 where all are missing.
+
+    None where no value may be missing.
+    """
     if not dataset.gaps:
-        return dataset
-    return replace(dataset, x=np.where(np.isnan(dataset.x), fills(dataset, train), dataset.x), gaps=False)
-
-
-def fills(dataset: Dataset, train: np.ndarray) -> np.ndarray:
-    """For each column its median or mean over the rows ``train``, as ``dataset.fill`` says; 0 where all are missing."""
+        return None
     known = [column[~np.isnan(column)] for column in dataset.x[train].T]
     if dataset.fill == "mean":
         return np.array([values.mean(dtype=np.float64) if len(values) else 0 for values in known], np.float32)
     return np.array([np.median(values) if len(values) else 0 for values in known], np.float32)
+
+
+def filled(dataset: Dataset, fill: np.ndarray | None) -> Dataset:
+    """With each missing value replaced by its column's in ``fill``, which ``fills`` gives."""
+    return dataset if fill is None else replace(dataset, x=np.where(np.isnan(dataset.x), fill, dataset.x), gaps=False)
 
 
 def input_statistics(dataset: Dataset, train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

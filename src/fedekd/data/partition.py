@@ -10,6 +10,7 @@ from fedekd.errors import FedekdError
 
 REDRAWS = 1000
 SMALLEST_SITE = 5
+CLUSTERS = 5
 _PLAIN_KMEANS = 20_000_000
 
 
@@ -131,16 +132,16 @@ class Points(NamedTuple):
         return cls(_coordinates(features), 1e-4 * (rows / width))
 
 
-def kmeans_clusters(points: Points, seed: int, clusters: int = 5) -> np.ndarray:
+def kmeans_clusters(points: Points, seed: int) -> np.ndarray:
     """The cluster of each row, by K-means."""
     from sklearn.cluster import KMeans
     from threadpoolctl import threadpool_limits
 
-    if len(points.rows) < clusters:
-        raise FedekdError(f"{len(points.rows)} rows cannot be grouped into {clusters} clusters; give more rows")
+    if len(points.rows) < CLUSTERS:
+        raise FedekdError(f"{len(points.rows)} rows cannot be grouped into {CLUSTERS} clusters; give more rows")
     # One thread: ten times faster where cores are shared, and the same sums on every machine.
     with threadpool_limits(1):
-        found = KMeans(n_clusters=clusters, n_init=10, random_state=seed, tol=points.tolerance).fit_predict(points.rows)
+        found = KMeans(n_clusters=CLUSTERS, n_init=10, random_state=seed, tol=points.tolerance).fit_predict(points.rows)
     return np.asarray(found, dtype=np.int64)
 
 

@@ -200,7 +200,7 @@ def _answers(path: Path, y: np.ndarray, dataset: Dataset) -> np.ndarray:
         if y.dtype.kind not in "buif":
             raise FedekdError(f"{path}: the target is text ({y[0]!r}, ..), dataset {dataset.name!r} has numbers")
         return y
-    classes = dataset.labels or tuple(str(label) for label in range(dataset.outputs))
+    classes = dataset.class_names
     values, places = np.unique(y, return_inverse=True)
     names = [f"{value:g}" if y.dtype.kind == "f" else str(value) for value in values]
     if not any(own.is_number(name) for name in classes) and y.dtype.kind in "iu":

@@ -42,10 +42,8 @@ class Entry:
     """One line of ``fedekd data list``."""
 
     name: str
-    title: str
     task: str
     present: bool
-    where: str
     samples: int
     shape: str
     note: str
@@ -72,9 +70,11 @@ def register_dataset(
 ) -> None:
     """Make a dataset known by ``name``.
 
-    ``loader`` is given the data folder and returns a ``Dataset``. ``preset`` holds the rounds, epochs, batch size and
-    lr of a run that is given none. The rest is for ``fedekd data list``; ``find`` is given the data folder and returns
-    where the files are, or None when there are none. ``published`` is what ``fedekd data fetch`` downloads.
+    ``loader`` is given the data folder and returns a ``Dataset``. ``title`` and ``aliases`` are other names for it.
+    ``preset`` holds the rounds, epochs, batch size and lr of a run that is given none. ``task``, ``samples``, ``shape``
+    and ``note`` are for ``fedekd data list``, as is ``find``, which is given the data folder and returns where the
+    files are, or None when there are none. ``published`` is what ``fedekd data fetch`` downloads. With ``replace`` the
+    name may be registered already.
     """
     keys = (name, title or name, *aliases)
     for key in keys:
@@ -109,7 +109,11 @@ def preset(name: str) -> Mapping[str, Any]:
 
 def catalogue(data_dir: str | Path | None = None) -> list[Entry]:
     """Every named dataset and whether its files are there. Looks at names and sizes only."""
-    return [_entry(one, data_folder(data_dir)) for one in _RECIPES.values()]
+    folder = data_folder(data_dir)
+    return [
+        Entry(one.name, one.task, not one.find or one.find(folder) is not None, one.samples, one.shape, one.note)
+        for one in _RECIPES.values()
+    ]
 
 
 def load_dataset(
@@ -126,9 +130,12 @@ def load_dataset(
 ) -> Dataset:
     """A dataset by its name, by the path of the user's own file or folder, or by ``package.module:loader``.
 
-    ``part_of``: the file holds one site's rows of a larger whole, whose columns and labels are known. ``group`` names
-    the column (table) or array (npz) of rows that belong together, ``subgroups`` the one that results are shown by.
-    ``reading`` is how a table of the user's own is read.
+    ``data_dir`` is the folder of the published ones, by default that of ``fedekd data fetch``. Of the user's own,
+    ``target`` is the column of a table to predict, and ``task`` is classification or regression, where the data does
+    not tell. ``clients_from`` names the column (table) or array (npz) with the client of each row, ``group`` the one
+    that says which rows belong together, ``subgroups``, of any dataset, the one that results are shown by. ``reading``
+    is how a table is read. ``part_of``: the file holds one site's rows of a larger whole, whose columns and labels are
+    known.
     """
     if task is not None and task not in TASKS:
         raise unknown("task", task, TASKS)
@@ -173,13 +180,6 @@ def _is_path(text: str) -> bool:
     path = Path(text).expanduser()
     spelt_as_path = os.sep in text or "/" in text or file_kind(path) in DATA_FILES
     return spelt_as_path or (_plain(text) not in _NAMES and path.exists())
-
-
-def _entry(one: Recipe, folder: Path) -> Entry:
-    found = one.find(folder) if one.find else None
-    where = str(found) if found else "" if one.find else "built in"
-    present = found is not None or one.find is None
-    return Entry(one.name, one.title, one.task, present, where, one.samples, one.shape, one.note)
 
 
 def _imported(path: str) -> Loader:

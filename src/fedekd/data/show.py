@@ -26,7 +26,7 @@ def class_names(federation: Federation) -> tuple[str, ...]:
 def _groups(federation: Federation) -> tuple[np.ndarray, tuple[str, ...]]:
     dataset, held = federation.dataset, federation.held
     if dataset.task == "classification":
-        return dataset.y, dataset.labels or tuple(str(label) for label in range(dataset.outputs))
+        return dataset.y, dataset.class_names
     values = np.unique(dataset.y[held])
     if len(values) <= BINS:
         return np.searchsorted(values, dataset.y), tuple(f"{value:g}" for value in values)

@@ -30,7 +30,7 @@ from fedekd.runs.verdict_text import (
 from fedekd.units import Unit
 
 MOST_NAMES = 60
-PARTS = {"train": "to train", "val": "to validate", "test": "to test"}
+ROWS = {"train": "to train", "val": "to validate", "test": "to test"}
 SCALED = {
     "pooled": "standardised by the federation's pooled training rows",
     "own": "standardised by this client's own training rows",
@@ -240,7 +240,7 @@ def _data(metadata: ModelMetadata, record: Record | None) -> list[str]:
     how = {"sites": "real sites", "iid": "dealt out at random"}.get(split["kind"], "") if split else ""
     if split and split["kind"] == "dirichlet":
         how = f"dealt out by a Dirichlet distribution, α = {split['alpha']}, seed {split['seed']}"
-    sizes = [f"{metadata.about.get('n_' + part, '?')} {name}" for part, name in PARTS.items()]
+    sizes = [f"{metadata.about.get('n_' + part, '?')} {name}" for part, name in ROWS.items()]
     fold = f", in fold {split.get('fold', 0) + 1} of {split['folds']}" if split and "folds" in split else ""
     lines = [f"- dataset: {metadata.about.get('dataset', '?')}", f"- rows of this client: {', '.join(sizes)}{fold}"]
     return [*lines, f"- clients: {split['clients']}, {how}"] if split and how else lines

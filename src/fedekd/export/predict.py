@@ -36,6 +36,7 @@ class Predictions:
     """Columns of the file that the model was not trained on."""
 
     def rows(self) -> Iterator[dict[str, Any]]:
+        """Each row's name, with its class and that one's probability, or with the number predicted."""
         for name, value in zip(self.names, self.values, strict=True):
             if self.metadata.classifies:
                 best = int(value.argmax())

@@ -77,29 +77,30 @@ class SavedState:
             "restore its state folder, or begin a new federation"
         )
 
-    @contextmanager
-    def locked(self, seconds: float = 60.0) -> Iterator[None]:
-        """One process at a time: after a kill, what the killed one had started may still be at work."""
-        try:
-            make_folder(self.folder)
-            lock = open(self.folder / "lock", "a")  # noqa: SIM115
-        except OSError as error:
-            raise FedekdError(f"cannot write to {self.folder}: {error.strerror}; check `state` and its owner") from None
-        with lock:
-            until = time.monotonic() + seconds
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > until:
-                        raise FedekdError(
-                            f"another process has been at work in {self.folder} for {seconds:g} s; let it end"
-                        ) from None
-                    time.sleep(0.05)
-            for left in self.folder.glob("*.part"):
-                left.unlink(missing_ok=True)
-            yield
+
+@contextmanager
+def locked(folder: Path, seconds: float = 60.0) -> Iterator[None]:
+    """One process at a time: after a kill, what the killed one had started may still be at work."""
+    try:
+        make_folder(folder)
+        lock = open(folder / "lock", "a")  # noqa: SIM115
+    except OSError as error:
+        raise FedekdError(f"cannot write to {folder}: {error.strerror}; check `state` and its owner") from None
+    with lock:
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise FedekdError(
+                        f"another process has been at work in {folder} for {seconds:g} s; let it end"
+                    ) from None
+                time.sleep(0.05)
+        for left in folder.glob("*.part"):
+            left.unlink(missing_ok=True)
+        yield
 
 
 def _payload(path: Path) -> bytes | None:

@@ -188,3 +188,18 @@ class Method:
             if not (value > low if open_low else value >= low) or value > high or value == float("inf"):
                 bound = f"{'>' if open_low else '>='} {low} and {'finite' if high == float('inf') else f'<= {high}'}"
                 raise FedekdError(f"{what} must be {bound}, got {value}")
+
+
+def exchanges(method: Method, rounds: int) -> dict[str, Exchange]:
+    """What a method exchanges, by name: the first exchange of each."""
+    found: dict[str, Exchange] = {}
+    for round in range(rounds):
+        for step in method.steps(round):
+            if isinstance(step, Exchange):
+                found.setdefault(step.name, step)
+    return found
+
+
+def shared_roles(method: Method, rounds: int) -> frozenset[str]:
+    """The roles whose models, or parts of them, a method sends."""
+    return frozenset(name for name, step in exchanges(method, rounds).items() if step.send is None)

@@ -6,8 +6,9 @@ the official code does both anew for every public batch. The mean is over all cl
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedekd.methods import Batch, ClientInit, Copy, Exchange, Method, Remember, Step, Train, register
 
@@ -31,7 +32,7 @@ class FCCL(Method):
 
     tasks = ("classification",)
     roles = ("private", "pretrained", "previous")
-    like = {"pretrained": "private", "previous": "private"}  # noqa: RUF012
+    like: ClassVar[Mapping[str, str]] = {"pretrained": "private", "previous": "private"}
     public = "rows"
 
     def begin(self, client: ClientInit) -> dict[str, Any]:

@@ -27,10 +27,7 @@ class KNNPer(FedAvg):
     scale: float = field(default=1.0, metadata={"open": True})  # of the kernel
 
     keeps_rows = True
-
-    @property
-    def needs_features(self) -> bool:
-        return True
+    needs_features = True
 
     def personalise(self) -> tuple[Remember, ...]:
         return (Remember(self.store, split="train", roles=("private",)),)

@@ -7,8 +7,9 @@ and the term is a constant, where the official code leaves it out.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from fedekd.methods import Batch, Copy, Exchange, Method, Step, Train, register
 
@@ -26,11 +27,8 @@ class Moon(Method):
     mu: float = 1.0
     temperature: float = field(default=0.5, metadata={"open": True})
     roles = ("private", "global", "previous")
-    like = {"global": "private", "previous": "private"}  # noqa: RUF012
-
-    @property
-    def needs_features(self) -> bool:
-        return True
+    like: ClassVar[Mapping[str, str]] = {"global": "private", "previous": "private"}
+    needs_features = True
 
     def steps(self, round: int) -> tuple[Step, ...]:
         return (

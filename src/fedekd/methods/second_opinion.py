@@ -37,10 +37,7 @@ class SecondOpinion(Method):
     answers: ClassVar[tuple[str, ...]] = EXPERTS
     strengths: ClassVar[tuple[float, ...]] = (0.03, 0.1, 0.3, 0.6, 0.9)  # of the head's shrinkage; validation chooses
     drawn_to: ClassVar[tuple[float, ...]] = (1.0, 0.0, 0.0)  # weights of the opinions before any row is seen
-
-    @property
-    def needs_features(self) -> bool:
-        return True
+    needs_features = True
 
     def steps(self, round: int) -> tuple[Step, ...]:
         learn_proxy = Train(("proxy",), self.learn_proxy, frozen=("private",))

@@ -6,19 +6,19 @@ import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from fedekd.errors import FedekdError, unknown
 from fedekd.files import write_whole
 from fedekd.report.html.chart import Chart, Row, Spec, variant
 from fedekd.report.html.section import Page
 from fedekd.report.page import make_page
-from fedekd.report.palette import LIGHT
+from fedekd.report.painting import CONFIG, painted
 
 FORMATS = ("pdf", "svg", "png")
 COLUMN, WHOLE = 245, 504  # points: one column, and the whole width of a page
 SCALE = 7 / 12  # the page's letters of 12 pixels become 7 points
 DPI = 300
+LOCALE = {"decimal": ".", "thousands": ",", "grouping": [3], "currency": ["", ""], "percent": " %"}
 
 
 def write_figures(
@@ -99,30 +99,6 @@ def _spec(chart: Chart, content: Spec, rows: list[Row], words: dict[str, str]) -
         "data": {"values": rows},
         "config": CONFIG,
     }
-
-
-def painted(part: Any) -> Any:
-    """A specification with the palette's colours in place of their roles."""
-    if isinstance(part, str):
-        return LIGHT[part[1:]] if part.startswith("$") else part
-    if isinstance(part, (list, tuple)):
-        return [painted(inner) for inner in part]
-    return {name: painted(inner) for name, inner in part.items()} if isinstance(part, dict) else part
-
-
-WORDS = {"labelColor": LIGHT["soft"], "titleColor": LIGHT["soft"], "labelFontSize": 12, "titleFontSize": 12}
-AXIS = {"gridColor": LIGHT["grid"], "domainColor": LIGHT["line"], "tickColor": LIGHT["line"]}
-CONFIG: Spec = {
-    "background": "white",
-    "font": "Liberation Sans, Arial, Helvetica, sans-serif",
-    "view": {"stroke": None},
-    "axis": {**WORDS, **AXIS, "titleFontWeight": 400, "titlePadding": 8, "labelPadding": 5, "labelFlush": False},
-    "legend": {**WORDS, "titleFontWeight": 400, "symbolSize": 90, "offset": 8},
-    "text": {"color": LIGHT["ink"], "fontSize": 12},
-}
-
-
-LOCALE = {"decimal": ".", "thousands": ",", "grouping": [3], "currency": ["", ""], "percent": " %"}
 
 
 def _drawn(spec: Spec, format: str) -> bytes:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any
 
 from fedekd.runs.federation_report import SECURE
-from fedekd.runs.federation_status import FederationStatus
+from fedekd.runs.federation_status import FederationStatus, ServerState, SiteFederation, SiteState
 from fedekd.units import count, duration, volume
 
 GAUGE, COUNTER = "gauge", "counter"
 Sample = tuple[str, str, str, dict[str, str], float | int | bool | None]  # name, kind, help, labels, value
 
 
-def lines(status: Mapping[str, Any]) -> Iterator[str]:
+def lines(status: ServerState | SiteState) -> Iterator[str]:
     running = "running" if status["running"] else "not running"
     yield f"{status['kind']} {status['name']}: {running}, fedekd {status['fedekd']}"
     yield from _of_server(status) if status["kind"] == "server" else _of_site(status)
@@ -29,8 +28,8 @@ def lines(status: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"  {line}" for line in status["log"])
 
 
-def _of_server(status: Mapping[str, Any]) -> Iterator[str]:
-    federation: FederationStatus | None = status["federation"]
+def _of_server(status: ServerState) -> Iterator[str]:
+    federation = status["federation"]
     if federation is None:
         yield "the federation has not begun"
     else:
@@ -68,7 +67,7 @@ def site_rows(federation: FederationStatus) -> Iterator[tuple[str, list[str]]]:
         )
 
 
-def _of_site(status: Mapping[str, Any]) -> Iterator[str]:
+def _of_site(status: SiteState) -> Iterator[str]:
     if status["running"]:
         for_long = f" for {_ago(status['since'])}" if status["since"] else ""
         yield f"{'connected' if status['connected'] else 'not connected'}{for_long}"
@@ -88,7 +87,7 @@ def _of_site(status: Mapping[str, Any]) -> Iterator[str]:
     yield f"audit log: {audit['entries']} entries, last {audit['last'] or 'never'}"
 
 
-def _secure(federation: Mapping[str, Any]) -> str:
+def _secure(federation: FederationStatus | SiteFederation) -> str:
     return " under secure aggregation" if federation.get("aggregation") == SECURE else ""
 
 
@@ -99,7 +98,7 @@ def _ago(when: float) -> str:
 # --- Prometheus ------------------------------------------------------------------------------------------------------
 
 
-def metrics(status: Mapping[str, Any]) -> str:
+def metrics(status: ServerState | SiteState) -> str:
     """Prometheus' text format."""
     found: dict[str, list[str]] = {}
     for name, kind, text, labels, value in _samples(status):
@@ -115,7 +114,7 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def _samples(status: Mapping[str, Any]) -> Iterator[Sample]:
+def _samples(status: ServerState | SiteState) -> Iterator[Sample]:
     yield "fedekd_up", GAUGE, "Whether the server or site runs.", {"kind": status["kind"]}, status["running"]
     yield "fedekd_info", GAUGE, "The installed version.", {"version": status["fedekd"]}, 1
     yield "fedekd_problems", GAUGE, "Problems that `status` names.", {}, len(status["problems"])
@@ -135,8 +134,8 @@ def _samples(status: Mapping[str, Any]) -> Iterator[Sample]:
         labels = {"federation": name}
         yield "fedekd_visits_done", GAUGE, "Visits that are complete.", labels, one["visits"]
         yield "fedekd_failures_total", COUNTER, "Messages not answered with success.", labels, one["failures"]
-        for way in ("up", "down"):
-            yield "fedekd_bytes_total", COUNTER, "Bytes of models.", {**labels, "way": way}, one[f"bytes_{way}"]
+        for way, nbytes in (("up", one["bytes_up"]), ("down", one["bytes_down"])):
+            yield "fedekd_bytes_total", COUNTER, "Bytes of models.", {**labels, "way": way}, nbytes
         yield "fedekd_epsilon", GAUGE, "Privacy budget spent.", labels, one["epsilon"]
 
 

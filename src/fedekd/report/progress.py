@@ -11,13 +11,12 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from fedekd.runs.eta import Eta
+from fedekd.runs.eta import QUIET_SECONDS, WorkCounter
 from fedekd.runs.observers import (
     ClientTrained,
     Note,
     Observer,
     ObserverGroup,
-    RunFailed,
     RunFinished,
     RunsPlanned,
     RunStarted,
@@ -26,9 +25,7 @@ from fedekd.runs.observers import (
     planned,
 )
 from fedekd.runs.records import Record
-from fedekd.units import duration
 
-QUIET_SECONDS = 60.0  # between plain lines about one long run
 MANY_RUNS, BUSY_SECONDS = 20, 5.0  # of so many runs no more than one plain line in so long
 
 
@@ -63,12 +60,12 @@ def in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-class Watcher(Observer):
+class Watcher(WorkCounter):
     """Keeps count of the work and of what is being trained; how that is shown is up to the subclass."""
 
     def __init__(self, doing: str = "starting") -> None:
-        self.runs = self.finished = self.kept = 0
-        self.eta, self.now = Eta(), doing
+        super().__init__()
+        self.finished, self.kept, self.now = 0, 0, doing
         self.label, self.seed, self.rounds = "", 0, 0
         self.running: list[tuple[str, int]] = []
         self.goal: int | None = None  # what `eta.done` must be when the current run ends, where it is the only one
@@ -80,7 +77,7 @@ class Watcher(Observer):
         """A line that stays."""
 
     def on_runs_planned(self, event: RunsPlanned) -> None:
-        self.runs, self.eta.total = len(event.runs), sum(work for *_, work in event.runs)
+        super().on_runs_planned(event)
         self.kept = event.kept
         self.show_line(planned(self.runs, self.kept))
         self.show()
@@ -89,12 +86,12 @@ class Watcher(Observer):
         self.label, self.seed, self.rounds = event.label, event.seed, event.rounds
         self.running.append((event.label, event.seed))
         self.goal = self.eta.done + event.work if len(self.running) == 1 else None
-        self.eta.skip(event.work * event.resumed // max(event.rounds, 1))
+        super().on_run_started(event)
         self.now = self._current(f"round {min(event.resumed + 1, event.rounds)}/{event.rounds}")
         self.show()
 
     def on_client_trained(self, event: ClientTrained) -> None:
-        self.eta.advance(event.work)
+        super().on_client_trained(event)
         self.now = self._current(f"round {event.round + 1}/{self.rounds}, client {event.client}")
         self.show(urgent=False)
 
@@ -103,28 +100,17 @@ class Watcher(Observer):
             self.finished += 1
             if self.goal is not None:
                 self.eta.done = self.goal
-            self._stop(event.record["label"], event.record["seed"])
+            own = event.record["label"], event.record["seed"]
+            if ended := next((run for run in self.running if is_of(run, *own)), None):
+                self.running.remove(ended)
             self.show_finished(event.record)
         self.show(urgent=False)
-
-    def on_run_failed(self, event: RunFailed) -> None:
-        self._stop(event.label, event.seed)
-        self.show_line(f"failed: {event.text}")
 
     def on_note(self, event: Note) -> None:
         self.show_line(event.line)
 
     def show_finished(self, record: Record) -> None:
         self.show_line(outcome(record))
-
-    def left(self) -> str:
-        """The time left, in words; nothing where it is not known."""
-        seconds = self.eta.seconds()
-        return "" if seconds is None else f"about {duration(seconds)} left"
-
-    def _stop(self, label: str, seed: int | None) -> None:
-        if ended := next((run for run in self.running if is_of(run, label, seed)), None):
-            self.running.remove(ended)
 
     def _current(self, where: str) -> str:
         if len(self.running) > 1:  # whose round it is, nobody says

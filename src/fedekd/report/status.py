@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from fedekd.runs.progress_file import EndedRun, Progress, RunningRun
 from fedekd.units import Unit, count, describe, duration
 
 MOST_RUNS = 8  # of each kind on the screen
 MOST_CLIENTS = 40
 
 
-def status_view(progress: dict[str, Any]) -> RenderableType:
-    """``progress`` as ``progress_file.read`` gives it."""
+def status_view(progress: Progress) -> RenderableType:
     parts: list[RenderableType] = [Text(status_line(progress), "bold"), _bar(progress)]
     unit = Unit(progress["finished"][-1]["metric"], 4) if progress["finished"] else None
     if progress["now"]:
@@ -27,7 +26,7 @@ def status_view(progress: dict[str, Any]) -> RenderableType:
     return Group(*parts)
 
 
-def status_line(progress: dict[str, Any]) -> str:
+def status_line(progress: Progress) -> str:
     """All of it in one line."""
     parts = [f"{progress['ended']}/{count(progress['runs'], 'run')}"]
     if progress["kept"]:
@@ -45,7 +44,7 @@ def status_line(progress: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _bar(progress: dict[str, Any]) -> RenderableType:
+def _bar(progress: Progress) -> RenderableType:
     done, total = min(progress["done"], progress["total"]), progress["total"]
     share = done / total if total else 1.0
     row = Table.grid(padding=(0, 1), expand=True)
@@ -55,7 +54,7 @@ def _bar(progress: dict[str, Any]) -> RenderableType:
     return row
 
 
-def _clients(runs: list[dict[str, Any]], unit: Unit | None) -> RenderableType:
+def _clients(runs: list[RunningRun], unit: Unit | None) -> RenderableType:
     """The clients' values after the last whole round, a column per run."""
     shown = [run for run in runs if run["clients"]][:MOST_RUNS]
     if not shown:
@@ -76,7 +75,7 @@ def _value(value: float | None, unit: Unit | None) -> str:
     return f"{100 * value:.1f}" if unit and unit.percent else f"{value:.4g}"
 
 
-def _finished(runs: list[dict[str, Any]]) -> RenderableType:
+def _finished(runs: list[EndedRun]) -> RenderableType:
     table = _table("ended")
     for header in ("seed", "mean", "Avg Δ", "Worst Δ", "time"):
         table.add_column(header, justify="right")
@@ -102,6 +101,6 @@ def _table(first: str) -> Table:
     return table
 
 
-def age(progress: dict[str, Any]) -> str:
+def age(progress: Progress) -> str:
     """How long ago the process was last heard of."""
     return duration(max(time.time() - progress["updated"], 0.0))

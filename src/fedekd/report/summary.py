@@ -54,10 +54,9 @@ def parts(method: MethodTransfer, unit: Unit) -> Text:
     """Δ taken apart into recipe and federation, and the gain over the best alone, as means over clients."""
     known = {}
     for part, name in parts_told(method).items():
-        found = method.summary[part]
-        low_high = found["interval"] or found["over_rows"]
+        low_high = method.interval(part)
         sure = f" [{' to '.join(unit.delta(x) for x in low_high)}]" if low_high else ""
-        known[part] = f"{name} {unit.delta(found['mean'])}{sure}"
+        known[part] = f"{name} {unit.delta(method.summary[part]['mean'])}{sure}"
     within = ", ".join(known[part] for part in ("recipe", "federation") if part in known)
     gain = f", {known['gain']}" if "gain" in known else ""
     return Text(f"  mean over clients: {known['delta']}{f' ({within})' if within else ''}{gain}")

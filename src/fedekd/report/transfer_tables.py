@@ -6,18 +6,19 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 from fedekd.report.study_records import StudyColumn, StudyRecords
 from fedekd.report.table_formats import Table, TableCell, TableRow, ranked
 from fedekd.runs.findings import not_known
 from fedekd.runs.subgroups import MethodSubgroups, SubgroupDelta
-from fedekd.runs.transfer import MethodTransfer
+from fedekd.runs.transfer import PARTS, MethodTransfer
 from fedekd.runs.verdict_text import STATES, assumed, best_of, menu, seeds
 from fedekd.units import Unit
 from fedekd.verdicts import HARMED, HELPED
 
-PARTS = {"delta": "Δ", "recipe": "recipe", "federation": "federation", "gain": "gain"}
 SHORT = {"classification": "cls", "regression": "reg"}
+Over = Literal["mean", "worst", "tail"]  # clients
 Analysed = dict[tuple[str, StudyColumn], MethodTransfer]
 
 
@@ -51,11 +52,13 @@ class TransferTables:
         if not any(self._known(one, part) for one in told.values() for part in PARTS if part != "delta"):
             return self._table("transfer", "", (), (), (), ())
         twins = {one.label for one in told.values() if "recipe" in one.summary}
+        names = {part: "Δ" if part == "delta" else part for part in PARTS}
+        over: dict[Over, str] = {"mean": "Avg", "worst": "Worst", "tail": self.unit.tail}
         rows = [
-            TableRow((method, f"{name}, {over}"), method, tuple(self._part(method, c, part, key) for c in self.columns))
+            TableRow((method, f"{name}, {of}"), method, tuple(self._part(method, c, part, key) for c in self.columns))
             for method in self.shown
-            for part, name in PARTS.items()
-            for over, key in (("Avg", "mean"), ("Worst", "worst"), (self.unit.tail, "tail"))
+            for part, name in names.items()
+            for key, of in over.items()
         ]
         rows = [row for row in rows if row.label in twins or any(cell.mean is not None for cell in row.cells)]
         notes = (
@@ -92,7 +95,7 @@ class TransferTables:
         """Gain over plain Local is Δ again, unless it is at the rounds that validation rows chose."""
         return part in one.summary and (part != "gain" or len(one.menu) > 1 or bool(one.states))
 
-    def _part(self, method: str, column: StudyColumn, part: str, key: str) -> TableCell:
+    def _part(self, method: str, column: StudyColumn, part: str, key: Over) -> TableCell:
         one = self.study.transfer.get((method, column))
         if one is None or not self._known(one, part):
             return TableCell()

@@ -17,13 +17,11 @@ from fedekd import rng
 from fedekd.engines.batch import answers_plainly
 from fedekd.engines.client import Client
 from fedekd.engines.job import precision
-from fedekd.engines.rehearsal import rehearse
 from fedekd.errors import FedekdError
 from fedekd.exchange import size
 from fedekd.federation import Federation
 from fedekd.files import write_whole
-from fedekd.runs.records import Calibration, DoubtedSample, Holdings, Reliability, read_details
-from fedekd.runs.records import Details as Details
+from fedekd.runs.records import Calibration, Details, DoubtedSample, Holdings, Reliability, read_details
 from fedekd.validation import parse_json
 
 DOUBTED = 24  # samples shown
@@ -50,7 +48,6 @@ def read(folder: str | Path, keys: Collection[str] | None = None) -> dict[str, D
 
 
 def describe(
-    key: str,
     clients: Sequence[Client],
     curve: list[list[float]],
     trust: list[Any],
@@ -61,17 +58,13 @@ def describe(
     job = clients[0].job
     federation, dataset = job.federation, job.federation.dataset
     counts, edges = partition(federation)
-    seen, errors, confusion, calibration = zip(*(_observed(client) for client in clients), strict=True)
+    seen, confusion, calibration = zip(*(_observed(client) for client in clients), strict=True)
     found: Details = {
-        "key": key,
-        "task": dataset.task,
         "classes": list(dataset.labels or map(str, range(dataset.outputs))) if dataset.task == "classification" else [],
         "curve": curve,
-        "errors": list(errors),
         "trust": [{"round": entry["round"], "clients": entry["clients"]} for entry in trust],
         "exchange": exchange,
         "private_bytes": size(clients[0].message("private")) if "private" in clients[0].models else 0,
-        "shared_bytes": sum(cost.up for cost in rehearse(job)[-1]),
         "partition": counts,
         "edges": edges,
         "distrusted": doubted(clients, [s["train"] for s in seen if s], thumbnails),
@@ -82,23 +75,20 @@ def describe(
     return found
 
 
-def _observed(
-    client: Client,
-) -> tuple[dict[str, dict[str, np.ndarray]] | None, list[float], list[list[int]], Calibration | None]:
-    """Of the client as it answers: what the gate makes of the samples, and on the test samples its errors and, for
-    classes, how many of each were answered as which, and how sure it was of them."""
+def _observed(client: Client) -> tuple[dict[str, dict[str, np.ndarray]] | None, list[list[int]], Calibration | None]:
+    """Of the client as it answers: what the gate makes of the samples and, for classes, how many test samples of each
+    were answered as which, and how sure it was of them."""
     with client.personalised():
+        if client.task.name == "regression":
+            return examine(client), [], None
         rows = client.rows["test"]
         with precision(client.job.training.precision, client.device):
             output, target = client.predictions(rows, "test"), client.data.y[rows]
-        errors = client.task.errors(output, target).tolist()
-        if client.task.name == "regression":
-            return examine(client), errors, [], None
         sureness = calibration(_array(client.task.answers(output, target)))
         number = client.job.federation.dataset.outputs
         pairs = _array(target).astype(np.int64) * number + _array(output).argmax(-1)
         counts = np.bincount(pairs, minlength=number**2).reshape(number, number).tolist()
-        return examine(client), errors, counts, sureness
+        return examine(client), counts, sureness
 
 
 def calibration(answers: np.ndarray) -> Calibration:
@@ -182,7 +172,6 @@ def doubted(
             {
                 "client": clients[k].name,
                 "row": int(own["row"][i]),
-                "split": "train",
                 "label": _answer(federation, own["target"][i]),
                 "private": _answer(federation, own["private"][i]),
                 "proxy": _answer(federation, own["proxy"][i]),

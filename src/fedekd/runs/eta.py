@@ -1,8 +1,13 @@
-"""How long the work that is left will take."""
+"""How much work there is, how much of it is done, and how long the rest will take. Needs neither torch nor rich."""
 
 from __future__ import annotations
 
 import time
+
+from fedekd.runs.observers import ClientTrained, Observer, RunFailed, RunsPlanned, RunStarted
+from fedekd.units import duration
+
+QUIET_SECONDS = 60.0  # at most, between plain lines
 
 
 class Eta:
@@ -30,3 +35,28 @@ class Eta:
         if self._began is None or not self._fresh or rest <= 0:
             return None
         return (time.monotonic() - self._began) / self._fresh * rest
+
+
+class WorkCounter(Observer):
+    """Counts the work of runs, also of several at the same time; how that is shown is up to the subclass."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.eta = Eta()
+
+    def on_runs_planned(self, event: RunsPlanned) -> None:
+        self.runs, self.eta.total = len(event.runs), sum(work for *_, work in event.runs)
+
+    def on_run_started(self, event: RunStarted) -> None:
+        self.eta.skip(event.work * event.resumed // max(event.rounds, 1))
+
+    def on_client_trained(self, event: ClientTrained) -> None:
+        self.eta.advance(event.work)
+
+    def on_run_failed(self, event: RunFailed) -> None:
+        self.eta.total -= event.work
+
+    def left(self) -> str:
+        """The time left, in words; nothing where it is not known."""
+        seconds = self.eta.seconds()
+        return "" if seconds is None else f"about {duration(seconds)} left"

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from fedekd import __version__, metrics
-from fedekd.engines.client import Client
 from fedekd.engines.job import Measured, pick_device
 from fedekd.engines.serial import Serial
 from fedekd.engines.stackable import NotStackable, signature
@@ -26,9 +25,9 @@ from fedekd.runs.choosing import option
 from fedekd.runs.history import History
 from fedekd.runs.observers import ClientTrained, Note, Observer, RoundMeasured, RunFinished, RunsPlanned, RunStarted
 from fedekd.runs.plan import PlannedRun, RunSpec, width
-from fedekd.runs.records import RECORD_VERSION
+from fedekd.runs.records import RECORD_VERSION, Record
 from fedekd.runs.run_key import model_titles
-from fedekd.runs.store import Record, Store
+from fedekd.runs.store import Store
 from fedekd.settings import MANY, Settings
 from fedekd.units import METRICS
 
@@ -185,7 +184,6 @@ def train_together(
 ) -> Iterator[Record]:
     """Runs of one stack, from their last checkpoint or from the start, to their records."""
     key, training = stack_key(runs), runs[0].job.training
-    rounds = training.rounds
     try:
         worker, history = _resumed(runs, store.restore(key), observer, engine)
     except NotStackable as reason:
@@ -195,25 +193,12 @@ def train_together(
         return
     label = runs[0].label if len(runs) == 1 else f"{runs[0].label} and {len(runs) - 1} more"
     work = sum(r.cost for r in runs)
-    observer.observe(RunStarted(label, runs[0].seed, work, rounds, worker.round_number))
-    began = saved_at = time.perf_counter()
-    while worker.round_number < rounds:
-        before = [(door.bytes_up, door.bytes_down) for door in worker.doors]
-        worker.round()
-        for exchanged, door, (up, down) in zip(history.exchange, worker.doors, before, strict=True):
-            exchanged.append({"up": door.bytes_up - up, "down": door.bytes_down - down})
-        if worker.round_number == rounds:
-            break
-        if worker.round_number % training.measure_every == 0:
-            _measure(runs, worker, history, observer, artifacts)
-        few = len(runs) == 1 and len(runs[0].job.federation.clients) < MANY
-        if few or time.perf_counter() - saved_at > STACK_CHECKPOINTS:
-            saved_at = time.perf_counter()
-            so_far = replace(history, seconds=history.seconds + saved_at - began)
-            store.save(key, {"format": CHECKPOINT_FORMAT, "engine": worker.state(), "story": vars(so_far)})
+    observer.observe(RunStarted(label, runs[0].seed, work, training.rounds, worker.round_number))
+    began = time.perf_counter()
+    _train(runs, worker, history, began, store, observer, artifacts)
     with worker.personalised():  # once, for the record, the details and the models
-        measured = _checked(runs, worker.measure(artifacts.training_rows), rounds)
-        history.add(rounds, measured, training)
+        measured = _checked(runs, worker.measure(artifacts.training_rows), training.rounds)
+        history.add(training.rounds, measured, training)
         _tell(observer, runs, worker, history)
         seconds = history.seconds + time.perf_counter() - began
         for j, (r, door) in enumerate(zip(runs, worker.doors, strict=True)):
@@ -221,28 +206,41 @@ def train_together(
             values = [client["value"] for client in own]
             alone = values if r.key == r.local_key else [client["value"] for client in known[r.local_key]["clients"]]
             record = make_record(r, own, alone, door.bytes_up, door.bytes_down, seconds / len(runs), worker.trust[j])
-            if artifacts.details and len(own) >= MANY:
-                line = f"{r.label}: {len(own):,} clients: neither their models nor details for the page are kept"
-                observer.observe(Note(line))
-            elif artifacts.details:
-                clients = worker.clients_of(j)
-                judged = [option(record, k).round for k in range(len(own))]
-                if training.choose_rounds:
-                    history.give_back(j, clients, judged)
-                found = details.describe(
-                    r.key, clients, history.curves[j], worker.trust[j], history.exchange[j], artifacts.thumbnails
-                )
-                if len(history.training[j]) == len(history.measured):
-                    found["train_loss"] = history.training[j]
-                if training.measure_every != 1:
-                    found["rounds"] = history.measured
-                history.give_back(j, clients, judged)  # a model is of the round that verdicts take
-                _leave(store, observer, record, found, clients if artifacts.keeps(r) else ())
+            if artifacts.details:
+                _leave(j, r, record, worker, history, store, observer, artifacts)
             if training.metric:
                 answers.write(store.folder, r.key, history.test_rows(j, r.job, measured[j]))
             store.add(record)
             yield record
     store.discard(key)
+
+
+def _train(
+    runs: Sequence[PlannedRun],
+    worker: Serial | Stacked,
+    history: History,
+    began: float,
+    store: Store,
+    observer: Observer,
+    artifacts: Artifacts,
+) -> None:
+    """All rounds, with checkpoints on the way; the last is not measured here."""
+    training, saved_at = runs[0].job.training, began
+    while worker.round_number < training.rounds:
+        before = [(door.bytes_up, door.bytes_down) for door in worker.doors]
+        worker.round()
+        for exchanged, door, (up, down) in zip(history.exchange, worker.doors, before, strict=True):
+            exchanged.append({"up": door.bytes_up - up, "down": door.bytes_down - down})
+        if worker.round_number == training.rounds:
+            return
+        if worker.round_number % training.measure_every == 0:
+            _measure(runs, worker, history, observer, artifacts)
+        few = len(runs) == 1 and len(runs[0].job.federation.clients) < MANY
+        if few or time.perf_counter() - saved_at > STACK_CHECKPOINTS:
+            saved_at = time.perf_counter()
+            so_far = replace(history, seconds=history.seconds + saved_at - began)
+            state = {"format": CHECKPOINT_FORMAT, "engine": worker.state(), "story": vars(so_far)}
+            store.save(stack_key(runs), state)
 
 
 def _measure(
@@ -305,11 +303,36 @@ def _checked(
     return measured
 
 
-def _leave(store: Store, observer: Observer, record: Record, found: details.Details, clients: Sequence[Client]) -> None:
-    """Write the details and models. What cannot be written is not worth the run, whose record takes less room."""
+def _leave(
+    j: int,
+    run: PlannedRun,
+    record: Record,
+    worker: Serial | Stacked,
+    history: History,
+    store: Store,
+    observer: Observer,
+    artifacts: Artifacts,
+) -> None:
+    """Write the details and models of the stack's ``j``-th run, unless its clients are very many. What cannot be
+    written is not worth the run, whose record takes less room."""
+    number, training = len(record["clients"]), run.job.training
+    if number >= MANY:
+        line = f"{run.label}: {number:,} clients: neither their models nor details for the page are kept"
+        observer.observe(Note(line))
+        return
+    clients = worker.clients_of(j)
+    judged = [option(record, k).round for k in range(number)]
+    if training.choose_rounds:
+        history.give_back(j, clients, judged)
+    found = details.describe(clients, history.curves[j], worker.trust[j], history.exchange[j], artifacts.thumbnails)
+    if len(history.training[j]) == len(history.measured):
+        found["train_loss"] = history.training[j]
+    if training.measure_every != 1:
+        found["rounds"] = history.measured
+    history.give_back(j, clients, judged)  # a model is of the round that verdicts take
     try:
         details.write(store.folder, record["key"], found)
-        for position, client in enumerate(clients):
+        for position, client in enumerate(clients if artifacts.keeps(run) else ()):
             if client.models:
                 saved_models.write(store.folder, record, position, client)
     except FedekdError as error:

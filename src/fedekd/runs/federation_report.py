@@ -11,6 +11,7 @@ from statistics import NormalDist
 from typing import Any, NotRequired, TypedDict, cast, get_type_hints
 
 from fedekd.errors import FedekdError
+from fedekd.files import owner_only
 from fedekd.settings import ChosenBy
 from fedekd.significance import holm
 from fedekd.units import METRICS, Unit
@@ -236,7 +237,7 @@ def read_report(state: Path) -> FederationReport | None:
     except FileNotFoundError:
         return None
     except PermissionError:
-        raise FedekdError(f"cannot read {path}: it is for its owner alone; run this as that user") from None
+        raise owner_only(path) from None
     except (OSError, ValueError, TypeError) as error:
         raise FedekdError(
             f"cannot read {path}: {error}; move it away, and `fedekd server run` writes it anew"
@@ -260,17 +261,11 @@ def site_report(folder: Path) -> SiteReport | None:
     """The report in a site's folder; None where there is none."""
     path = folder / "report.json"
     try:
-        return read_site_report(parse_json(path.read_bytes()), path)
+        content = parse_json(path.read_bytes())
+        validator(SiteReport)(content)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise FedekdError(f"cannot read {path}: {error}; move it away to do without") from None
-
-
-def read_site_report(content: Any, path: Path) -> SiteReport:
-    try:
-        validator(SiteReport)(content)
-    except Invalid as error:
         raise FedekdError(f"cannot read {path}: {error}; move it away to do without") from None
     return cast("SiteReport", content)
 

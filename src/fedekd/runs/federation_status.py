@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NotRequired, TypedDict, cast
+from typing import Literal, NotRequired, TypedDict, cast
 
 from fedekd.errors import FedekdError
+from fedekd.files import owner_only
 from fedekd.runs.federation_report import RefusedAnswer
 from fedekd.validation import parse_json, validator
 
@@ -54,6 +55,67 @@ class FederationStatus(TypedDict):
     """The last answers that did not count."""
 
 
+class State(TypedDict):
+    """What `status` tells of a server and of a site."""
+
+    fedekd: str
+    name: str
+    running: bool
+    certificates: dict[str, float]
+    """By file, when it ends."""
+    problems: list[str]
+    free_bytes: int
+    log: list[str]
+    """Its last lines."""
+
+
+class ServerState(State):
+    kind: Literal["server"]
+    complete: bool
+    federation: FederationStatus | None
+    away: list[str]
+    """Sites that may join and never have."""
+
+
+class AuditState(TypedDict):
+    """Of a site's audit log, as far as it can be believed."""
+
+    entries: int
+    last: str | None
+    problem: str
+
+
+class SiteFederation(TypedDict):
+    """A federation as one of its sites has it on disk."""
+
+    method: str | None
+    rounds: int | None
+    aggregation: str
+    visits: int
+    """Those that are complete."""
+    last: str | None
+    answer: str | None
+    """To the last message, and when it was."""
+    failures: int
+    bytes_up: int
+    bytes_down: int
+    epsilon: float | None
+    complete: bool
+    result: bool
+    """Whether the site has had its last visit."""
+
+
+class SiteState(State):
+    kind: Literal["site"]
+    connected: bool
+    since: float | None
+    """When it connected or lost its connection, if it runs."""
+    federations: dict[str, SiteFederation]
+    audit: AuditState
+    refused_joins: int
+    """Within a day."""
+
+
 def read_status(state: Path) -> FederationStatus | None:
     """None where there is none: the federation has not begun, or its server is of an older version."""
     path = state / STATUS
@@ -63,7 +125,7 @@ def read_status(state: Path) -> FederationStatus | None:
     except FileNotFoundError:
         return None
     except PermissionError:
-        raise FedekdError(f"cannot read {path}: it is for its owner alone; run this as that user") from None
+        raise owner_only(path) from None
     except (OSError, ValueError, TypeError) as error:
         raise FedekdError(f"cannot read {path}: {error}; move it away, the server writes it anew") from None
     return cast("FederationStatus", content)

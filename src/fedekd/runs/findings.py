@@ -17,20 +17,13 @@ from fedekd.data.paper import PAPER
 from fedekd.runs.aggregate import as_shown, usual_settings
 from fedekd.runs.records import Record
 from fedekd.runs.transfer import MethodTransfer, analyse, twin_label
+from fedekd.runs.verdict_text import PART_WORDS
 from fedekd.units import Unit, count
 
 TITLES = {one.name: one.title for one in PAPER}
 FAVOURITE = "fedekd"
 SMOOTH = "local-smooth"
 HALF = "-half"
-PARTS = {
-    "delta": "Δ against Local",
-    "recipe": "recipe",
-    "federation": "federation",
-    "smooth": "smoothed alone",
-    "gain": "gain over the best alone",
-    "gate": "over half the λ",
-}
 MEANINGS = {
     "delta": "Δ: the method minus plain Local",
     "recipe": "recipe: its twin that exchanges nothing minus Local",
@@ -41,7 +34,7 @@ MEANINGS = {
 }
 
 
-def legend(parts: Collection[str] = tuple(PARTS)) -> str:
+def legend(parts: Collection[str] = tuple(PART_WORDS)) -> str:
     """What a table of these parts holds."""
     means = "Means over clients, splits and seeds, with 95 % intervals paired by seed."
     return f"{means} {'; '.join(words for part, words in MEANINGS.items() if part in parts)}."
@@ -71,7 +64,7 @@ class Finding:
     label: str
     alphas: tuple[float | None, ...]
     parts: Mapping[str, Measured]
-    """Those of PARTS that the records allow."""
+    """Those of PART_WORDS that the records allow."""
     twin: str
     unit: Unit
 
@@ -188,7 +181,7 @@ def _finding(
         "gain": {alpha: one.by_seed("gain") for alpha, one in menus.items()},
         "gate": {a: _minus(one.by_seed("delta"), half[a].by_seed("delta")) for a, one in by_alpha.items() if a in half},
     }
-    parts = {part: measured for part in PARTS if (measured := _over_splits(each[part]))}
+    parts = {part: measured for part in PART_WORDS if (measured := _over_splits(each[part]))}
     unit = Unit.of(own)
     run = next(record for record in own if record["label"] == first.label)
     return Finding(

@@ -24,13 +24,12 @@ from fedekd.methods.base import Method
 from fedekd.methods.twins import check_taught
 from fedekd.robust import check_enough
 from fedekd.runs.run_key import fingerprint, run_key
-from fedekd.settings import MANY, SHORTCUTS, Settings
+from fedekd.runs.transfer import ALONE
+from fedekd.settings import MANY, READING, SHORTCUTS, Settings
 from fedekd.units import METRICS
 
-ALONE = "@alone"
 SMOOTH = ("local-smooth-tenth", "local-smooth-quarter", "local-smooth")  # of what a client could do alone
 SUFFICES = {"": ("",), "rows": ("", "rows"), "labels": ("", "rows", "labels")}  # needs that public rows meet
-READING = tuple(field.name for field in fields(Reading))
 SOURCE = ("dataset", "data", "target", "task", "clients_from", "group", "subgroups", *READING, "public")
 """What decides the data."""
 FEDERATION = ("clients", "alpha", "partition", "fraction", "split_seed", "folds", "engine", "device")

@@ -200,7 +200,6 @@ class Holdings(TypedDict):
 class DoubtedSample(TypedDict):
     client: str
     row: int
-    split: NotRequired[str]
     label: str | float
     private: str | float
     proxy: str | float
@@ -230,12 +229,9 @@ class Calibration(TypedDict):
 class Details(TypedDict):
     """What a report shows beyond a run's record, in ``details/KEY.json``; lists are by round or by client."""
 
-    key: NotRequired[str]
-    task: NotRequired[str]
     curve: list[list[float]]
     rounds: NotRequired[list[int]]
     """Of the curve, where clients were not measured after each."""
-    errors: NotRequired[list[list[float | bool]]]
     confusion: NotRequired[list[list[list[int]]]]
     """By client, true class and answer: how many test rows."""
     calibration: NotRequired[list[Calibration]]
@@ -243,7 +239,6 @@ class Details(TypedDict):
     trust: list[ClientsTrust]
     exchange: list[Traffic]
     private_bytes: int
-    shared_bytes: NotRequired[int]
     partition: list[Holdings]
     classes: NotRequired[list[str]]
     edges: NotRequired[list[float] | None]

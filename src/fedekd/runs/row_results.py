@@ -58,8 +58,18 @@ def compared(
         measure = _over_clients(measure, flat=metric in MEASURES)
     margin = verdicts.MARGIN if about.share or about.higher_is_better else None
     minority = _minority(left[0][:, 0]) if metric in BY_CLASS else None
-    about_rows = groups, clients, margin, about.share, folds, minority
-    return Comparison(np.stack(left), np.stack(other), measure, about.higher_is_better, *about_rows)
+    return Comparison(
+        np.stack(left),
+        np.stack(other),
+        measure,
+        about.higher_is_better,
+        groups=groups,
+        strata=clients,
+        margin=margin,
+        counted=about.share,
+        folds=folds,
+        minority=minority,
+    )
 
 
 def _minority(target: np.ndarray) -> np.ndarray:

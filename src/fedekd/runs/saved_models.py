@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedekd import __version__
-from fedekd.dataset import Reading
 from fedekd.errors import FedekdError
 from fedekd.files import failed_read, write_whole
 from fedekd.runs.metadata import KNOWLEDGE, ModelMetadata
@@ -102,7 +101,7 @@ def describe(record: Mapping[str, Any], position: int, client: Client, tensors: 
         "shape": list(dataset.x.shape[1:]),
         "outputs": dataset.outputs,
         "labels": list(dataset.labels),
-        "columns": list(getattr(dataset, "columns", ())),
+        "columns": list(dataset.columns),
         "gain": federation.gain.tolist(),
         "shift": federation.shift.tolist(),
         "scaled_by": federation.partition.get("scaling", "pooled"),
@@ -123,7 +122,7 @@ def describe(record: Mapping[str, Any], position: int, client: Client, tensors: 
 
 def _filling(federation: Federation) -> dict[str, Any]:
     """How the table was read, and what missing values become, where the user has said so."""
-    reading = getattr(federation.dataset, "reading", Reading()).changes()
+    reading = federation.dataset.reading.changes()
     about: dict[str, Any] = {"reading": reading} if reading else {}
     if federation.fill is not None and reading.get("missing"):
         about["fill"] = federation.fill.tolist()

@@ -19,8 +19,7 @@ from typing import Any
 from fedekd.errors import FedekdError
 from fedekd.files import unreadable, writing
 from fedekd.runs import choice_file
-from fedekd.runs.records import FailureRow, read_failure, read_record
-from fedekd.runs.records import Record as Record
+from fedekd.runs.records import FailureRow, Record, read_failure, read_record
 from fedekd.settings import ChosenBy
 from fedekd.validation import parse_json
 

@@ -6,21 +6,19 @@ It is the mean over the clients, each with its own test rows of the subgroup and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fedekd import metrics, verdicts
 from fedekd.runs import packing
-from fedekd.runs.aggregate import shared_settings
 from fedekd.runs.folds import end_to_end, fold_of, same_clients
 from fedekd.runs.records import Record
 from fedekd.runs.row_results import compared, groups_of, rows_of
-from fedekd.runs.transfer import needs_federation
+from fedekd.runs.transfer import Runs, by_table, needs_federation, plain_local
 from fedekd.runs.verdict_text import STATES
 from fedekd.units import Unit
 from fedekd.verdicts import Comparison, Verdict
@@ -99,16 +97,13 @@ def by_subgroup(records: Sequence[Record], folder: str | Path | None = None) -> 
     Holm's method is over what one table shows: all methods and subgroups of one dataset, alpha and settings. ``folder``
     is where the records lie, which is needed for metrics other than accuracy and RMSE.
     """
-    tables: dict[tuple[Any, ...], dict[str, dict[int, Record]]] = {}
-    for record in records:
-        if "subgroups" in record["partition"]:
-            table = (record["dataset"], record["alpha"], *shared_settings(record))
-            tables.setdefault(table, {}).setdefault(record["label"], {})[record["seed"]] = record
-    return [method for table in tables.values() for method in _table(table, None if folder is None else Path(folder))]
+    known = [record for record in records if "subgroups" in record["partition"]]
+    where = None if folder is None else Path(folder)
+    return [method for runs in by_table(known) for method in _table(runs, where)]
 
 
-def _table(runs: Mapping[str, Mapping[int, Record]], folder: Path | None) -> list[MethodSubgroups]:
-    plain = next((some for some in runs.values() if next(iter(some.values()))["method"] == "local"), {})
+def _table(runs: Runs, folder: Path | None) -> list[MethodSubgroups]:
+    plain = plain_local(runs)
     units: list[tuple[str, str, list[Comparison]]] = []
     for label, some in runs.items():
         shown = needs_federation(next(iter(some.values())))

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -37,7 +37,7 @@ from fedekd.units import describe
 from fedekd.verdicts import Comparison, Verdict
 
 PARTS = ("delta", "recipe", "federation", "gain")
-TWIN = "@alone"
+ALONE = "@alone"  # after a method's name: its twin that exchanges nothing
 Runs = Mapping[str, Mapping[int, Record]]  # of one table, by label and seed
 
 
@@ -72,6 +72,16 @@ class ClientTransfer:
         return metrics.mean(by_seed, self.tests)
 
 
+class PartSummary(TypedDict):
+    """What ``MethodTransfer.summary`` says of a part."""
+
+    mean: float
+    worst: float
+    tail: float
+    interval: tuple[float, float] | None
+    over_rows: tuple[float, float] | None
+
+
 @dataclass(frozen=True, eq=False)
 class MethodTransfer:
     """One method on one dataset and alpha, over all its clients and seeds."""
@@ -83,7 +93,7 @@ class MethodTransfer:
     metric: str
     clients: tuple[ClientTransfer, ...]
     menu: tuple[str, ...]
-    summary: Mapping[str, Mapping[str, Any]]
+    summary: Mapping[str, PartSummary]
     """By part: mean, worst and tail over clients, as means over seeds, and the paired interval of the mean; of a single
     seed its interval over test rows, which tells of these trained models and not of the method.
 
@@ -120,6 +130,11 @@ class MethodTransfer:
         means = {seed: metrics.mean(values) for seed, values in found.items()}
         return {seed: mean for seed, mean in means.items() if not math.isnan(mean)}
 
+    def interval(self, part: str) -> tuple[float, float] | None:
+        """Of the part's mean over clients: over seeds, or over the test rows of a single one."""
+        found = self.summary[part]
+        return found["interval"] or found["over_rows"]
+
     @property
     def by_sign(self) -> int:
         """How many client-runs have a Δ on the wrong side of zero, by however little: for want of a verdict."""
@@ -147,7 +162,7 @@ def comparison(
 def is_menu(method: str) -> bool:
     """Whether a client could do this by itself; a method, or the label of a run."""
     name = method.partition(" (")[0]
-    return name == "local" or name.startswith("local-smooth") or name.endswith(TWIN)
+    return name == "local" or name.startswith("local-smooth") or name.endswith(ALONE)
 
 
 def needs_federation(record: Record) -> bool:
@@ -158,7 +173,7 @@ def needs_federation(record: Record) -> bool:
 
 def twin_label(record: Record) -> str:
     """What the isolated twin of a run is called."""
-    return str(record["label"]).replace(record["method"], record["method"] + TWIN, 1)
+    return str(record["label"]).replace(record["method"], record["method"] + ALONE, 1)
 
 
 def analyse(
@@ -195,6 +210,11 @@ def by_table(records: Sequence[Record]) -> list[Runs]:
     return list(tables.values())
 
 
+def plain_local(runs: Runs) -> Mapping[int, Record]:
+    """Local's runs by seed; nothing where there are none."""
+    return next((some for some in runs.values() if next(iter(some.values()))["method"] == "local"), {})
+
+
 def _twins(runs: Runs) -> dict[str, str]:
     """Of each method that needs a federation, what its twin is called."""
     first = {label: next(iter(some.values())) for label, some in runs.items()}
@@ -202,11 +222,15 @@ def _twins(runs: Runs) -> dict[str, str]:
 
 
 def menu_of(runs: Runs) -> tuple[str, ...]:
-    """What a client can do alone, plain Local first."""
-    method = {label: next(iter(some.values()))["method"] for label, some in runs.items()}
-    plain = [label for label in runs if method[label] == "local"]
-    smooth = [label for label in runs if is_menu(method[label]) and "@" not in method[label] and label not in plain]
-    return (*plain[:1], *smooth, *(twin for twin in _twins(runs).values() if twin in runs))
+    """What a client can do alone, plain Local first, then the least smoothed, then twins by name.
+
+    Not in the order of the records, which differs from run to run: of equals the first is chosen.
+    """
+    first = {label: next(iter(some.values())) for label, some in runs.items()}
+    plain = [label for label, one in first.items() if one["method"] == "local"]
+    smooth = [x for x, one in first.items() if is_menu(one["method"]) and "@" not in one["method"] and x not in plain]
+    smooth.sort(key=lambda label: (first[label]["params"].get("weight", math.inf), label))
+    return (*plain[:1], *smooth, *sorted({twin for twin in _twins(runs).values() if twin in runs}))
 
 
 def _best(there: Sequence[Record], position: int, folder: Path | None, by: ChosenBy) -> Option | None:
@@ -235,7 +259,7 @@ def _table(runs: Runs, folder: Path | None, level: float, chosen_by: ChosenBy) -
         clients[label].append(unit.transfer(next(judged) if pair is not None else None))
         gains[label].append(pair)
     found = []
-    plain = next((some for some in runs.values() if next(iter(some.values()))["method"] == "local"), {})
+    plain = plain_local(runs)
     for label in shown:
         others = plain, runs.get(twins[label], {})
         over_rows = _over_rows(runs[label], *others, gains[label], folder) if len(runs[label]) == 1 else {}
@@ -288,7 +312,14 @@ class _Unit:
 
     def transfer(self, verdict: Verdict | None) -> ClientTransfer:
         return ClientTransfer(
-            self.client, self.seeds, self.n_test, self.parts, self.joined, self.alone, verdict, self.tests
+            client=self.client,
+            seeds=self.seeds,
+            n_test=self.n_test,
+            by_seed=self.parts,
+            joined=self.joined,
+            alone=self.alone,
+            verdict=verdict,
+            tests=self.tests,
         )
 
 
@@ -314,11 +345,17 @@ def _units(
                     value = other["clients"][position]["value"]
                     found |= {"recipe": value - row["local"], "federation": row["value"] - value}
                 parts.append(found)
-            tests = tuple(own["clients"][position]["n_test"] for own in every)
-            groups = tuple(groups_of(own, position) for own in every)
-            rows = tuple(map(fold_of, every)), tests, groups
-            by_seed = tuple(parts), tuple(joined), tuple(alone)
-            yield _Unit(client["id"], tuple(seeds), first["metric"], *rows, *by_seed)
+            yield _Unit(
+                client=client["id"],
+                seeds=tuple(seeds),
+                metric=first["metric"],
+                folds=tuple(map(fold_of, every)),
+                tests=tuple(own["clients"][position]["n_test"] for own in every),
+                groups=tuple(groups_of(own, position) for own in every),
+                parts=tuple(parts),
+                joined=tuple(joined),
+                alone=tuple(alone),
+            )
 
 
 def _method(
@@ -330,33 +367,33 @@ def _method(
 ) -> MethodTransfer:
     first = next(iter(runs.values()))
     better = describe(first["metric"]).higher_is_better
+    found = {part: _summary(clients, part, better, over_rows.get(part)) for part in PARTS}
     return MethodTransfer(
-        first["dataset"],
-        first["alpha"],
-        first["method"],
-        first["label"],
-        first["metric"],
-        clients,
-        menu,
-        {
-            part: {**found, "over_rows": over_rows.get(part)}
-            for part in PARTS
-            if (found := _summary(clients, part, better))
-        },
-        first["partition"].get("group"),
-        chooses_rounds(first),
-        chosen_by,
-        first["partition"].get("folds"),
-        first["params"].get("participation", 1.0) < 1 and len(first["clients"]) >= TOO_MANY_ALONE,
+        dataset=first["dataset"],
+        alpha=first["alpha"],
+        method=first["method"],
+        label=first["label"],
+        metric=first["metric"],
+        clients=clients,
+        menu=menu,
+        summary={part: one for part, one in found.items() if one is not None},
+        group=first["partition"].get("group"),
+        choose_rounds=chooses_rounds(first),
+        chosen_by=chosen_by,
+        folds=first["partition"].get("folds"),
+        alone_was_drawn=first["params"].get("participation", 1.0) < 1 and len(first["clients"]) >= TOO_MANY_ALONE,
     )
 
 
-def _summary(clients: Sequence[ClientTransfer], part: str, higher_is_better: bool) -> dict[str, Any]:
+def _summary(
+    clients: Sequence[ClientTransfer], part: str, higher_is_better: bool, over_rows: tuple[float, float] | None
+) -> PartSummary | None:
+    """None where the part is not known of all."""
     by_seed: dict[int, list[tuple[float, float]]] = {}
     for client in clients:
         for seed, found, alone in zip(client.seeds, client.by_seed, client.alone, strict=True):
             if part not in found:
-                return {}
+                return None
             undefined = math.isnan(alone.value) and math.isnan(found[part])
             by_seed.setdefault(seed, []).append((found[part], math.nan if undefined else 0.0))
     each = []
@@ -368,4 +405,5 @@ def _summary(clients: Sequence[ClientTransfer], part: str, higher_is_better: boo
         "worst": metrics.mean(one["worst_delta"] for one in each),
         "tail": metrics.mean(one["tail_delta"] for one in each),
         "interval": metrics.paired_interval([one["avg_delta"] for one in each]),
+        "over_rows": over_rows,
     }

@@ -18,7 +18,15 @@ from fedekd.verdicts import EQUIVALENT, FEW, HARMED, HELPED, UNDECIDED, Verdict
 STATES = {HARMED: "clearly harmed", HELPED: "clearly helped", EQUIVALENT: "equivalent", UNDECIDED: "undecided"}
 """In the order in which they are told."""
 JOIN, STAY, OPEN = ("join", "stay alone", "undecided")
-PARTS = {"delta": "Δ against Local", "recipe": "recipe", "federation": "federation", "gain": "gain over the best alone"}
+PART_WORDS = {
+    "delta": "Δ against Local",
+    "recipe": "recipe",
+    "federation": "federation",
+    "smooth": "smoothed alone",
+    "gain": "gain over the best alone",
+    "gate": "over half the λ",
+}
+"""Of a method's summary, and in this order of what a study finds."""
 CAN_SHOW = "Can show: the smallest difference that the test rows would reveal four times in five."
 LOWEST = "the round of the lowest validation loss"
 DRAWN = (
@@ -126,7 +134,7 @@ def told(method: MethodTransfer) -> str:
 
 def parts_told(method: MethodTransfer) -> dict[str, str]:
     """What its summary's parts are called; compared with plain Local alone, a gain that is Δ again is left out."""
-    names = {part: PARTS[part] for part in method.summary}
+    names = {part: PART_WORDS[part] for part in method.summary}
     if len(method.menu) < 2:
         names["gain"] = "gain over Local at the chosen rounds"
         if method.summary["gain"] == method.summary["delta"]:

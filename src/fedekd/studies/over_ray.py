@@ -13,7 +13,8 @@ from fedekd.errors import FedekdError
 from fedekd.runs import answers
 from fedekd.runs.execution import Failure, Outcome, Started
 from fedekd.runs.observers import Observer
-from fedekd.runs.store import Record, Store
+from fedekd.runs.records import Record
+from fedekd.runs.store import Store
 from fedekd.runs.worker import WorkItem, work
 
 

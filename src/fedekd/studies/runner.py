@@ -18,7 +18,8 @@ from fedekd.runs.observers import ClientTrained, Observer, ObserverGroup, RunFai
 from fedekd.runs.plan import Cell
 from fedekd.runs.processes import cores, over_processes
 from fedekd.runs.progress_file import ProgressFile
-from fedekd.runs.store import Record, Store
+from fedekd.runs.records import Record
+from fedekd.runs.store import Store
 from fedekd.runs.verdict_text import chosen
 from fedekd.runs.worker import WorkItem, in_process
 from fedekd.studies.grid import Study

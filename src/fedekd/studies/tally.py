@@ -6,47 +6,38 @@ import sys
 import time
 from collections.abc import Callable
 
-from fedekd.runs.eta import Eta
+from fedekd.runs.eta import QUIET_SECONDS, WorkCounter
 from fedekd.runs.observers import (
     ClientTrained,
     Note,
-    Observer,
     RunFailed,
     RunFinished,
     RunsPlanned,
-    RunStarted,
     on_test_rows,
     outcome,
     planned,
 )
 from fedekd.runs.records import Record
-from fedekd.units import duration
-
-QUIET_SECONDS = 60.0  # at most, while there is nothing to tell but the time
 
 
 def to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-class Tally(Observer):
+class Tally(WorkCounter):
     """An observer of runs that may go on at the same time: it counts work, and work alone."""
 
     def __init__(self, write: Callable[[str], None] = to_stderr) -> None:
-        self.write = write
-        self.runs = self.ended = 0
-        self.eta = Eta()
+        super().__init__()
+        self.write, self.ended = write, 0
         self.wrote = time.monotonic()
 
     def on_runs_planned(self, event: RunsPlanned) -> None:
-        self.runs, self.eta.total = len(event.runs), sum(work for *_, work in event.runs)
+        super().on_runs_planned(event)
         self.write_line(planned(self.runs, event.kept))
 
-    def on_run_started(self, event: RunStarted) -> None:
-        self.eta.skip(event.work * event.resumed // max(event.rounds, 1))
-
     def on_client_trained(self, event: ClientTrained) -> None:
-        self.eta.advance(event.work)
+        super().on_client_trained(event)
         if time.monotonic() - self.wrote > QUIET_SECONDS:
             self.write_line(f"{self.ended:,}/{self.runs:,} training")
 
@@ -64,13 +55,13 @@ class Tally(Observer):
         return on_test_rows(record)
 
     def on_run_failed(self, event: RunFailed) -> None:
+        super().on_run_failed(event)
         self.ended += 1
-        self.eta.total -= event.work
         self.write_line(f"{self.ended:,}/{self.runs:,} FAILED {event.text}")
 
     def on_note(self, event: Note) -> None:
         self.write_line(event.line)
 
     def write_line(self, line: str) -> None:
-        self.wrote, left = time.monotonic(), self.eta.seconds()
-        self.write(line if left is None else f"{line} (about {duration(left)} left)")
+        self.wrote, left = time.monotonic(), self.left()
+        self.write(f"{line} ({left})" if left else line)

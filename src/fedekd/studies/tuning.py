@@ -16,14 +16,13 @@ from fedekd.engines.job import Training
 from fedekd.errors import FedekdError, unknown
 from fedekd.runs.plan import make_cells
 from fedekd.runs.records import Record
-from fedekd.settings import Settings, make_settings, parse_seeds
+from fedekd.settings import REPORTED, TUNED_ON, Settings, make_settings, parse_seeds
 from fedekd.studies.grid import Study
 from fedekd.studies.runner import run_study
 from fedekd.studies.tally import Tally
 from fedekd.units import METRICS
 
 MOST = 1000  # candidates
-REPORTED = "0-9"
 TUNABLE = tuple(f.name for f in fields(Training) if f.name not in ("device", "precision", "choose_rounds", "metric"))
 """Settings that a grid may name; every other name in it is a parameter of the method.
 
@@ -112,7 +111,7 @@ def tune(
     method: str,
     grid: Mapping[str, Sequence[Any]],
     given: Mapping[str, Any],
-    seeds: str | Sequence[int] = "100-102",
+    seeds: str | Sequence[int] = TUNED_ON,
     report_seeds: str | Sequence[int] | None = REPORTED,
     by: str = "loss",
     observer: Tally | None = None,
@@ -120,8 +119,9 @@ def tune(
 ) -> Tuning:
     """Train the method with every combination of the grid's values and rank them on validation rows.
 
-    ``given`` are the settings of ``fedekd run`` that all share; its folder ``out`` keeps what is finished.
-    ``report_seeds`` are those whose results will be reported, which must not be tuned on; None: there are none.
+    ``given`` are the settings of ``fedekd run`` that all share; its folder ``out`` keeps what is finished. ``seeds``
+    are tuned on. ``report_seeds`` are those whose results will be reported, which must not be; None: there are none.
+    ``by`` says what ranks, the "loss" or the metric's "value". ``observer`` and ``workers`` are as in ``run_study``.
     """
     if by not in RANKED_BY:
         raise unknown("by", by, RANKED_BY)

@@ -40,8 +40,8 @@ def of_site(
         )
     groups = dataset.groups.codes if dataset.groups else None
     split = Split(*cut(np.arange(rows), rng.stream(seed, "split", number), groups))
-    fill = fills(dataset, split.train) if dataset.gaps else None
-    dataset = filled(dataset, split.train)
+    fill = fills(dataset, split.train)
+    dataset = filled(dataset, fill)
     scaling = schema.scaling.at_site(dataset, split.train)
     gain, shift = scaling.arrays()
     by = "own" if schema.scaling.own else "given"

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from fedekd.data import load_dataset
-from fedekd.data.own import Whole
+from fedekd.data.own import Whole, is_number
 from fedekd.dataset import TASKS, Dataset, Reading
 from fedekd.errors import FedekdError
 from fedekd.flower.protocol.scaling import Scaling
@@ -178,7 +178,7 @@ class Schema:
                 continue  # of whatever kind: it is none of the categories in every row
             elif (ours[name] is None) != (categories is None):
                 kind, other = ("numbers", "text") if ours[name] is None else ("text", "numbers")
-                strange = next((text for text in ours[name] or () if not _is_number(text)), None)
+                strange = next((text for text in ours[name] or () if not is_number(text)), None)
                 example = f" ({strange!r})" if strange is not None else ""
                 remedy = "correct such values, name them in `na_values`, or set `decimal` or `dates`"
                 text = f"column {name!r} holds {kind}{example}, in the schema {other}"
@@ -225,14 +225,6 @@ def _check_texts(dataset: Dataset) -> None:
                 f"column {column!r} holds {len(categories)} different texts in {len(dataset.y)} rows: names or free "
                 "text, which everyone would read in the schema; leave the column out with `drop` in site.toml"
             )
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _is_empty(dataset: Dataset, column: str) -> bool:

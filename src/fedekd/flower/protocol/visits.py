@@ -83,7 +83,7 @@ def _follows(step: Exchange, before: Sequence[Exchange]) -> bool:
     return step.name in loaded or bool(loaded & set(step.roles))
 
 
-def alone(visit: int, visits: int, rounds: int) -> int:
+def rounds_alone(visit: int, visits: int, rounds: int) -> int:
     """How many rounds of training alone a site has done after a visit: as evenly spread as visits allow."""
     return rounds * (visit + 1) // visits
 

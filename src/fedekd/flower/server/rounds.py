@@ -33,7 +33,7 @@ from fedekd.flower.protocol.schema import Schema
 from fedekd.flower.protocol.terms import Terms
 from fedekd.flower.protocol.visits import Visit, called, inwards, outwards, visits
 from fedekd.flower.protocol.wire import Payload
-from fedekd.flower.saved_state import SavedState, write_text
+from fedekd.flower.saved_state import SavedState, locked, write_text
 from fedekd.flower.server.conversation import (
     PARTING,
     EndNotices,
@@ -99,7 +99,7 @@ class Rounds:
 
     def run(self) -> dict[str, Any]:
         """All visits that are left, then the report."""
-        with self.saved.locked():
+        with locked(self.saved.folder):
             self._continue()
             while self.progress.done + 1 < len(self.visits):
                 self.step()
@@ -108,7 +108,7 @@ class Rounds:
 
     def finish(self, seconds: float) -> dict[str, Any]:
         """Once all visits are done: give the sites that were away in the last one theirs, as they come back."""
-        with self.saved.locked():
+        with locked(self.saved.folder):
             self._continue()
             if self.progress.done + 1 < len(self.visits):
                 raise FedekdError("the federation is not complete; `fedekd server run` goes on with it")

@@ -293,14 +293,13 @@ def check_schema(server: ServerSettings, file: str | Path) -> None:
 def check_method(server: ServerSettings, where: str | Path) -> None:
     """Raise for a method or parameter that does not exist or sends nothing."""
     from fedekd import methods
-    from fedekd.methods.base import Exchange  # not fedekd.exchange, which would import torch
+    from fedekd.methods.base import exchanges
 
     try:
         method = methods.get(server.method, **server.parameters)
     except FedekdError as error:
         raise FedekdError(f"{where}: {error}") from None
-    steps = (step for round in range(server.rounds) for step in method.steps(round))
-    if not any(isinstance(step, Exchange) for step in steps):
+    if not exchanges(method, server.rounds):
         raise FedekdError(
             f"{where}: {server.method} sends nothing, so there is nothing to federate; name another method"
         )

@@ -25,11 +25,12 @@ from fedekd.flower.protocol.codes import Failed
 from fedekd.flower.site.chosen_round import ChosenRound
 from fedekd.methods.base import Method
 from fedekd.runs.choosing import Option
-from fedekd.runs.plan import ALONE, SMOOTH, has_twin
+from fedekd.runs.plan import SMOOTH, has_twin
+from fedekd.runs.transfer import ALONE
 from fedekd.trees import moved
 
 log = logging.getLogger("fedekd.site")
-PLAIN = "local"
+LOCAL = "local"
 
 
 class AloneMenu:
@@ -51,14 +52,14 @@ class AloneMenu:
         """
         self.job = replace(job, training=replace(job.training, participation=1.0))
         self.number, self.rows, self.given, self.twin = number, rows or Rows.of(job), given, f"{label}{ALONE}"
-        self.methods: dict[str, Method] = {PLAIN: methods.get(PLAIN)}
+        self.methods: dict[str, Method] = {LOCAL: methods.get(LOCAL)}
         if whole:
             self.methods |= {name: methods.get(name) for name in SMOOTH}
             if has_twin(job.method, job.training.rounds):
                 self.methods[self.twin] = methods.twin(job.method, "alone")
         self.kept: dict[str, dict[str, Any]] = {}
         if given is not None:
-            self._open(PLAIN)  # weights that do not fit are found when the site joins
+            self._open(LOCAL)  # weights that do not fit are found when the site joins
 
     def train(self, rounds: int) -> None:
         """Up to so many rounds in all."""
@@ -72,7 +73,7 @@ class AloneMenu:
         engine, measured = self._open(label)
         try:
             while engine.round_number < rounds:
-                if label == PLAIN and self.given is not None:
+                if label == LOCAL and self.given is not None:
                     engine.clients.after(engine.round_number + 1)
                 else:
                     engine.round()
@@ -93,7 +94,7 @@ class AloneMenu:
     def _open(self, label: str) -> tuple[Serial, ChosenRound]:
         job = replace(self.job, method=self.methods[label])
         engine, measured = Serial(job, first=self.number, rows=self.rows), ChosenRound()
-        if label == PLAIN and self.given is not None:
+        if label == LOCAL and self.given is not None:
             engine.clients[0].models["private"].load_state_dict(self.given)
         if kept := self.kept.get(label):
             engine.restore(kept["engine"])
@@ -115,7 +116,7 @@ class AloneMenu:
 
     def local(self) -> Client:
         """Plain Local after its last round."""
-        return self._open(PLAIN)[0].clients[0]
+        return self._open(LOCAL)[0].clients[0]
 
     @contextmanager
     def taken(self, option: Option) -> Iterator[Client]:
@@ -128,10 +129,10 @@ class AloneMenu:
         """By label, plain Local first: at the round that validation rows prefer, and at the last."""
         found = {}
         for label, kept in self.kept.items():
-            if label == PLAIN or not kept["stopped"]:
+            if label == LOCAL or not kept["stopped"]:
                 engine, measured = self._open(label)
                 if not measured.history.measured:
                     measured.add(engine.clients[0], 1)
                 chosen, last = measured.options(label, engine.clients[0])
-                found[label] = (last if label == PLAIN and self.given is not None else chosen, last)
+                found[label] = (last if label == LOCAL and self.given is not None else chosen, last)
         return found

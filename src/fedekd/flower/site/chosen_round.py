@@ -73,10 +73,10 @@ class ChosenRound:
         return chosen, last
 
     @contextmanager
-    def taken(self, client: Client, option: Option | None) -> Iterator[None]:
+    def taken(self, client: Client, option: Option) -> Iterator[None]:
         """The client as it answered in that round; afterwards it is what it was."""
         with client.personalised():
-            if option is None or self.best is None or option.round == self.history.measured[-1]:
+            if self.stopped or self.best is None or option.round == self.history.measured[-1]:
                 yield
                 return
             before = copied(client.state())

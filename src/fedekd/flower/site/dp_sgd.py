@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fedekd.errors import FedekdError
 from fedekd.flower.protocol.codes import Failed, StatusCode
-from fedekd.flower.saved_state import SavedState, write_text
+from fedekd.flower.saved_state import locked, write_text
 from fedekd.flower.settings import Privacy
 
 try:
@@ -70,7 +70,7 @@ class Budget:
         if not epsilon <= self.dp.epsilon:
             text = f"epsilon would be {epsilon:.3g}, more than {self.dp.epsilon:g}: the budget is spent"
             raise Failed(StatusCode.BUDGET, text)
-        with SavedState(self.folder.parent).locked():  # a server may begin two federations in the same moment
+        with locked(self.folder.parent):  # a server may begin two federations in the same moment
             self._check_others()
             self.ledger = {"noise": self.noise, "weak": self.weak or weak, "spent": spent}
             write_text(self.folder / SPENT, json.dumps({**self.ledger, "epsilon": epsilon}) + "\n")

@@ -61,7 +61,7 @@ class Exposure:
         return isinstance(step, Train) and step.gradients and not self.shared & set(step.roles)
 
     def _made_from(self, source: Any) -> bool:
-        """Whether a copy is made from what is exposed; a function reads anchors and memory."""
+        """Whether a copy is made from what is exposed; a function reads memory and what ``reads_weights`` names."""
         if isinstance(source, str):
             return source in self.roles
         return self.memory or bool(set(self.method.reads_weights) & self.roles)

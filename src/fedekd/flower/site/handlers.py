@@ -23,7 +23,7 @@ from fedekd.flower.protocol.schema import Schema
 from fedekd.flower.protocol.terms import Terms
 from fedekd.flower.protocol.visits import Visit, visits
 from fedekd.flower.protocol.wire import Payload
-from fedekd.flower.saved_state import SavedState, write_text
+from fedekd.flower.saved_state import SavedState, locked, write_text
 from fedekd.flower.settings import ENDED, NO_RESULT, SiteSettings
 from fedekd.flower.setup.signing import SignedStatement
 from fedekd.flower.site.audit import record_answer
@@ -125,7 +125,7 @@ def visit(site: SiteSettings, request: Payload) -> Payload:
     with failing(StatusCode.REFUSED):
         planned = _planned(plan[wanted], asked)
     saved = SavedState(folder)
-    with failing(StatusCode.STATE), saved.locked(site.longest):
+    with failing(StatusCode.STATE), locked(folder, site.longest):
         last = saved.load(wanted)
         if last and last[1]["number"] != number:
             raise FedekdError(f"this site is number {last[1]['number']} of the federation, not {number}")
@@ -168,7 +168,7 @@ def masking(site: SiteSettings, request: Payload) -> Payload:
     with failing(StatusCode.REFUSED):
         if terms.aggregation != "secure" or not plan[asked.visit].sends:
             raise FedekdError("nothing is masked in this visit")
-    with failing(StatusCode.STATE), SavedState(folder).locked(site.longest), failing(StatusCode.REFUSED):
+    with failing(StatusCode.STATE), locked(folder, site.longest), failing(StatusCode.REFUSED):
         found = SiteMasks(site, folder, terms, asked).answer(asked)
     return Payload({"code": int(StatusCode.DONE), "name": site.name, "masking": masking_text(found)})
 

@@ -18,7 +18,7 @@ from typing import Any
 from fedekd.errors import FedekdError
 from fedekd.flower.protocol.offers import Offer, differences
 from fedekd.flower.protocol.schema import Schema
-from fedekd.flower.saved_state import SavedState, write_text
+from fedekd.flower.saved_state import locked, write_text
 from fedekd.flower.settings import OFFERED
 from fedekd.flower.site.audit import record
 
@@ -35,7 +35,7 @@ class Pins:
 
     def closed(self) -> bool:
         """Whether so many joins were refused of late that no other is looked at."""
-        with SavedState(self.state).locked():
+        with locked(self.state):
             kept = self._refusals()
             times, told = kept["times"], kept["told"]
             closed = len(times) == MOST and time.time() - times[0] <= DAY
@@ -50,7 +50,7 @@ class Pins:
 
     def refused(self) -> int:
         """Count one; returns how many there were within a day."""
-        with SavedState(self.state).locked():
+        with locked(self.state):
             kept = self._refusals()
             recent = [one for one in kept["times"] if time.time() - one <= DAY]
             times = [*recent, time.time()][-MOST:]
@@ -60,7 +60,7 @@ class Pins:
     def check(self, offer: Offer) -> bool:
         """Raise for another offer than the one agreed to; the first is taken. True: the administrator has accepted the
         schema."""
-        with SavedState(self.state).locked():
+        with locked(self.state):
             agreed = self._agreed()
             if agreed is None or (agreed["terms"] is None and agreed["schema"] == offer.schema):
                 accepted = agreed is not None
@@ -95,7 +95,7 @@ class Pins:
         return offer
 
     def _accept(self, agreed: dict[str, Any]) -> None:
-        with SavedState(self.state).locked():
+        with locked(self.state):
             write_text(self.state / AGREED, json.dumps(agreed))
             (self.state / OFFERED).unlink(missing_ok=True)
             (self.state / REFUSALS).unlink(missing_ok=True)

@@ -47,7 +47,7 @@ from fedekd import models, parts
 from fedekd.engines import return_checks
 from fedekd.engines.batch import make_batch
 from fedekd.engines.client import Client
-from fedekd.engines.job import Job, Rows, make_optimizer, precision
+from fedekd.engines.job import Job, make_optimizer, precision
 from fedekd.errors import FedekdError
 from fedekd.exchange import shared_roles
 from fedekd.files import write_new
@@ -66,8 +66,8 @@ log = logging.getLogger("fedekd.site")
 class PrivateClient(Client):
     """A client that trains what it sends with DP-SGD, and everything else as always."""
 
-    def __init__(self, job: Job, number: int, dp: Privacy, folder: Path, data: Rows | None = None) -> None:
-        super().__init__(job, 0, number, data)
+    def __init__(self, job: Job, number: int, dp: Privacy, folder: Path) -> None:
+        super().__init__(job, 0, number)
         self.dp, self.folder = dp, folder
         training = job.training
         self.shared = shared_roles(self.method, training.rounds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +19,7 @@ from fedekd.flower.protocol.terms import Terms
 from fedekd.flower.protocol.wire import Word
 from fedekd.flower.saved_state import write_text
 from fedekd.flower.settings import SiteSettings
-from fedekd.flower.site.alone import PLAIN, AloneMenu
+from fedekd.flower.site.alone import LOCAL, AloneMenu
 from fedekd.flower.site.chosen_round import ChosenRound
 from fedekd.runs import packing, saved_models
 from fedekd.runs.choosing import Option, best_on_validation
@@ -53,60 +54,74 @@ def _finish(
     menu: AloneMenu,
     rounds: ChosenRound,
 ) -> dict[str, Word]:
-    method, metric = terms.method, client.task.metric
+    method, metric, by = terms.method, client.task.metric, cast("ChosenBy", site.chosen_by)
     value, alone = client.score(), local.score()
     counts = {f"n_{split}": len(client.rows[split]) for split in ("train", "val", "test")}
-    own: dict[str, Any] = {"local": alone, "value": value, "delta": value - alone, **counts}
-    privacy = getattr(client, "privacy", None)
+    own = {"local": alone, "value": value, "delta": value - alone, **counts}
     interval = _interval(client, local)
-    sure: dict[str, Word] = dict(zip(("low", "high"), interval, strict=True)) if interval else {}
-    joined = rounds.option(method, client)
-    by = cast("ChosenBy", site.chosen_by)
-    judged = _judged(method, client, value, alone, menu, joined, by)
-    whole = {"name": site.name, "method": method, "metric": metric, **own, **sure, **judged.told(), "privacy": privacy}
-    whole |= {"aggregation": terms.aggregation, "chosen_by": by, "group": site.group}
+    sure = dict(zip(("low", "high"), interval, strict=True)) if interval else {}
+    judged = _judged(method, client, value, alone, menu, rounds.option(method, client), by)
+    whole = {"name": site.name, "method": method, "metric": metric, **own, **sure, **judged.told()}
+    whole |= {"privacy": getattr(client, "privacy", None), "aggregation": terms.aggregation}
+    whole |= {"chosen_by": by, "group": site.group}
     try:
-        with rounds.taken(client, joined), menu.taken(judged.menu[judged.best.label][0]) as alone_model:
+        with rounds.taken(client, judged.joined), menu.taken(judged.menu[judged.best.label][0]) as alone_model:
             whole["scores"] = {"alone": _scores(alone_model), "joined": _scores(client)}
     except Exception as error:  # no verdict is about them, so that they cost the site nothing
         log.warning("other metrics than the %s could not be taken: %s", metric, error, exc_info=True)
     with failing(StatusCode.STATE):
         write_text(folder / "report.json", json.dumps(whole, indent=1) + "\n")
-
-    def keep(key: str, one: Option, last: float, model: Client) -> None:
-        chosen = {"round": one.round, "value": one.value}
-        row = {"id": site.name, **own, "value": last, "delta": last - alone, "chosen": chosen}
-        record = {"key": key, "label": one.label, "metric": metric, "clients": [row]}
-        with failing(StatusCode.STATE):
-            saved_models.write(folder, record, 0, model, option="`state`")
-
-    if client.models:
-        with rounds.taken(client, joined):
-            keep(folder.name, judged.joined, value, client)
-    for label in dict.fromkeys((PLAIN, judged.best.label)):  # what a site that was harmed goes back to
-        if label != method:
-            chosen, last = judged.menu[label]
-            with menu.taken(chosen) as by_itself:
-                keep(f"{folder.name}-{'local' if label == PLAIN else 'alone'}", chosen, last.value, by_itself)
+    _keep_models(site, folder, own, client, judged, menu, rounds)
     log.info(
         "%s on this site's test rows: alone %.4g, with the federation %.4g, difference %+.4g%s",
         *(metric, alone, value, value - alone),
         " (95 %: {:+.4g} to {:+.4g})".format(*interval) if interval else "",
     )
     log.info("%s: %s", *judged.advice)
+    return _shared(site.share, whole, judged)
+
+
+def _keep_models(
+    site: SiteSettings,
+    folder: Path,
+    own: Mapping[str, Any],
+    client: Client,
+    judged: _Judged,
+    menu: AloneMenu,
+    rounds: ChosenRound,
+) -> None:
+    def keep(key: str, one: Option, last: float, model: Client) -> None:
+        chosen = {"round": one.round, "value": one.value}
+        row = {"id": site.name, **own, "value": last, "delta": last - own["local"], "chosen": chosen}
+        record = {"key": key, "label": one.label, "metric": client.task.metric, "clients": [row]}
+        with failing(StatusCode.STATE):
+            saved_models.write(folder, record, 0, model, option="`state`")
+
+    if client.models:
+        with rounds.taken(client, judged.joined):
+            keep(folder.name, judged.joined, own["value"], client)
+    for label in dict.fromkeys((LOCAL, judged.best.label)):  # what a site that was harmed goes back to
+        if label != judged.joined.label:
+            chosen, last = judged.menu[label]
+            with menu.taken(chosen) as by_itself:
+                keep(f"{folder.name}-{'local' if label == LOCAL else 'alone'}", chosen, last.value, by_itself)
+
+
+def _shared(share: Collection[str], report: Mapping[str, Any], judged: _Judged) -> dict[str, Word]:
+    """What leaves the site: of its report what ``share`` names, and what it has spent of a privacy budget."""
     words: dict[str, Word] = {}
-    if "n" in site.share:
-        words["n"] = counts["n_train"]
-    if "metric" in site.share:
-        words |= {"metric": metric, "local": alone, "value": value}
-    if "delta" in site.share:
-        words |= {"metric": metric, "delta": value - alone, **sure}
-    if "verdict" in site.share:
-        words |= {"metric": metric, "state": judged.verdict.state}
-        words |= {"chosen_by": by} if by != "metric" and len(judged.menu) > 1 else {}
+    if "n" in share:
+        words["n"] = report["n_train"]
+    if "metric" in share:
+        words |= {name: report[name] for name in ("metric", "local", "value")}
+    if "delta" in share:
+        words |= {name: report[name] for name in ("metric", "delta", "low", "high") if name in report}
+    if "verdict" in share:
+        words |= {"metric": report["metric"], "state": judged.verdict.state}
+        words |= {"chosen_by": report["chosen_by"]} if report["chosen_by"] != "metric" and len(judged.menu) > 1 else {}
         words |= {name: x for name, x in (("gain", judged.gain), ("p", judged.verdict.p)) if math.isfinite(x)}
-    if privacy:
-        words["privacy"] = json.dumps(privacy)
+    if report["privacy"]:
+        words["privacy"] = json.dumps(report["privacy"])
     return words
 
 
@@ -195,6 +210,6 @@ def _judged(
         twin = results[menu.twin][1].value
         parts = {"recipe": twin - local, "federation": value - twin}
     unit = Unit.of([{"metric": metric, "clients": [{"local": local}]}])
-    given = best.label == PLAIN and menu.given is not None
+    given = best.label == LOCAL and menu.given is not None
     said = "the model trained before" if given else f"{best.label} after round {best.round}"
     return _Judged(joined, best, results, parts, verdict, advise({method: verdict}, said, unit))

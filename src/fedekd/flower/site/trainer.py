@@ -24,7 +24,7 @@ from fedekd.flower.protocol.masking import answer_hash
 from fedekd.flower.protocol.rows import check_public, of_site, read_public
 from fedekd.flower.protocol.schema import Schema
 from fedekd.flower.protocol.terms import Terms
-from fedekd.flower.protocol.visits import Visit, alone, called, inwards, outwards, visits
+from fedekd.flower.protocol.visits import Visit, called, inwards, outwards, rounds_alone, visits
 from fedekd.flower.protocol.wire import Payload
 from fedekd.flower.settings import MENU, SiteSettings
 from fedekd.flower.site.alone import AloneMenu
@@ -129,7 +129,7 @@ class SiteTrainer:
                 self.rounds.measure(self.client, round)  # the rounds before it have ended
                 self.client.perform(step, round, again)
             count = len(visits(self.client.method, self.terms.rounds))
-            self.alone.train(alone(visit.number, count, self.terms.rounds))
+            self.alone.train(rounds_alone(visit.number, count, self.terms.rounds))
             words = self._words(visit)
             return Payload(words, {step.name: self._sent(step, visit.round or 0) for step in visit.sends})
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedekd.errors import FedekdError
 from fedekd.flower import need_flower
-from fedekd.flower.settings import ServerSettings, read_server
+from fedekd.flower.settings import read_server
 from fedekd.flower.setup.init import init_server, init_site
 from fedekd.flower.supervise.processes import Child, command, free_port, say, stopping
 from fedekd.runs.federation_report import FederationReport, read_report
@@ -26,21 +26,13 @@ ALPHA = 0.5
 ECHO = 2.0  # seconds until a site has said itself what the server says of it
 
 
-def run_demo(
-    out: str | Path | None = None,
-    *,
-    method: str = "fedekd",
-    rounds: int = 3,
-    settings: dict[str, Any] | None = None,
-    say: Callable[[str], None] = say,
-) -> FederationReport:
+def run_demo(out: str | Path | None = None, *, method: str = "fedekd", rounds: int = 3) -> FederationReport:
     """Start everything, wait for the report, stop everything. Without ``out`` nothing stays on disk."""
     need_flower()
     folder = Path(out).expanduser().absolute() if out else Path(tempfile.mkdtemp(prefix="fedekd-demo-"))
     children: list[Child] = []
     try:
-        values = {**DIGITS, "method": method, "rounds": rounds, **(settings or {})}
-        server, sites = prepare(folder, values)
+        server, sites = prepare(folder, {**DIGITS, "method": method, "rounds": rounds})
         kept = "" if out else ", which is removed in the end; --out DIR keeps all"
         say(f"three sites with TLS and node keys, {count(rounds, 'round')} of {method}, in {folder}{kept}")
         with stopping(children):
@@ -62,8 +54,10 @@ def prepare(folder: Path, settings: dict[str, Any], address: str = "") -> tuple[
 
     Without ``address`` (host:port of the server) all of them are to run on this machine.
     """
+    from fedekd import methods
     from fedekd.data import load_dataset
     from fedekd.flower.protocol.schema import Schema
+    from fedekd.methods.base import exchanges
 
     server, apart, address = folder / "server", bool(address), address or f"localhost:{free_port()}"
     here = {"listen": "0.0.0.0" if apart else "127.0.0.1", "min_sites": len(SITES), "deadline": 300.0, "give_up": 900.0}
@@ -71,7 +65,8 @@ def prepare(folder: Path, settings: dict[str, Any], address: str = "") -> tuple[
     x, y, parts = deal_digits(len(SITES))
     np.savez(folder / "digits.npz", x=x, y=y)
     Schema.of(load_dataset(folder / "digits.npz")).write(server / "schema.json")
-    leave = _sent(read_server(server / "server.toml"))
+    asked = read_server(server / "server.toml")
+    leave = sorted(exchanges(methods.get(asked.method, **asked.parameters), asked.rounds))  # what it has sites send
     files = []
     for name, rows in zip(SITES, parts, strict=True):
         own = {
@@ -86,16 +81,6 @@ def prepare(folder: Path, settings: dict[str, Any], address: str = "") -> tuple[
         shutil.copy(folder / name / "keys" / f"{name}.pub", server / "nodes")
         files.append(folder / name / "site.toml")
     return server / "server.toml", files
-
-
-def _sent(server: ServerSettings) -> list[str]:
-    """What the method has sites send: these ones are made for it, and agree."""
-    from fedekd import methods
-    from fedekd.methods.base import Exchange
-
-    method = methods.get(server.method, **server.parameters)
-    steps = (step for round in range(server.rounds) for step in method.steps(round))
-    return sorted({step.name for step in steps if isinstance(step, Exchange)})
 
 
 def deal_digits(sites: int) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 from fedekd.errors import FedekdError
+from fedekd.files import owner_only
 
 PR_SET_PDEATHSIG = 1
 TRIES = 3
@@ -71,11 +72,11 @@ class Child:
         self.process.wait()
 
 
-def stop(children: Sequence[Child], grace: float = GRACE) -> None:
+def stop(children: Sequence[Child]) -> None:
     """End all of them and what they started: first by request, then by force."""
     for child in children:
         child.signal(signal.SIGTERM)
-    end = time.monotonic() + grace
+    end = time.monotonic() + GRACE
     for child in children:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.process.wait(max(0.0, end - time.monotonic()))
@@ -105,7 +106,7 @@ def stopping(children: list[Child], then: str = "") -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def sole_owner(folder: Path) -> Iterator[None]:
     """Make the folder, for us alone, and hold it: no second process works in it at the same time.
 
     What we and our children write meanwhile holds models and keys, and is for the owner's eyes only.
@@ -145,7 +146,7 @@ def is_held(folder: Path) -> bool:
     except FileNotFoundError:
         return False
     except PermissionError:
-        raise FedekdError(f"cannot read {folder}: it is for its owner alone; run this as that user") from None
+        raise owner_only(folder) from None
     except OSError:
         return True
     return False

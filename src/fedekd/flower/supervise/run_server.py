@@ -23,7 +23,7 @@ from fedekd.flower.setup.keys import read_public_keys, renew_secret, shared_keys
 from fedekd.flower.supervise.diagnosis import disk_full, why_superlink_ended
 from fedekd.flower.supervise.launch import LARGEST, LAUNCH, NODES, TOLD
 from fedekd.flower.supervise.logs import Tail
-from fedekd.flower.supervise.processes import AGAIN, Child, alone, command, environment, say, stop, stopping
+from fedekd.flower.supervise.processes import AGAIN, Child, command, environment, say, sole_owner, stop, stopping
 from fedekd.runs.federation_report import FederationReport, read_report
 
 RENEW = "make a new one with `fedekd server renew`"
@@ -49,7 +49,7 @@ def run_server(
     need_flower()
     server = read_server(path)
     file = Path(path).expanduser().absolute()
-    with alone(server.state):
+    with sole_owner(server.state):
         report = read_report(server.state)
         complete = report is not None and report.complete
         if finish and not complete:

@@ -15,7 +15,7 @@ from fedekd.errors import FedekdError
 from fedekd.files import write_whole
 from fedekd.flower import need_flower
 from fedekd.flower.patches import BEATING, SKIPPED
-from fedekd.flower.saved_state import SavedState
+from fedekd.flower.saved_state import locked
 from fedekd.flower.settings import ENDED, NO_RESULT, OFFERED, SiteSettings, read_site
 from fedekd.flower.setup.certificates import ends_soon, read_certificate
 from fedekd.flower.setup.connection import Connection, NotChecked
@@ -25,7 +25,7 @@ from fedekd.flower.supervise.diagnosis import NOT_LET_IN, SILENT, log_of, why_no
 from fedekd.flower.supervise.executor import OWN_APP
 from fedekd.flower.supervise.launch import LAUNCH
 from fedekd.flower.supervise.logs import Tail
-from fedekd.flower.supervise.processes import AGAIN, Child, alone, command, environment, say, stop, stopping
+from fedekd.flower.supervise.processes import AGAIN, Child, command, environment, say, sole_owner, stop, stopping
 
 PAUSE = 3.0  # seconds before a SuperNode is started again
 LOST = 60  # seconds a SuperNode tries to reach a server that does not answer before it is started anew
@@ -36,14 +36,14 @@ CONNECTION = "connection.json"  # file in the site's state: whether there is one
 YOUNG, CRASHES = 60, 5  # an executor that ends so young, so many times in a row, is broken
 
 
-def run_site(path: str | Path, *, app: str = OWN_APP, say: Callable[[str], None] = say) -> None:
+def run_site(path: str | Path, *, app: str = OWN_APP) -> None:
     """Join the federation and stay until the server has ended with it; anything else that ends it is an error."""
     need_flower()
     site = read_site(path)
     file = Path(path).expanduser().absolute()
     read_node_key(site.key)
     read_certificate(site.ca, "get it from the server's administrator, or set another `ca`")
-    with alone(site.state):
+    with sole_owner(site.state):
         record(site.state, "start", fedekd=__version__, server=site.server)
         for warning in filter(None, (ends_soon(site.ca, NEW_CA), readable_by_others(site.key))):
             say(f"site {site.name}: {warning}")
@@ -135,7 +135,7 @@ class SiteSupervisor:
         if self.known != (now := (self.connected and not problem, problem)):
             self.known = now
             about = {"connected": now[0], "since": time.time(), "problem": problem}
-            with SavedState(self.site.state).locked():  # whoever holds the lock removes unfinished files of others
+            with locked(self.site.state):  # whoever holds the lock removes unfinished files of others
                 write_whole(self.site.state / CONNECTION, json.dumps(about).encode() + b"\n", "`state`")
 
     def _ended(self) -> set[tuple[Path, int]]:

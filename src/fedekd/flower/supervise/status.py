@@ -14,18 +14,19 @@ from fedekd import __version__
 from fedekd.errors import FedekdError
 from fedekd.flower.settings import ENDED, NO_RESULT, read_server, read_site
 from fedekd.flower.setup.certificates import ends_soon, read_certificate
+from fedekd.flower.setup.folders import read_object
 from fedekd.flower.setup.keys import read_public_keys
 from fedekd.flower.site.audit import AUDIT, read_audit
 from fedekd.flower.supervise.processes import is_held
 from fedekd.flower.supervise.run_server import RENEW
 from fedekd.flower.supervise.run_site import CONNECTION, NEW_CA
 from fedekd.runs.federation_report import read_report
-from fedekd.runs.federation_status import read_status
+from fedekd.runs.federation_status import AuditState, ServerState, SiteFederation, SiteState, read_status
 
 LINES = 5  # of a log
 
 
-def server_status(path: str | Path) -> dict[str, Any]:
+def server_status(path: str | Path) -> ServerState:
     server = read_server(path)
     report, federation = read_report(server.state), read_status(server.state)
     keys, unread = read_public_keys(server.nodes)
@@ -51,12 +52,12 @@ def server_status(path: str | Path) -> dict[str, Any]:
     }
 
 
-def site_status(path: str | Path) -> dict[str, Any]:
+def site_status(path: str | Path) -> SiteState:
     from fedekd.flower.site.pins import Pins
 
     site = read_site(path)
     running, pins = is_held(site.state), Pins(site.state)
-    connection = _json(site.state / CONNECTION)
+    connection = read_object(site.state / CONNECTION)
     problem = connection.get("problem")
     if not running:
         connection, problem = {}, problem and f"when it last ran: {problem}"
@@ -82,10 +83,10 @@ def site_status(path: str | Path) -> dict[str, Any]:
     }
 
 
-def _audited(state: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+def _audited(state: Path) -> tuple[AuditState, dict[str, SiteFederation]]:
     """What the audit log tells, as far as it can be believed: of itself, and of each federation."""
-    audit: dict[str, Any] = {"entries": 0, "last": None, "problem": ""}
-    federations: dict[str, dict[str, Any]] = {}
+    audit: AuditState = {"entries": 0, "last": None, "problem": ""}
+    federations: dict[str, SiteFederation] = {}
     try:
         for entry in read_audit(state) if (state / AUDIT).exists() else ():
             audit |= {"entries": entry["number"], "last": entry["time"]}
@@ -100,9 +101,9 @@ def _audited(state: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     return audit, federations
 
 
-def _federation(folder: Path) -> dict[str, Any]:
+def _federation(folder: Path) -> SiteFederation:
     try:
-        terms = json.loads(_json(folder / "agreement.json").get("terms", "{}"))
+        terms = json.loads(read_object(folder / "agreement.json").get("terms", "{}"))
     except ValueError:
         terms = {}
     return {
@@ -115,13 +116,13 @@ def _federation(folder: Path) -> dict[str, Any]:
         "failures": 0,
         "bytes_up": 0,
         "bytes_down": 0,
-        "epsilon": _json(folder / "spent.json").get("epsilon"),
+        "epsilon": read_object(folder / "spent.json").get("epsilon"),
         "complete": (folder / ENDED).exists(),
         "result": (folder / "report.json").exists() and _text(folder / ENDED) != NO_RESULT,
     }
 
 
-def _count(federation: dict[str, Any], entry: dict[str, Any]) -> None:
+def _count(federation: SiteFederation, entry: dict[str, Any]) -> None:
     federation["last"], federation["answer"] = entry["time"], entry["answer"]
     federation["failures"] += entry["answer"] != "done"
     federation["bytes_up"] += sum(one["bytes"] for one in entry["left"]["exchanged"])
@@ -132,15 +133,6 @@ def _count(federation: dict[str, Any], entry: dict[str, Any]) -> None:
 
 def _ends(*paths: Path) -> dict[str, float]:
     return {str(path): read_certificate(path).not_valid_after_utc.timestamp() for path in paths}
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text()))
-    except PermissionError:
-        raise FedekdError(f"cannot read {path}: it is for its owner alone; run this as that user") from None
-    except (OSError, ValueError, TypeError):
-        return {}
 
 
 def _last_lines(path: Path) -> list[str]:

@@ -232,10 +232,6 @@ class MetricScale:
     def interval_columns(self) -> list[ChartColumn]:
         return [ChartColumn("low", "95 % from", self.delta), ChartColumn("high", "95 % to", self.delta)]
 
-    def effect(self, delta: float) -> str:
-        harm = self.unit.harm(delta)
-        return "same" if abs(harm) < 1e-12 else "harmed" if not harm < 0 else "helped"
-
     def stretched(self, deltas: Iterable[float]) -> Spec:
         """Linear, or stretched near zero where a few differences dwarf the rest."""
         sizes = sorted(abs(d) for d in deltas if math.isfinite(d) and d)

@@ -11,12 +11,12 @@ from markupsafe import Markup
 from fedekd import __version__
 from fedekd.errors import FedekdError, unknown
 from fedekd.report import palette
-from fedekd.report.figures import CONFIG, painted
 from fedekd.report.html.chart import MetricScale, Spec, lines_of, names, state_colour, state_shape, zero_line
 from fedekd.report.html.clients import gain_title
 from fedekd.report.html.render import asset, environment
 from fedekd.report.html.run_data import RunData
 from fedekd.report.html.words import between
+from fedekd.report.painting import CONFIG, painted
 from fedekd.runs.federation_report import SECURE, SUMS, SiteReport, budgets, other_metrics
 from fedekd.runs.transfer import ClientTransfer
 from fedekd.runs.verdict_text import JOIN, STATES, STAY, advice_by_client, chosen, independence, site_menu

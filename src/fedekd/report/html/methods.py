@@ -23,8 +23,9 @@ from fedekd.report.html.chart import (
 )
 from fedekd.report.html.clients import gain_title
 from fedekd.report.html.run_data import RunData
-from fedekd.report.html.words import about_models, interval_of, over
-from fedekd.runs.verdict_text import PARTS, best_alone, told
+from fedekd.report.html.words import about_models, over
+from fedekd.runs.transfer import PARTS
+from fedekd.runs.verdict_text import PART_WORDS, best_alone, told
 
 POINTS = 1500  # more than that are summed up instead of drawn one by one
 
@@ -37,7 +38,7 @@ def method_rows(data: RunData) -> list[dict[str, Any]]:
         known = [c for c in method.clients if math.isfinite(c.parts["gain"])] or method.clients
         clients = [(f * c.parts["gain"], c.client, ", ".join(map(str, c.seeds)), state_of(c.verdict)) for c in known]
         gains = [c[0] for c in clients]
-        low, high = interval_of(method, "gain") or (None, None)
+        low, high = method.interval("gain") or (None, None)
         p10, p25, p75, p90 = (float(x) for x in np.percentile(gains, (10, 25, 75, 90)))
         rows.append(
             {
@@ -187,12 +188,12 @@ def parts(data: RunData) -> Chart | None:
     if not any("recipe" in method.summary for method in data.transfer.values()):
         return None
     scale = data.scale
-    known = any(interval_of(method, "delta") for method in data.transfer.values())
+    known = any(method.interval("delta") for method in data.transfer.values())
     rows = []
     for method in sorted(data.transfer.values(), key=lambda one: data.unit.harm(one.summary["gain"]["mean"])):
         for part, found in method.summary.items():
-            low, high = interval_of(method, part) or (found["mean"], found["mean"])
-            place = {"method": method.label, "part": PARTS[part]}
+            low, high = method.interval(part) or (found["mean"], found["mean"])
+            place = {"method": method.label, "part": PART_WORDS[part]}
             rows.append(
                 {**place} | {k: scale.factor * v for k, v in (("mean", found["mean"]), ("low", low), ("high", high))}
             )
@@ -202,7 +203,7 @@ def parts(data: RunData) -> Chart | None:
         ChartColumn("mean", "mean", scale.delta),
         *(scale.interval_columns if known else []),
     ]
-    words = list(PARTS.values())
+    words = [PART_WORDS[part] for part in PARTS]
     unit = "points" if scale.unit.percent else scale.unit.name
     x: Spec = {"field": "mean", "type": "quantitative", "title": f"mean over clients, {unit}", "axis": {"tickCount": 7}}
     by_part: Spec = {"field": "part", "type": "nominal", "legend": {"title": None, "orient": "top"}}

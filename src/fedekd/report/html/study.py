@@ -13,9 +13,9 @@ from fedekd.report.html.section import Block, Cell, Headline, Page, Section, Var
 from fedekd.report.html.study_data import StudyData, alpha_title
 from fedekd.report.paper_tables import study_tables
 from fedekd.report.table_formats import DECIMALS, NOTHING, Table, TableCell, number
-from fedekd.runs.findings import AGAINST, PARTS, Finding, headline, legend, losses, not_known
+from fedekd.runs.findings import AGAINST, Finding, headline, legend, losses, not_known
 from fedekd.runs.records import FailureRow, Record
-from fedekd.runs.verdict_text import chosen, counted
+from fedekd.runs.verdict_text import PART_WORDS, chosen, counted
 from fedekd.units import count
 
 SURE = (
@@ -94,10 +94,10 @@ def _findings(data: StudyData) -> Block:
     by = {}
     for m, label in enumerate(data.compared):
         own = [one for one in data.study.findings if one.label == label]
-        parts = [part for part in PARTS if any(part in one.parts for one in own)]
+        parts = [part for part in PART_WORDS if any(part in one.parts for one in own)]
         rows = [(one.title, [_figure(one, part) for part in parts]) for one in own]
         sentences = [one.sentence() for one in own]
-        by[str(m)] = {"heads": [PARTS[part] for part in parts], "rows": rows, "sentences": sentences}
+        by[str(m)] = {"heads": [PART_WORDS[part] for part in parts], "rows": rows, "sentences": sentences}
     content = {"follows": ("method",), "by": by, "first": str(data.favourite)}
     choice, menu = data.study.chosen_by, any("gain" in one.parts for one in data.study.findings)
     how = f" Each client's best alone is chosen {chosen(choice)}." if choice != "metric" and menu else ""

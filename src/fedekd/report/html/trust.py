@@ -12,11 +12,12 @@ from fedekd.report.html.run_data import RunData, extremes, fewer
 from fedekd.runs.records import ClientsTrust, TrustRow
 
 EDGE = 0.1  # below it a sample counts as distrusted, above 1 - EDGE as trusted
+BELOW, ABOVE = f"below {EDGE:g}", f"above {1 - EDGE:g}"
 EMPTY = "This method has no gate, or its run left no trust weights."
 COLUMNS = (
     ChartColumn("mean", "mean trust", ".2f"),
-    ChartColumn("below", "share below 0.1", ".1%"),
-    ChartColumn("above", "share above 0.9", ".1%"),
+    ChartColumn("below", f"share {BELOW}", ".1%"),
+    ChartColumn("above", f"share {ABOVE}", ".1%"),
 )
 
 
@@ -122,7 +123,7 @@ TRUST: Spec = {
     "type": "quantitative",
     "title": "trust weight",
     "scale": {"domain": [0, 1]},
-    "axis": {"grid": False, "values": [0, 0.1, 0.5, 0.9, 1], "format": "~g", "labelOverlap": False},
+    "axis": {"grid": False, "values": [0, EDGE, 0.5, 1 - EDGE, 1], "format": "~g", "labelOverlap": False},
 }
 
 
@@ -164,18 +165,18 @@ def rounds(data: RunData) -> Chart:
 def _last(row: Row) -> str:
     return (
         f"In round {row['round']} the mean weight is {row['mean']:.2f}; {100 * row['below']:.1f} % of the samples "
-        f"lie below 0.1 and {100 * row['above']:.1f} % above 0.9."
+        f"lie {BELOW} and {100 * row['above']:.1f} % {ABOVE}."
     )
 
 
 def ends(data: RunData) -> Chart:
-    """How many samples are decided on: the shares below .1 and above .9."""
+    """How many samples are decided on: the shares at both ends."""
     columns = (ChartColumn("round", "round"), *COLUMNS)
     spec: Spec = {
         "height": 240,
         "transform": [
             {"fold": ["below", "above"], "as": ["end", "part"]},
-            {"calculate": "datum.end === 'below' ? 'below 0.1' : 'above 0.9'", "as": "end"},
+            {"calculate": f"datum.end === 'below' ? '{BELOW}' : '{ABOVE}'", "as": "end"},
         ],
         "encoding": {
             "x": ROUNDS,
@@ -191,9 +192,7 @@ def ends(data: RunData) -> Chart:
             },
         ],
     }
-    about = (
-        "The share of samples on which the gate nearly ignores the proxy (below 0.1) or trusts it fully (above 0.9)."
-    )
+    about = f"The share of samples on which the gate nearly ignores the proxy ({BELOW}) or trusts it fully ({ABOVE})."
     return Chart(
         "trust-ends",
         "How decided the gate is",
@@ -208,7 +207,7 @@ def ends(data: RunData) -> Chart:
 
 
 def _ends(marks: list[str]) -> Spec:
-    scale = {"domain": ["above 0.9", "below 0.1"], "range": marks}
+    scale = {"domain": [ABOVE, BELOW], "range": marks}
     return {"field": "end", "type": "nominal", "scale": scale, "legend": {"title": None, "orient": "top"}}
 
 
@@ -239,7 +238,7 @@ def course(data: RunData) -> Chart:
         "encoding": {
             "x": ROUNDS,
             "y": names("client"),
-            "color": shades("below", "share below 0.1", ".0%"),
+            "color": shades("below", f"share {BELOW}", ".0%"),
             "tooltip": tooltip(columns),
         },
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedekd.report.html.run_data import RunData
-from fedekd.runs.transfer import MethodTransfer
 from fedekd.units import Unit
 
 
@@ -16,13 +15,6 @@ def signed(delta: float, unit: Unit) -> str:
 def between(interval: Sequence[float], unit: Unit) -> str:
     low, high = (unit.delta(x) for x in interval)
     return f"{low} to {high}" + (" points" if unit.percent else "")
-
-
-def interval_of(method: MethodTransfer, part: str) -> tuple[float, float] | None:
-    """The interval of a part's mean over clients: over seeds, or over the test rows of a single seed."""
-    found = method.summary[part]
-    interval: tuple[float, float] | None = found["interval"] or found["over_rows"]
-    return interval
 
 
 def over(data: RunData) -> str:
