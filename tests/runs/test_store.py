@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import multiprocessing
 import os
@@ -314,6 +315,24 @@ def test_a_save_that_fails_leaves_the_old_checkpoint(tmp_path, monkeypatch, fail
     one_line(error)
     assert store.restore("key") == {"round": 1}
     assert os.listdir(tmp_path / "checkpoints") == ["key.pt"]
+
+
+@pytest.mark.parametrize("room", [0, 100, 5_000, 9_000, 30_000, 39_000, 40_500, 41_000])
+def test_a_disk_that_fills_up_in_the_middle_of_a_checkpoint_is_said_in_words(tmp_path, monkeypatch, room):
+    """Some 41,000 bytes: torch hands them over in pieces, and says of the last ones that they are out of place."""
+
+    class Small(io.FileIO):
+        def write(self, content):
+            if self.tell() + len(content) > room:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().write(content)
+
+    store = Store(tmp_path)
+    store.save("other", {"w": torch.zeros(10_000)})
+    monkeypatch.setattr(Path, "open", lambda path, mode: io.BufferedWriter(Small(path, "w")))
+    with pytest.raises(FedekdError, match=r"cannot write .*key\.pt: disk full; make room there"):
+        store.save("key", {"w": torch.zeros(10_000)})
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["other.pt"]
 
 
 def test_a_disk_that_is_full_is_said_in_words(tmp_path):

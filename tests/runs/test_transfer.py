@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -176,3 +177,21 @@ def test_a_run_tells_all_of_it(dataset, tmp_path):
         assert client.parts["delta"] == pytest.approx(client.parts["recipe"] + client.parts["federation"])
         assert client.verdict.difference == pytest.approx(client.parts["gain"], rel=1e-4, abs=1e-9)
     assert json.loads((tmp_path / "results.jsonl").read_text().splitlines()[0])["clients"][0]["rows"]
+
+
+def test_of_equal_entries_the_loss_decides_and_plain_local_stays_where_it_is_as_good() -> None:
+    plain, blunt, sharp = (Option(name, 5, 0.0, val, loss) for name, val, loss in (
+        ("local", 0.8, 0.9), ("local-smooth", 0.85, 0.7), ("fedekd@alone", 0.85, 0.5)))  # fmt: skip
+    for order in ((plain, blunt, sharp), (plain, sharp, blunt)):
+        assert best_on_validation(order, 30) is sharp
+    as_good = replace(plain, val=0.85)
+    assert best_on_validation((as_good, blunt, sharp), 30) is as_good
+
+
+def test_the_menu_does_not_depend_on_the_order_of_the_records() -> None:
+    """Runs side by side end in any order."""
+    names = ("fml@alone", "local-smooth", "fedekd", "local-smooth-tenth", "fml", "local", "fedekd@alone")
+    for some in (names, names[::-1]):
+        (one, *_) = analyse([make_record(name, rows=50) for name in some])
+        assert set(one.menu) == {"local", "local-smooth-tenth", "local-smooth", "fedekd@alone", "fml@alone"}
+        assert (one.menu[0], *one.menu[-2:]) == ("local", "fedekd@alone", "fml@alone")

@@ -95,7 +95,11 @@ def test_where_those_alone_are_drawn_too_it_says_so(menu: tuple[str, ...], monke
         monkeypatch.setattr(transfer, "TOO_MANY_ALONE", many)
         for record in runs:
             record["params"]["participation"] = share
-        assert ("flatters joining" in caveats(analyse(runs), POINTS)[0]) == said
+        menu_line = caveats(analyse(runs), POINTS)[0]
+        assert ("flatters joining" in menu_line) == said
+        assert ("50 % of the clients trained with a method; alone, every client" in menu_line) == (
+            share < 1 and not said
+        )
         without = deepcopy(runs)
         for client in (client for run in without for client in run["clients"]):
             del client["rows"]

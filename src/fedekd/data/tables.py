@@ -263,5 +263,6 @@ def _check_values(where: Path, table: pd.DataFrame, roles: Roles, reading: Readi
         rows, name = int(bad.any(axis=1).sum()), "column" if len(columns) == 1 else "columns"
         remedy = "fill or remove them"
         if reading.missing is None and not infinite.any(axis=None):
-            remedy += ", or give --missing mean, flag or drop"
+            inputs = set(columns).isdisjoint(map(str, roles.no_inputs))
+            remedy += ", or give --missing mean, flag or drop" if inputs else ", or give --missing drop"
         raise FedekdError(f"{where}: missing or infinite values in {count(rows, 'row')}, in {name} {shown}; {remedy}")

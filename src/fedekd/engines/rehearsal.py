@@ -80,6 +80,8 @@ def rehearse(job: Job) -> list[list[ExchangeCost]]:
 
 def traffic(job: Job) -> int:
     """Bytes that all clients send and receive in the whole run, if none is absent."""
+    if job.method.twin == "alone":
+        return 0
     each = sum(cost.up + cost.down for costs in rehearse(job) for cost in costs)
     return round(each * len(job.federation.clients) * job.participation)
 

@@ -74,8 +74,9 @@ def _class(cls: type[Any], control: str) -> type[Method]:
     return type(cls.__name__, (cls,), about)
 
 
-def check_taught(method: Method) -> None:
-    """After a rehearsal: raise if there was no teacher to take anything from."""
+def check_taught(method: Method, rounds: int) -> None:
+    """After a rehearsal of so many rounds: raise if there was no teacher to take anything from."""
     if method.teaching is not None and not method.teaching.taught:
         plain = method.name.split("@")[0]
-        raise FedekdError(f"{plain} has no teacher, so {method.name} shows nothing; try {plain}@alone")
+        within = "" if rounds > 1 else " in the first round; with more rounds it may have"
+        raise FedekdError(f"{plain} has no teacher{within}, so {method.name} shows nothing; leave it out")

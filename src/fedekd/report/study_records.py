@@ -145,9 +145,13 @@ class StudyRecords:
 
     # --- words -------------------------------------------------------------------------------------------
 
-    @staticmethod
-    def heads(columns: Sequence[StudyColumn]) -> tuple[tuple[str, str], ...]:
-        return tuple((TITLES.get(d, d), "own sites" if alpha is None else f"α={alpha:g}") for d, alpha in columns)
+    def heads(self, columns: Sequence[StudyColumn]) -> tuple[tuple[str, str], ...]:
+        return tuple((TITLES.get(d, d), self.split(d) if alpha is None else f"α={alpha:g}") for d, alpha in columns)
+
+    def split(self, dataset: str) -> str:
+        """How a dataset's rows were dealt out where there is no α."""
+        (kind, *_) = (r["partition"]["kind"] for r in self.records if (r["dataset"], r["alpha"]) == (dataset, None))
+        return "dealt out evenly" if kind == "iid" else "own sites"
 
     def notes(self, labels: Collection[str], columns: Sequence[StudyColumn]) -> list[str]:
         """What is missing from a table of these rows and columns, and why as far as that is known."""

@@ -84,14 +84,16 @@ def best_on_validation(
 ) -> Option:
     """What a client's validation rows choose; the first of all, such as plain Local, where they are few.
 
-    ``metric``: the best in the metric, the first of equals. ``loss``: the lowest loss, or the first of all where that
-    is within one standard error of it; docs/metrics.md says what either makes of the best alone.
+    ``metric``: the best in the metric; of equals the first of all, if it is among them, or else that of the lowest loss.
+    ``loss``: the lowest loss, or the first of all where that is within one standard error of it; docs/metrics.md says
+    what either makes of the best alone.
     """
     first, of_loss = options[0], by == "loss"
     known = [one for one in options if math.isfinite(one.val_loss if of_loss else one.val)]
     if n_val < FEW or not known:
         return first
     if not of_loss:
-        return max(known, key=lambda one: one.val if higher_is_better else -one.val)
+        sign = 1 if higher_is_better else -1
+        return max(known, key=lambda one: (sign * one.val, one is first, math.isfinite(one.val_loss), -one.val_loss))
     lowest = min(known, key=lambda one: one.val_loss)
     return first if first.val_loss <= lowest.val_loss + lowest.val_error else lowest

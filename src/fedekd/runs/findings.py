@@ -242,11 +242,13 @@ def not_known(found: Sequence[Finding]) -> list[str]:
     for one in found:
         if one.wanted:
             lacking.setdefault(one.wanted, []).append(one.title)
-    return [
-        f"how much of this is federation, or what a site could have reached alone, is not known on {listed(titles)}: "
-        f"{listed(wanted)} {'were' if len(wanted) > 1 else 'was'} not run there"
-        for wanted, titles in lacking.items()
-    ]
+    lines = []
+    for wanted, titles in lacking.items():
+        what = "how much of this is federation" if wanted != (SMOOTH,) else "what smoothed targets alone would give"
+        both = ", or what a site could have reached alone," if len(wanted) > 1 else ""
+        ran = f"{listed(wanted)} {'were' if len(wanted) > 1 else 'was'} not run there"
+        lines.append(f"{what}{both} is not known on {listed(titles)}: {ran}")
+    return lines
 
 
 def listed(names: Sequence[str]) -> str:

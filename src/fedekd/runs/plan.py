@@ -161,7 +161,7 @@ class Cell:
             jobs = [make_job(settings, federation, one.method, self.seed) for one in chosen]
             sent = [traffic(job) for job in jobs]  # found by the dry pass
             for one in chosen:
-                check_taught(one.method)
+                check_taught(one.method, jobs[0].training.rounds)
             keys = [run_key(job, self.data.checksum) for job in jobs]
             for one, job, key, bytes_ in zip(chosen, jobs, keys, sent, strict=True):
                 found.setdefault(key, PlannedRun.of(one, job, key, keys[0], bytes_))

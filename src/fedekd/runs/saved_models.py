@@ -16,7 +16,7 @@ from fedekd import __version__
 from fedekd.errors import FedekdError
 from fedekd.files import failed_read, write_whole
 from fedekd.runs.metadata import KNOWLEDGE, ModelMetadata
-from fedekd.settings import model_name
+from fedekd.settings import MANY, model_name
 from fedekd.validation import parse_json
 
 if TYPE_CHECKING:
@@ -201,7 +201,10 @@ def find_models(folder: Path, unusable: list[str] | None = None) -> list[ModelMe
     if not found and any((folder / name).exists() for name in ("agreement.json", "site.toml")):
         raise FedekdError(f"no models are kept in {folder} yet: a real site has them after its last visit")
     if not found:
-        raise FedekdError(f"no models are kept in {folder}; train into a new --out folder with `--models first`")
+        raise FedekdError(
+            f"no models are kept in {folder}; train into a new --out folder with `--models first`, and with fewer than "
+            f"{MANY:,} clients"
+        )
     return found
 
 

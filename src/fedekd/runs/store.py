@@ -12,9 +12,9 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TypeVar, cast
 
 from fedekd.errors import FedekdError
 from fedekd.files import unreadable, writing
@@ -23,7 +23,28 @@ from fedekd.runs.records import FailureRow, Record, read_failure, read_record
 from fedekd.settings import ChosenBy
 from fedekd.validation import parse_json
 
+T = TypeVar("T")
 KEY = re.compile(rb'"key": ?"([^"\\]*)"')
+
+
+class _Noting:
+    """A file for torch, which may say something else of what the system refused."""
+
+    def __init__(self, file: IO[bytes], refused: list[OSError]) -> None:
+        self.file, self.refused = file, refused
+
+    def write(self, content: bytes) -> int:
+        return self._try(lambda: self.file.write(content))
+
+    def flush(self) -> None:
+        self._try(self.file.flush)
+
+    def _try(self, work: Callable[[], T]) -> T:
+        try:
+            return work()
+        except OSError as error:
+            self.refused.append(error)
+            raise
 
 
 class Store:
@@ -92,11 +113,16 @@ class Store:
         with writing(path):
             path.parent.mkdir(exist_ok=True)
             partial = path.with_suffix(f".{os.getpid()}.part")
+            refused: list[OSError] = []
             try:
-                with partial.open("wb") as file:  # given a path, torch says nothing of what the system said
-                    torch.save(state, file)
+                with partial.open("wb") as file:
+                    torch.save(state, cast("IO[bytes]", _Noting(file, refused)))
                 with contextlib.suppress(FileNotFoundError):  # another process has finished the run, and swept
                     os.replace(partial, path)
+            except RuntimeError:
+                if refused:
+                    raise refused[0] from None
+                raise
             finally:
                 partial.unlink(missing_ok=True)
 

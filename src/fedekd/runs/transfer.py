@@ -43,6 +43,8 @@ Runs = Mapping[str, Mapping[int, Record]]  # of one table, by label and seed
 
 @dataclass(frozen=True, eq=False)
 class ClientTransfer:
+    """What one client had of one method, seed by seed, and the verdict over these seeds."""
+
     client: str
     seeds: tuple[int, ...]
     n_test: int
@@ -107,6 +109,7 @@ class MethodTransfer:
     """How many parts of each client's rows were tested, each on other seeds; None: all seeds test the same part, or
     split the rows anew."""
     alone_was_drawn: bool = False
+    participation: float = 1.0
     """Whether those alone, too, trained only in the rounds in which they were drawn."""
 
     @property
@@ -184,9 +187,9 @@ def analyse(
 ) -> list[MethodTransfer]:
     """Every method of these records that needs a federation, taken apart.
 
-    Holm's method is over what one table shows: all methods and clients of one dataset, alpha and settings. ``folder``
-    is where the records lie: without it there are no verdicts in metrics other than accuracy and RMSE. ``chosen_by`` is
-    what of the validation rows chooses the best alone, if not what the records say.
+    Holm's method is over what one table shows, at ``level``: all methods and clients of one dataset, alpha and
+    settings. ``folder`` is where the records lie: without it there are no verdicts in metrics other than accuracy and
+    RMSE. ``chosen_by`` is what of the validation rows chooses the best alone, if not what the records say.
     """
     where = None if folder is None else Path(folder)
     by = chosen_by or choice_of(records)
@@ -382,6 +385,7 @@ def _method(
         chosen_by=chosen_by,
         folds=first["partition"].get("folds"),
         alone_was_drawn=first["params"].get("participation", 1.0) < 1 and len(first["clients"]) >= TOO_MANY_ALONE,
+        participation=first["params"].get("participation", 1.0),
     )
 
 

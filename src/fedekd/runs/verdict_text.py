@@ -156,7 +156,9 @@ def alone_label(client: ClientTransfer) -> str:
     """The best that a client can do by itself; where seeds choose differently, the commonest: local on 3 of 5 seeds."""
     ((first, times),) = Counter(one.label for one in client.alone).most_common(1)
     seeds = len(client.alone)
-    return first if times == seeds else f"{first} on {times} of {seeds} seeds"
+    if times == seeds:
+        return first
+    return f"{first} on {times} of {seeds} seeds" if times > 1 else f"another one on each of {seeds} seeds"
 
 
 def advice_by_client(methods: Iterable[MethodTransfer], unit: Unit) -> dict[tuple[str, tuple[int, ...]], Advice]:
@@ -194,7 +196,12 @@ def menu(method: MethodTransfer) -> str:
         told = "Compared with plain Local; --alone menu compares with the best a site can do alone."
     else:
         told = best_of_menu(method.menu, method.chosen_by)
-    return f"{told} {DRAWN}" if method.alone_was_drawn else told
+    if method.alone_was_drawn:
+        return f"{told} {DRAWN}"
+    if method.participation < 1:
+        share = f"{100 * method.participation:g} % of the clients"
+        return f"{told} In each round {share} trained with a method; alone, every client trained in every round."
+    return told
 
 
 def best_of_menu(labels: Sequence[str], by: ChosenBy, whose: str = "each client") -> str:

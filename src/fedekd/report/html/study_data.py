@@ -62,4 +62,4 @@ def dataset_title(dataset: str) -> str:
 
 
 def alpha_title(alpha: float | None) -> str:
-    return "own sites" if alpha is None else f"α = {alpha:g}"
+    return "no α" if alpha is None else f"α = {alpha:g}"
