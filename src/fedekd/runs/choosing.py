@@ -84,7 +84,7 @@ def best_on_validation(
 ) -> Option:
     """What a client's validation rows choose; the first of all, such as plain Local, where they are few.
 
-    ``metric``: the best in the metric; of equals the first of all, if it is among them, or else that of the lowest loss.
+    ``metric``: the best in the metric; of equals the first of all, if it is among them, else that of the lowest loss.
     ``loss``: the lowest loss, or the first of all where that is within one standard error of it; docs/metrics.md says
     what either makes of the best alone.
     """
