@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from fedekd.metrics import paired_interval
+from fedekd.runs.alone import is_menu
 from fedekd.runs.findings import TITLES
 from fedekd.runs.records import Record
 from fedekd.runs.results import load
-from fedekd.runs.transfer import MethodTransfer, analyse, is_menu
+from fedekd.runs.transfer import MethodTransfer, analyse
 
 HOME = Path(__file__).resolve().parents[1]
 BASE, NEAR = "second-opinion", "second-opinion-near"

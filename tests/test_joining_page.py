@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedekd.runs.transfer import analyse, is_menu
+from fedekd.runs.alone import is_menu
+from fedekd.runs.transfer import analyse
 
 DOCS = Path(__file__).parents[1] / "docs"
 CONFIGURED = "ditto (lam=3.0)"

@@ -26,7 +26,7 @@ ROUNDS = 4
 def choosing() -> Iterator[None]:
     """North does best with smoothed targets, south by the twin; any round with a lower loss is clearly better."""
     with pytest.MonkeyPatch.context() as patch:
-        best = "fedekd.runs.transfer.best_on_validation"
+        best = "fedekd.runs.alone.best_on_validation"
         patch.setattr(best, lambda options, n_val, *_: options[:2][-1] if n_val > 10 else options[-1])
         patch.setattr("fedekd.runs.choosing._clearly_better", lambda *_: True)
         yield

@@ -10,12 +10,13 @@ import numpy as np
 
 from fedekd.runs import choice_file
 from fedekd.runs.aggregate import shared_settings
+from fedekd.runs.alone import alone_run, is_menu
 from fedekd.runs.choosing import choice_of
 from fedekd.runs.federation_report import SECURE, SUMS, SiteReport, signed_lines, site_report
 from fedekd.runs.metadata import ModelMetadata
 from fedekd.runs.records import Record
 from fedekd.runs.subgroups import HEADS, by_subgroup
-from fedekd.runs.transfer import ClientTransfer, MethodTransfer, alone_run, analyse, is_menu
+from fedekd.runs.transfer import ClientTransfer, MethodTransfer, analyse
 from fedekd.runs.verdict_text import (
     STATES,
     STAY,

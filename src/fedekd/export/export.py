@@ -12,11 +12,11 @@ from typing import Any, cast
 from fedekd.errors import FedekdError, unknown
 from fedekd.export.card import best_alone, card_path, make_card
 from fedekd.files import write_whole
+from fedekd.runs.alone import is_menu
 from fedekd.runs.metadata import ModelMetadata, OwnCode
 from fedekd.runs.records import Record
 from fedekd.runs.saved_models import as_safetensors, find_models
 from fedekd.runs.store import read_records
-from fedekd.runs.transfer import is_menu
 from fedekd.settings import ChosenBy
 
 KINDS = (".safetensors", ".onnx")

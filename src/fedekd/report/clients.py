@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.text import Text
 
 from fedekd.report.tables import Column, print_columns
+from fedekd.runs.alone import needs_federation
 from fedekd.runs.records import Record
-from fedekd.runs.transfer import MethodTransfer, needs_federation
+from fedekd.runs.transfer import MethodTransfer
 from fedekd.runs.verdict_text import STATES, alone_label, interval
 from fedekd.units import BAD, GOOD, Unit
 from fedekd.verdicts import HARMED, HELPED, Verdict

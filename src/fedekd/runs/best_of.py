@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedekd import metrics
+from fedekd.runs.alone import Runs, by_table, menu_of, needs_federation, twin_label
 from fedekd.runs.choosing import best_on_validation, choice_of, option
 from fedekd.runs.records import ClientRow, Record
-from fedekd.runs.transfer import Runs, by_table, menu_of, needs_federation, twin_label
 from fedekd.settings import ChosenBy
 from fedekd.units import describe
 

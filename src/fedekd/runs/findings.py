@@ -15,8 +15,9 @@ from statistics import fmean
 from fedekd import metrics
 from fedekd.data.paper import PAPER
 from fedekd.runs.aggregate import as_shown, usual_settings
+from fedekd.runs.alone import twin_label
 from fedekd.runs.records import Record
-from fedekd.runs.transfer import MethodTransfer, analyse, twin_label
+from fedekd.runs.transfer import MethodTransfer, analyse
 from fedekd.runs.verdict_text import PART_WORDS
 from fedekd.units import Unit, count
 

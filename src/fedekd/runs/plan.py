@@ -23,8 +23,8 @@ from fedekd.federation import Federation
 from fedekd.methods.base import Method
 from fedekd.methods.twins import check_taught
 from fedekd.robust import check_enough
+from fedekd.runs.alone import ALONE
 from fedekd.runs.run_key import fingerprint, run_key
-from fedekd.runs.transfer import ALONE
 from fedekd.settings import MANY, READING, SHORTCUTS, Settings
 from fedekd.units import METRICS
 

@@ -15,10 +15,10 @@ import numpy as np
 
 from fedekd import metrics, verdicts
 from fedekd.runs import packing
+from fedekd.runs.alone import Runs, by_table, needs_federation, plain_local
 from fedekd.runs.folds import end_to_end, fold_of, same_clients
 from fedekd.runs.records import Record
 from fedekd.runs.row_results import compared, groups_of, rows_of
-from fedekd.runs.transfer import Runs, by_table, needs_federation, plain_local
 from fedekd.runs.verdict_text import STATES
 from fedekd.units import Unit
 from fedekd.verdicts import Comparison, Verdict

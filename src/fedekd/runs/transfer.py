@@ -27,8 +27,8 @@ import numpy as np
 from fedekd import metrics, verdicts
 from fedekd.federation import TOO_MANY_ALONE
 from fedekd.runs import row_results
-from fedekd.runs.aggregate import shared_settings
-from fedekd.runs.choosing import Option, best_on_validation, choice_of, chooses_rounds, option
+from fedekd.runs.alone import Runs, best_alone, by_table, menu_of, plain_local, twins_of
+from fedekd.runs.choosing import Option, choice_of, chooses_rounds, option
 from fedekd.runs.folds import end_to_end, fold_of, same_clients
 from fedekd.runs.records import Record
 from fedekd.runs.row_results import compared, groups_of
@@ -37,8 +37,6 @@ from fedekd.units import describe
 from fedekd.verdicts import Comparison, Verdict
 
 PARTS = ("delta", "recipe", "federation", "gain")
-ALONE = "@alone"  # after a method's name: its twin that exchanges nothing
-Runs = Mapping[str, Mapping[int, Record]]  # of one table, by label and seed
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,23 +160,6 @@ def comparison(
     return compared([one.rows for one in joined], [one.rows for one in alone], metric, groups)
 
 
-def is_menu(method: str) -> bool:
-    """Whether a client could do this by itself; a method, or the label of a run."""
-    name = method.partition(" (")[0]
-    return name == "local" or name.startswith("local-smooth") or name.endswith(ALONE)
-
-
-def needs_federation(record: Record) -> bool:
-    """Whether this is a method to join with. What is not is a control: a twin, or something done alone."""
-    sent = record["bytes_up"] + record["bytes_down"] > 0
-    return sent and "@" not in record["method"] and not is_menu(record["method"])
-
-
-def twin_label(record: Record) -> str:
-    """What the isolated twin of a run is called."""
-    return str(record["label"]).replace(record["method"], record["method"] + ALONE, 1)
-
-
 def analyse(
     records: Sequence[Record],
     folder: str | Path | None = None,
@@ -196,62 +177,13 @@ def analyse(
     return [method for runs in by_table(records) for method in _table(runs, where, level, by)]
 
 
-def alone_run(records: Sequence[Record], position: int, seed: int, folder: Path | None = None) -> Record | None:
-    """Of the records of one table, that of the best that a client can do alone; None where there is no Local."""
-    (runs,) = by_table(records)
-    there = [runs[label][seed] for label in menu_of(runs) if seed in runs[label]]
-    best = _best(there, position, folder, choice_of(records))
-    return runs[best.label][seed] if best else None
-
-
-def by_table(records: Sequence[Record]) -> list[Runs]:
-    """One for each dataset, alpha and settings."""
-    tables: dict[tuple[Any, ...], dict[str, dict[int, Record]]] = {}
-    for record in records:
-        table = (record["dataset"], record["alpha"], *shared_settings(record))
-        tables.setdefault(table, {}).setdefault(record["label"], {})[record["seed"]] = record
-    return list(tables.values())
-
-
-def plain_local(runs: Runs) -> Mapping[int, Record]:
-    """Local's runs by seed; nothing where there are none."""
-    return next((some for some in runs.values() if next(iter(some.values()))["method"] == "local"), {})
-
-
-def _twins(runs: Runs) -> dict[str, str]:
-    """Of each method that needs a federation, what its twin is called."""
-    first = {label: next(iter(some.values())) for label, some in runs.items()}
-    return {label: twin_label(record) for label, record in first.items() if needs_federation(record)}
-
-
-def menu_of(runs: Runs) -> tuple[str, ...]:
-    """What a client can do alone, plain Local first, then the least smoothed, then twins by name.
-
-    Not in the order of the records, which differs from run to run: of equals the first is chosen.
-    """
-    first = {label: next(iter(some.values())) for label, some in runs.items()}
-    plain = [label for label, one in first.items() if one["method"] == "local"]
-    smooth = [x for x, one in first.items() if is_menu(one["method"]) and "@" not in one["method"] and x not in plain]
-    smooth.sort(key=lambda label: (first[label]["params"].get("weight", math.inf), label))
-    return (*plain[:1], *smooth, *sorted({twin for twin in _twins(runs).values() if twin in runs}))
-
-
-def _best(there: Sequence[Record], position: int, folder: Path | None, by: ChosenBy) -> Option | None:
-    """``there``: a seed's runs of the menu."""
-    if not there or there[0]["method"] != "local":
-        return None
-    options = [option(one, position, folder) for one in there]
-    row, metric = there[0]["clients"][position], there[0]["metric"]
-    return best_on_validation(options, row["n_val"], describe(metric).higher_is_better, by)
-
-
 def _table(runs: Runs, folder: Path | None, level: float, chosen_by: ChosenBy) -> list[MethodTransfer]:
-    twins = _twins(runs)
+    twins = twins_of(runs)
     shown, menu = list(twins), menu_of(runs)
 
     @cache  # it is one and the same for all methods
     def alone(seed: int, position: int) -> Option | None:
-        return _best([runs[name][seed] for name in menu if seed in runs[name]], position, folder, chosen_by)
+        return best_alone([runs[name][seed] for name in menu if seed in runs[name]], position, folder, chosen_by)
 
     units = [(label, unit) for label in shown for unit in _units(runs, label, twins[label], alone, folder)]
     pairs = [unit.comparison() for _, unit in units]

@@ -24,9 +24,9 @@ from fedekd.errors import FedekdError
 from fedekd.flower.protocol.codes import Failed
 from fedekd.flower.site.chosen_round import ChosenRound
 from fedekd.methods.base import Method
+from fedekd.runs.alone import ALONE
 from fedekd.runs.choosing import Option
 from fedekd.runs.plan import SMOOTH, has_twin
-from fedekd.runs.transfer import ALONE
 from fedekd.trees import moved
 
 log = logging.getLogger("fedekd.site")

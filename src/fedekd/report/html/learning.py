@@ -9,8 +9,8 @@ import numpy as np
 
 from fedekd.report.html.chart import MOST, Chart, ChartColumn, Row, Spec, tooltip, variant
 from fedekd.report.html.run_data import RunData
+from fedekd.runs.alone import twin_label
 from fedekd.runs.records import Record
-from fedekd.runs.transfer import twin_label
 
 MISSING = "This run left no learning curve."
 SHOWN_ONLY = "Nothing was chosen by these curves: they are measured on test data, after training."
