@@ -10,7 +10,7 @@ import torch
 
 from fedekd import methods
 from fedekd.engines.job import Job, Training
-from fedekd.engines.rehearsal import rehearse
+from fedekd.engines.rehearsal import rehearse, traffic
 from fedekd.engines.serial import Serial
 from fedekd.engines.stackable import NotStackable
 from fedekd.engines.stacked import Stacked
@@ -207,3 +207,16 @@ def test_a_twin_without_its_method_takes_the_methods_parameters():
     settings = make_settings({"methods": ["fedprox@alone"], "parameters": {"fedprox": {"mu": 0.0}}})
     _, twin = choose_methods(settings, "classification")
     assert (twin.label, twin.method.mu) == ("fedprox@alone (mu=0.0)", 0.0)
+
+
+def test_with_one_round_it_is_said_that_a_teacher_may_come_later(images):
+    one = job(images, methods.get("fedavg@shuffled"))
+    rehearse(one)
+    with pytest.raises(FedekdError, match="no teacher in the first round; with more rounds it may have, so"):
+        check_taught(one.method, 1)
+
+
+def test_who_trains_alone_sends_nothing_in_a_dry_run_either(images):
+    assert traffic(job(images, methods.get("fedekd"))) > 0
+    assert traffic(job(images, methods.get("fedekd@alone"))) == 0
+    assert traffic(job(images, methods.get("fedekd@shuffled"))) == traffic(job(images, methods.get("fedekd")))

@@ -205,6 +205,10 @@ def test_own_datasets_get_tables_of_their_own():
         "harmed_cls",
     ]
     assert tables[0].columns == (("wards", "own sites"),)
+    evenly = [record(m, dataset="wards", alpha=None) for m in ("local", "fedekd")]
+    for one in evenly:
+        one["partition"] = {**one["partition"], "kind": "iid"}
+    assert make_tables(evenly)[0].columns == (("wards", "dealt out evenly"),)
     assert [row.label for row in tables[0].rows] == ["fedekd", "local"]
     assert tables[0].heads == ("method",)
     beside = make_tables([record(m, dataset="wards", alpha=None) for m in ("local", "fedekd")], against_paper=True)
