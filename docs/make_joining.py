@@ -412,7 +412,8 @@ number:
 
 {by_hospital(runs)}
 
-At Switzerland and VA Long Beach the recipe of `{BASE}` costs more than the exchange gives back. Its safeguard falls
+At Switzerland and VA Long Beach the recipe of `{BASE}` costs more on average than the exchange gives back (at
+VA Long Beach that may be chance). Its safeguard falls
 back on the smoothed private model, not on Local.
 
 For linear models there is little to gain in any case. If the hospitals could pool their rows in one table,
