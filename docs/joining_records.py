@@ -89,6 +89,13 @@ class Setting:
     def taken_apart(self) -> dict[str, MethodTransfer]:
         return {one.label: one for one in analyse(self.records)}
 
+    def taken_apart_with(self, label: str) -> MethodTransfer:
+        """A method, or one in another configuration, which then counts among the methods of the study."""
+        if label in self.taken_apart:
+            return self.taken_apart[label]
+        found = analyse([*self.records, *self.other_configurations[label].values()])
+        return next(one for one in found if one.label == label)
+
     @cached_property
     def taken_apart_by_loss(self) -> dict[str, MethodTransfer]:
         """Where validation loss chooses the best alone."""
@@ -241,6 +248,20 @@ class Tuned:
                 ours = [points(gives), with_interval(lead) if lead else "–"] if best != AS_IN_STUDY else ["", ""]
                 cells += [best, *ours, with_interval(self.tenth[alpha].lead(method))]
             lines.append("| " + " | ".join(cells) + " |")
+        return lines
+
+    def with_few_rows(self) -> list[str]:
+        """How far rivals are behind over all settings with few rows, as in the study and in the other configuration."""
+        few = [one for one in self.every if one.fraction < 1]
+        run = set.intersection(*(set(one.other_configurations) for one in few))
+        behind = {
+            label: [100 * float(np.mean([one.lead(name) for one in few])) for name in (label.split(" (")[0], label)]
+            for label in run
+        }
+        lines = [f"| other configuration | the study's behind, mean of {len(few)} settings | this one behind |"]
+        lines.append("| --- | ---: | ---: |")
+        for label, (before, after) in sorted(behind.items(), key=lambda item: item[1][1]):
+            lines.append(f"| {label} | {before:+.2f} | {after:+.2f} |")
         return lines
 
     def said(self) -> str:

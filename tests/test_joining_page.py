@@ -107,3 +107,12 @@ def test_what_metrics_says_of_choosing_by_loss_follows_the_records(scripts):
     )
     assert abs(hospitals) < 0.05
     assert said in " ".join((DOCS / "metrics.md").read_text(encoding="utf-8").split())
+
+
+def test_other_configurations_that_ran_with_few_rows_everywhere_are_listed_with_their_mean_distance(scripts, tenth):
+    records, _ = scripts
+    table = records.Tuned([configured(one, 0.001) for one in tenth]).with_few_rows()
+    before = 100 * np.mean([one.lead("ditto") for one in tenth])
+    assert table[2:] == [f"| {CONFIGURED} | {before:+.2f} | {before - 0.1:+.2f} |"]
+    elsewhere = [configured(tenth[0], 0.001), *tenth[1:]]
+    assert len(records.Tuned(elsewhere).with_few_rows()) == 2
