@@ -122,14 +122,6 @@ def measured(name: str, kind: Kind, chunk: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def alone(found: dict[str, Any]) -> float:
-    return found["round"]
-
-
-def measured_too(found: dict[str, Any]) -> float:
-    return found["round"] + found["measure"]
-
-
 def show(names: Sequence[str], kernels: bool = False, kind: Kind = USUAL, chunk: int = CHUNK) -> None:
     """Measure these methods and print a line for each, with the kernels that took most of a round if asked for."""
     path = Path(os.environ.get("OUT", Path(__file__).parent / "results")) / f"{kind.name}.json"
@@ -144,8 +136,11 @@ def show(names: Sequence[str], kernels: bool = False, kind: Kind = USUAL, chunk:
             continue
         path.write_text(json.dumps(table, indent=1))
         times = "".join(f"{found[k]:8.3f}" for k in columns[:-1])
-        ratio = "".join(f"{whole(found) / whole(table['fml']):7.2f}" for whole in (alone, measured_too) if "fml" in table)
-        print(f"{name:18}{times} {found['kernels']:7,} {found['busy']:5.0%}{ratio}", flush=True)
+        print(f"{name:18}{times} {found['kernels']:7,} {found['busy']:5.0%}", end="")
+        for parts in (("round",), ("round", "measure")) if "fml" in table else ():
+            ours, fmls = (sum(one[part] for part in parts) for one in (found, table["fml"]))
+            print(f"{ours / fmls:7.2f}", end="")
+        print(flush=True)
         for kernel, count, seconds in found["top"] if kernels else ():
             print(f"    {seconds * 1e3:8.2f} ms {count:6} x {kernel}")
 

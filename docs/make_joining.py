@@ -458,10 +458,10 @@ def main() -> None:
 On images, join if your site has few rows, with a method that learns from the shared model's features rather than taking
 its labels on trust: [`{NEAR}`](method.md#near), the variant of
 [`second-opinion`](method.md#second-opinion) that did best. With twenty sites FedAvg with a last layer tuned by each
-site (`fedavg-tuned` with `part=head`) is worth trying too, and with plenty of rows Ditto: each had a higher mean in some
-of these settings, but in none clearly. Both send the whole model, so all sites need the same architecture, and send 1.2
-to 1.4 times as many bytes. On retinal photographs joining lowers
-the mean error too{f" (with {others} as much or more)" if others else ""}, but single clients have too few test rows to
+site (`fedavg-tuned` with `part=head`) is worth trying too, and with plenty of rows Ditto: each had a higher mean in
+some of these settings, but in none clearly. Both send the whole model, so all sites need the same architecture, and
+send 1.2 to 1.4 times as many bytes. On retinal photographs joining lowers the mean error
+too{f" (with {others} as much or more)" if others else ""}, but single clients have too few test rows to
 tell. On four hospitals joining is worth a few tenths of a point at most, and with `{NEAR}` most of what a
 hospital gains needs no exchange. With the paper's short training, smoothed targets alone give more than FedeKD and send
 nothing. Below is what we measured; [one command](#on-your-own-data) measures it on your own data.
@@ -513,9 +513,9 @@ and how far both are behind `{NEAR}`, always with its defaults, on seeds 0 to 4.
 
 {chr(10).join(tuned.table())}
 
-Each configuration that was chosen at either α, and FedRoD's that validation accuracy would have chosen, was then run in
-every setting with few rows, on seeds 0 to 4, and counts wherever this page compares with rivals. The nearest comes first:
-in `fedavg-tuned (part=head)` each client trains the last layer of FedAvg's model before it predicts.
+Each configuration that was chosen at either α, and FedRoD's that validation accuracy would have chosen, was then run
+in every setting with few rows, on seeds 0 to 4, and counts wherever this page compares with rivals. The nearest comes
+first: in `fedavg-tuned (part=head)` each client trains the last layer of FedAvg's model before it predicts.
 
 {chr(10).join(tuned.with_few_rows())}
 
