@@ -113,7 +113,7 @@ DEFAULTS = {
     "knnper": {"k": 10, "lam": 0.5, "scale": 1.0},
     "second-opinion": {"smooth": 0.5, "prior": 1.0, "caution": 3.0},
     "second-opinion-near": {"smooth": 0.5, "prior": 1.0, "caution": 3.0},
-    "second-opinion-taught": {"smooth": 0.5, "prior": 1.0, "caution": 3.0, "passes": 30, "keep": 0.8},
+    "second-opinion-taught": {"smooth": 0.5, "prior": 1.0, "caution": 3.0, "passes": 30, "keep": 0.8, "after": 0},
     "moon": {"mu": 1.0, "temperature": 0.5},
     "perfedavg": {"alpha": 0.01, "beta": 0.001},
     "pfedhr": {

@@ -8,6 +8,7 @@ from torch import nn
 
 from fedekd import methods
 from fedekd.engines.stacked import Stacked
+from fedekd.runs.run_key import counted
 from serially import answers, engine_of, go_on, same, states, traffic, trained
 
 OURS, MIXTURE = methods.get("second-opinion-taught", passes=2), methods.get("second-opinion")
@@ -71,3 +72,33 @@ def test_normalised_models_answer_with_the_pupils_statistics(images):
     assert all(float(client.models["pupil"][2].num_batches_tracked) > 0 for client in engine.clients)
     right = [m.value for m in engine.measure()[0]]
     assert sum(right) / len(right) > 0.2
+
+
+def test_before_it_is_taught_the_pupil_is_a_copy_of_the_private_model(images):
+    late = methods.get("second-opinion-taught", passes=2, after=2)
+    before = trained(images, late, rounds=2)
+    alone = answers(trained(images, methods.get("local-smooth"), rounds=2))
+    for one, other in zip(answers(before), alone, strict=True):
+        torch.testing.assert_close(one, other)
+    engine = trained(images, late, rounds=3)
+    for client in engine.clients:
+        pupil, private = (dict(client.models[role].named_parameters()) for role in ("pupil", "private"))
+        assert not all(torch.equal(pupil[n], w) for n, w in private.items())
+        assert all(torch.equal(client.memory["mean"][n], w) for n, w in pupil.items())
+    assert go_on(images, late)
+
+
+def test_both_engines_agree_on_when_teaching_begins(images):
+    one = engine_of(images, methods.get("second-opinion-taught", passes=2, after=1), optimizer="sgd", lr=0.02)
+    stacked = Stacked([one.job])
+    for _ in range(one.job.training.rounds):
+        one.round()
+        stacked.round()
+    for ours, theirs in zip(stacked.clients_of(0), one.clients, strict=True):
+        for n, w in theirs.memory["mean"].items():
+            torch.testing.assert_close(ours.memory["mean"][n], w, atol=2e-4, rtol=0)
+
+
+def test_a_parameter_that_came_later_leaves_the_names_of_older_runs():
+    assert counted(OURS) == {"smooth": 0.5, "prior": 1.0, "caution": 3.0, "passes": 2, "keep": 0.8}
+    assert counted(methods.get("second-opinion-taught", after=3))["after"] == 3

@@ -3,7 +3,7 @@
 What the averaged features know cannot be taught with a client's own rows, which its private model knows by heart. On
 mixtures of two rows, which no model has seen and of which there is no end, the opinions still differ: there a pupil as
 large as the private model learns, round after round, what they say together. It answers with the running mean of its
-weights over the rounds.
+weights over the rounds. In the first ``after`` rounds it is not taught yet, but a copy of the private model.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class SecondOpinionTaught(SecondOpinion):
 
     passes: int = field(default=30, metadata={"low": 1})  # of the pupil over the rows in a round, mixed anew each time
     keep: float = field(default=0.8, metadata={"high": 1})  # how much of the running mean stays in each round
+    after: int = field(default=0, metadata={"newer": True})  # rounds before the pupil is taught
 
     roles: ClassVar[tuple[str, ...]] = (*EXPERTS, "pupil")
     like: ClassVar[Mapping[str, str]] = {"pupil": "private"}
@@ -38,8 +39,10 @@ class SecondOpinionTaught(SecondOpinion):
         return {"mean": dict(client.weights["pupil"])}
 
     def steps(self, round: int) -> tuple[Step, ...]:
+        if round < self.after:
+            return *super().steps(round), Copy("private", "pupil"), Remember(self.first)
         teach = Train(("pupil",), self.learn_from_all, frozen=EXPERTS, epochs=self.passes, mixed=True)
-        mean = Remember(self.average if round else self.first)
+        mean = Remember(self.average if round > self.after else self.first)
         return *super().steps(round), *super().personalise(), teach, mean
 
     def learn_from_all(self, batch: Batch) -> Tensor:

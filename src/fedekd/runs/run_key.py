@@ -6,8 +6,9 @@ import contextlib
 import hashlib
 import inspect
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,8 @@ from fedekd.settings import NEWER, model_name
 def run_key(job: Job, data_checksum: str) -> str:
     """A changed setting gives another key, so that a finished run is never taken for another.
 
-    A setting that came later counts only where it is not at its default: the keys of runs from before it stay.
+    A setting or parameter that came later counts only where it is not at its default: the keys of runs from before it
+    stay.
     """
     training = asdict(replace(job.training, device=job.training.device.split(":")[0]))
     identity = {
@@ -31,7 +33,7 @@ def run_key(job: Job, data_checksum: str) -> str:
         "partition": job.federation.partition,
         "seed": job.seed,
         "method": algorithm(job.method),
-        "params": asdict(job.method),
+        "params": counted(job.method),
         "training": {name: value for name, value in training.items() if (name, value) not in NEWER.items()},
         "models": [architecture(job, role) for role in ("private", "proxy")],
     }
@@ -40,6 +42,12 @@ def run_key(job: Job, data_checksum: str) -> str:
     if "group" in job.federation.partition and isinstance(job.method, SecondOpinion):
         identity["weighed"] = "by group"  # before, rows of one group were in several folds
     return hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def counted(method: Method) -> dict[str, Any]:
+    """The method's parameters but those that came later and are at their default."""
+    newer = {one.name: one.default for one in fields(method) if one.metadata.get("newer")}
+    return {name: value for name, value in asdict(method).items() if (name, value) not in newer.items()}
 
 
 def algorithm(method: Method) -> str:
