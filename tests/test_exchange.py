@@ -571,3 +571,12 @@ def test_one_upload_alone_is_its_own_mean():
     assert answer["a"].item() == 3.0
     _, nothing = combined(Exchange("private"), [{}], start=None)
     assert nothing == {}
+
+
+def test_an_answer_to_each_that_is_none_to_some_costs_one_line():
+    """Two rows, as many as there are classes: with two clients, as in the dry pass, nobody could tell."""
+    step = Exchange("made", lambda uploads: ({"a": uploads.stacked["a"].mean(0)}, {}), send=dict, each=True)
+    uploads = [{"a": torch.ones(2)} for _ in range(3)]
+    assert Aggregator({}).combine(step, uploads[:2], [1.0] * 2, range(2), 0)["a"].shape == (2,)
+    with pytest.raises(FedekdError, match=r"'made' answers each with \[2\] rows for 3 uploads; give one for each"):
+        Aggregator({}).combine(step, uploads, [1.0] * 3, range(3), 0)

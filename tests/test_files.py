@@ -45,3 +45,10 @@ def test_content_is_on_the_disk_before_the_file_has_its_name(tmp_path, monkeypat
     monkeypatch.setattr(os, "replace", lambda old, new: (order.append(("name", 0)), replaced(old, new)))
     write_whole(tmp_path / "one", b"12345")
     assert order == [("sync", 5), ("name", 0)]
+
+
+def test_a_pipe_or_a_device_is_not_replaced(tmp_path):
+    os.mkfifo(pipe := tmp_path / "pipe")
+    with pytest.raises(FedekdError, match="it is a device or a pipe; choose another --out"):
+        write_whole(pipe, b"content")
+    assert pipe.is_fifo()

@@ -175,6 +175,8 @@ class Dataset:
         count = int(sites.max()) + 1
         if self.site_names and len(self.site_names) < count:
             raise self._fail(f"{len(self.site_names)} site names for {count} sites; give one for each")
+        if len(set(self.site_names)) < len(self.site_names):
+            raise self._fail("two sites have the same name; give each its own")
         object.__setattr__(self, "sites", sites.astype(np.int64))
         if not self.site_names:
             object.__setattr__(self, "site_names", tuple(str(site) for site in range(count)))

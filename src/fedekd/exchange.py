@@ -177,6 +177,7 @@ class Aggregator:
             )
         answer, self.memory[step.name] = pair
         if step.each:
+            _check_each(step, answer, len(weights))
             return answer
         if not isinstance(answer, Mapping):
             raise FedekdError(f"the answer to {step.name!r} is {type(answer).__name__}; return a dict of tensors")
@@ -229,6 +230,16 @@ def _apart(messages: Message | Sequence[Message], names: Message) -> tuple[Any, 
 def _device(messages: Message | Sequence[Message]) -> torch.device:
     first = messages if isinstance(messages, Mapping) else messages[0]
     return next((t.device for t in first.values()), torch.device("cpu"))
+
+
+def _check_each(step: Exchange, answer: Any, uploads: int) -> None:
+    trees = answer.values() if isinstance(answer, Mapping) else answer
+    rows = {len(t) for t in trees} if isinstance(answer, Mapping) else {len(trees)}
+    if rows != {uploads}:
+        raise FedekdError(
+            f"the function that combines {step.name!r} answers each with {sorted(rows)} rows for {uploads} uploads; "
+            "give one for each upload"
+        )
 
 
 def answer_of(answer: Any, place: int, each: bool) -> dict[str, Tensor]:

@@ -61,6 +61,8 @@ def write_whole(path: Path, content: bytes, option: str = "--out", mode: int = 0
     ``mode`` is who may read and write it at most; the umask may take away more.
     """
     with writing(path, option):
+        if path.exists() and not (path.is_file() or path.is_dir()):  # which a rename would replace
+            raise FedekdError(f"cannot write {path}: it is a device or a pipe; choose another {option}")
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")  # that nobody can lay a link at before
         try:

@@ -180,6 +180,7 @@ class Settings:
 def make_settings(given: Mapping[str, Any]) -> Settings:
     """Settings from what a user gave (command line, TOML or Python), completed by the preset and checked."""
     given = {key: value for key, value in given.items() if value is not None}
+    given |= {key: str(given[key]) for key in ("out", "data") if isinstance(given.get(key), Path)}
     names = {f.name for f in fields(Settings)}
     shortcuts = {key: given.pop(key) for key in SHORTCUTS if key in given}
     for key in given:

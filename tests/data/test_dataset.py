@@ -43,6 +43,7 @@ def test_types_are_settled() -> None:
         ({"task": "regression", "outputs": 1, "y": np.array([1, np.nan, 2, 3])}, "1 of 4 targets"),
         ({"sites": np.array([0, 1])}, "sites"),
         ({"sites": np.array([0, 1, 2, 0]), "site_names": ("a", "b")}, "2 site names for 3"),
+        ({"sites": np.array([0, 1, 1, 0]), "site_names": ("a", "a")}, "two sites have the same name"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(changes: dict[str, object], words: str) -> None:

@@ -225,3 +225,23 @@ def test_one_mixed_column_in_a_long_file_is_text_all_the_way(tmp_path: Path) -> 
     """pandas reads long files in pieces, and took 1 and "1" in two of them for two categories."""
     path = csv(tmp_path / "a.csv", "lab,t\n" + "".join(f"{i % 3},{i % 2}\n" for i in range(300_000)) + "<5,1\n")
     assert load(path, "t").columns == ("lab=0", "lab=1", "lab=2", "lab=<5")
+
+
+def test_texts_of_a_parquet_file_are_read_as_those_of_a_csv(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    import pandas as pd
+
+    frame = pd.DataFrame(
+        {
+            "chol": ["200", "?", " 240,5", "<5", "180", None],
+            "kind": ["a", "b", "?", "a", "b", "a"],
+            "age": [40, 50, 60, 41, 51, 61],
+            "ill": [0, 1, 0, 1, 0, 1],
+        }
+    )
+    frame.to_csv(tmp_path / "a.csv", index=False, sep=";")
+    frame.to_parquet(tmp_path / "a.parquet")
+    given = {"na_values": ("?", "<5"), "decimal": ",", "missing": "mean"}
+    expected, found = (load(tmp_path / f"a.{kind}", **given) for kind in ("csv", "parquet"))
+    assert found.columns == expected.columns
+    np.testing.assert_array_equal(found.x, expected.x)

@@ -151,6 +151,7 @@ BROKEN = {
     "exchange before answering": (broken(personalise=lambda self: (Exchange("private"),)), "personalise()", "Exchange"),
     "personalise gives a step": (broken(personalise=lambda self: train(self)), "personalise()", "tuple"),
     "unknown role before answering": (broken(personalise=lambda self: (Copy("a", "private"),)), "Copy", "'a'"),
+    "begin gives nothing": (broken(begin=lambda self, client: None), "begin() gives NoneType", "return a dict"),
     "begin raises": (broken(begin=lambda self, client: {"a": client.nothing}), "begin()", "AttributeError"),
     "no such part": (with_steps(lambda self: Train(("private",), self.loss, part=lambda m: ["a.b"])), "has no 'a.b'"),
     "no such part exchanged": (with_steps(train, Exchange("private", part=lambda m: ["a.b"])), "has no 'a.b'"),

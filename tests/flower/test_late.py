@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from fedekd.errors import FedekdError
 from fedekd.flower.saved_state import SavedState
 from fedekd.flower.server.rounds import Rounds
 from fedekd.flower.settings import ENDED, NO_RESULT
+from fedekd.flower.site import report
 from fedekd.flower.supervise.run_server import run_server
 from fedekd.runs import saved_models
 from fedekd.runs.federation_report import read_report
@@ -157,3 +159,28 @@ def test_the_command_starts_a_server_for_it(tmp_path: Path, monkeypatch: pytest.
     assert finish().missing == []
     finish()
     assert said[-1] == "every site has its result already"
+
+
+class Absent(Hand):
+    """Cedar does not answer in the first visit."""
+
+    def send(self, node, kind, payload) -> None:
+        if payload.words.get("visit") == 0 and self.sites[node].name == "cedar":
+            self.waiting.append((node, None))
+            return
+        super().send(node, kind, payload)
+
+
+def test_one_that_missed_a_round_is_told_so_and_not_that_joining_harmed_it(tmp_path, digits, monkeypatch):
+    judged = report.judge
+    monkeypatch.setattr(report, "judge", lambda pairs: [replace(one, state="harmed") for one in judged(pairs)])
+    schema, sites = schema_of(digits), write_sites(tmp_path, digits, alone="plain")
+    server = make_server(tmp_path, rounds=3, epochs=1, deadline=1.0)
+    federate(server, schema, sites, Absent(sites))
+    *present, cedar = map(own_report, sites)
+    assert cedar["missed"] == 1
+    assert cedar["verdict"]["state"] == cedar["verdict"]["recommendation"] == "undecided"
+    assert "it was away in 1 of 3 rounds, and alone it trained in all of them" in cedar["verdict"]["reason"]
+    for one in present:
+        assert "missed" not in one
+        assert one["verdict"]["state"] == "harmed"

@@ -162,3 +162,9 @@ def test_a_real_sites_name_becomes_no_markup(tmp_path):
     folder, page = real_site(tmp_path / "north", name=NASTY, method=NASTY), tmp_path / "north.html"
     assert main(["report", str(folder), "--out", str(page)]) == 0
     assert "<script" not in page.read_text(encoding="utf-8")
+
+
+def test_a_page_is_html_or_pdf(folder, tmp_path, capsys):
+    assert main(["report", str(folder), "--out", str(tmp_path / "page.docx")]) == 2
+    assert "name a file that ends in .html or .pdf" in capsys.readouterr().err
+    assert not (tmp_path / "page.docx").exists()

@@ -31,6 +31,7 @@ from fedekd.runs import execution
 from fedekd.runs.plan import choose_methods, left_out, plan
 from fedekd.runs.runner import run
 from fedekd.runs.saved_models import read_metadata
+from fedekd.runs.store import read_records
 from fedekd.settings import NEWER, make_settings
 from interruption import Stop
 from lines import Notes
@@ -373,7 +374,7 @@ def test_another_model_under_the_same_name_is_another_run(digits, tmp_path):
     makers = [partial(flat, width=4), partial(flat, width=5), lambda *s: flat(*s, 4), lambda *s: flat(*s, 5)]
     for make in (*makers, *makers):
         small(digits, tmp_path, private=make, **given)
-    assert len({r["key"] for r in fedekd.load(tmp_path).records}) == 8
+    assert len({r["key"] for r in read_records(tmp_path / "results.jsonl")}) == 8
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 8
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ def print_tables(given: argparse.Namespace) -> None:
     from fedekd.runs.results import load
     from fedekd.runs.store import read_failures
 
-    records, failures = load(given.folder, given.chosen_by).records, read_failures(Path(given.folder))
+    results, failures = load(given.folder, given.chosen_by), read_failures(Path(given.folder))
+    if results.left_out:
+        print(results.left_out, file=sys.stderr)
     against = given.against == "paper"
-    tables = make_tables(records, failures, against, given.folder, given.best_of)
+    tables = make_tables(results.records, failures, against, given.folder, given.best_of)
     print(render(select(tables, given.only) if given.only else tables, given.format))

@@ -96,6 +96,11 @@ def recipe(name: str) -> Recipe:
     return _RECIPES[_NAMES[_plain(name)]]
 
 
+def is_known(name: str) -> bool:
+    """Whether a dataset is registered by this very name, so that it is no file of the user's."""
+    return name in _RECIPES
+
+
 def canonical(name: str) -> str:
     """A name in the registry's spelling; of one that is not registered, its letters and digits."""
     return _NAMES.get(_plain(name), _plain(name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import warnings
@@ -112,7 +113,8 @@ def read_loose_table(
 
 def read_table(file: Path, *, texts: Collection[str] | None, reading: Reading = PLAIN) -> pd.DataFrame:
     """A table with its column names stripped; values of ``texts`` (None: all) are kept as they are written."""
-    frame = _read_parquet(file, texts) if file_kind(file) == ".parquet" else _read_text(file, texts, reading)
+    parquet = file_kind(file) == ".parquet"
+    frame = _read_parquet(file, texts, reading) if parquet else _read_text(file, texts, reading)
     if frame.empty:
         raise FedekdError(f"{file} holds no rows below its header line; give it at least a few")
     if frame.columns[0] == "Unnamed: 0" and [*map(str, frame.iloc[:, 0])] == [*map(str, range(len(frame)))]:
@@ -169,7 +171,7 @@ def _check_names(file: Path, names: Sequence[str]) -> None:
         raise FedekdError(f"{file} has two columns called {twice!r}; rename one")
 
 
-def _read_parquet(file: Path, texts: Collection[str] | None) -> pd.DataFrame:
+def _read_parquet(file: Path, texts: Collection[str] | None, reading: Reading) -> pd.DataFrame:
     import pandas as pd
 
     try:
@@ -195,11 +197,28 @@ def _read_parquet(file: Path, texts: Collection[str] | None) -> pd.DataFrame:
     frame = frame.drop(columns=[name for name in frame.columns if str(name).startswith("__index_level_")])
     frame.columns = [str(name).strip() for name in frame.columns]
     _check_names(file, list(frame.columns))
-    made = {name: _plain_column(file, frame[name], texts is None or name in texts) for name in frame.columns}
+    made = {}
+    for name in frame.columns:
+        as_text = texts is None or name in texts
+        column = _plain_column(file, frame[name])
+        made[name] = parts.as_text(column) if as_text else _read_as(column, reading)
     return pd.DataFrame(made, index=frame.index)
 
 
-def _plain_column(file: Path, column: pd.Series, as_text: bool) -> pd.Series:
+def _read_as(column: pd.Series, reading: Reading) -> pd.Series:
+    """A column of texts as the options for a .csv would have read it; without any it is taken for the text it is."""
+    import pandas as pd
+
+    if column.dtype.kind != "O" or (reading.na_values is None and reading.decimal == "."):
+        return column
+    text = column.map(lambda value: value.strip() if isinstance(value, str) else value)
+    known = column.mask(text.isin(reading.na_values or ()))
+    with contextlib.suppress(ValueError, TypeError):
+        return pd.to_numeric(known.astype("str").where(known.notna()).str.strip().str.replace(reading.decimal, "."))
+    return known
+
+
+def _plain_column(file: Path, column: pd.Series) -> pd.Series:
     """A column as a .csv would have given it: numbers, true and false, days, or text."""
     import pandas as pd
 
@@ -216,7 +235,7 @@ def _plain_column(file: Path, column: pd.Series, as_text: bool) -> pd.Series:
             column = column.astype(object)
     elif kind not in "biufM":
         raise FedekdError(f"{file}: column {column.name!r} is {column.dtype}; give numbers, text or dates")
-    return parts.as_text(column) if as_text else column
+    return column
 
 
 # --- its values ------------------------------------------------------------------------------------------

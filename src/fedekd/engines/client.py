@@ -77,7 +77,10 @@ class Client(ClientModels):
             features = {role: models.last_linear(module).in_features for role, module in bodies.items()}
         weights = {role: self.weights(role) for role in self.models}
         start = ClientInit(weights, features, self.job.seed, self.data.y[self.rows["train"]])
-        return {key: map_tree(self._as_tensor, value) for key, value in self.method.begin(start).items()}
+        begun = self.method.begin(start)
+        if not isinstance(begun, dict):
+            raise FedekdError(f"method {self.method.name!r}: begin() gives {type(begun).__name__}; return a dict")
+        return {key: map_tree(self._as_tensor, value) for key, value in begun.items()}
 
     def _as_tensor(self, value: Any) -> Tensor:
         """A client's memory: numbers count as tensors in every engine."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,8 @@ from fedekd.runs.records import Record
 from fedekd.runs.results import load
 from fedekd.runs.store import read_failures
 from fedekd.settings import ChosenBy
+
+KINDS = (".html", ".pdf")
 
 if TYPE_CHECKING:
     from fedekd.report.html.run_data import RunData
@@ -87,6 +90,8 @@ def write_difference(
 
 def _write(path: Path, page: str) -> None:
     """Write the page as HTML, or as PDF if the file's name ends in .pdf."""
+    if path.suffix.lower() not in KINDS:
+        raise FedekdError(f"cannot write a page to {str(path)!r}; name a file that ends in {' or '.join(KINDS)}")
     if path.suffix.lower() != ".pdf":
         write_whole(path, page.encode())
         return
@@ -134,18 +139,21 @@ def make_page(
     chosen_by: ChosenBy | None = None,
     best_of: bool = False,
 ) -> Page:
-    records = [r for r in load(folder, chosen_by).records if keys is None or r["key"] in keys]
+    results = load(folder, chosen_by)
+    records = [r for r in results.records if keys is None or r["key"] in keys]
+    replaced = [f"{results.left_out.capitalize()}."] if results.left_out and keys is None else []
     if len({(r["dataset"], r["alpha"]) for r in records}) > 1:
         from fedekd.report.html.study import study_page
 
-        return study_page(records, read_failures(Path(folder)), folder, best_of)
+        page = study_page(records, read_failures(Path(folder)), folder, best_of)
+        return replace(page, notes=[*page.notes, *replaced])
     if best_of:
         raise FedekdError(f"--best-of is for the page of a study, and {folder} holds one run; try `fedekd table`")
     from fedekd.report.html.run import run_page
 
     data, left = _run_data(folder, records)
     notes = [f"{left} runs with other settings in this folder are left out."] if left else []
-    return run_page(data, notes, thumbnails)
+    return run_page(data, [*notes, *replaced], thumbnails)
 
 
 def _run_data(folder: str | Path, records: Sequence[Record]) -> tuple[RunData, int]:

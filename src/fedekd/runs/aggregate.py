@@ -52,6 +52,9 @@ def named_settings(record: Record) -> dict[str, Any]:
     params, partition = {**NEWER, **record["params"]}, record["partition"]
     public = partition.get("public", {})
     return {name: params.get(name) for name in SHARED} | {
+        "private": record.get("private") or models_told(record),
+        "proxy": record.get("proxy"),
+        "data": record.get("data"),
         "partition": partition["kind"],
         "clients": partition["clients"],
         "fraction": partition.get("fraction"),
@@ -64,11 +67,16 @@ def named_settings(record: Record) -> dict[str, Any]:
     }
 
 
+def models_told(record: Record) -> str | None:
+    """The private models that the clients' rows name; None where all have the default one."""
+    return ", ".join(dict.fromkeys(client["model"] for client in record["clients"] if "model" in client)) or None
+
+
 def usual_settings(records: Sequence[Record]) -> list[Record]:
-    """Each dataset's runs with its most frequent settings, every run once."""
+    """Each dataset's runs with its most frequent settings, of equally frequent ones the latest, every run once."""
     unique = list({record["key"]: record for record in records}.values())
     counts: dict[str, Counter[tuple[Any, ...]]] = {}
-    for record in unique:
+    for record in reversed(unique):
         counts.setdefault(record["dataset"], Counter())[shared_settings(record)] += 1
     usual = {dataset: counter.most_common(1)[0][0] for dataset, counter in counts.items()}
     return [record for record in unique if shared_settings(record) == usual[record["dataset"]]]

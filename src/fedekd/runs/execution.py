@@ -26,7 +26,7 @@ from fedekd.runs.history import History
 from fedekd.runs.observers import ClientTrained, Note, Observer, RoundMeasured, RunFinished, RunsPlanned, RunStarted
 from fedekd.runs.plan import PlannedRun, RunSpec, width
 from fedekd.runs.records import RECORD_VERSION, Record
-from fedekd.runs.run_key import model_titles
+from fedekd.runs.run_key import model_titles, own_code
 from fedekd.runs.store import Store
 from fedekd.settings import MANY, Settings
 from fedekd.units import METRICS
@@ -352,6 +352,15 @@ def stack_key(runs: Sequence[PlannedRun]) -> str:
     return runs[0].key if len(runs) == 1 else hashlib.sha256("".join(r.key for r in runs).encode()).hexdigest()[:16]
 
 
+def about(run: PlannedRun) -> dict[str, str | None]:
+    """What of a run is not fedekd's own: models, data and code, by whose names and checksums records are kept apart."""
+    return {
+        **{role: ", ".join(dict.fromkeys(model_titles(run.job, role))) for role in ("private", "proxy")},
+        "data": run.data,
+        "code": own_code(run.job.method),
+    }
+
+
 def make_record(
     run: PlannedRun,
     own: Sequence[dict[str, Any]],
@@ -365,7 +374,7 @@ def make_record(
     federation, task = run.job.federation, run.job.task
     metric = run.job.training.metric or task.metric
     values = [client["value"] for client in own]
-    titles = model_titles(run.job)
+    titles = model_titles(run.job) if run.job.method.roles else []
     named = [{"model": title} for title in titles] or [{} for _ in own]
     clients = [
         {
@@ -400,6 +409,7 @@ def make_record(
         "seconds": seconds,
         "trust": [{name: value for name, value in entry.items() if name != "clients"} for entry in trust],
         "partition": federation.partition,
+        **{name: value for name, value in about(run).items() if value},
         "versions": {
             "fedekd": __version__,
             "torch": torch.__version__,

@@ -14,6 +14,7 @@ from fedekd import methods, models
 from fedekd.data import PublicRows, data_folder, federate, find_public, load_dataset
 from fedekd.data.clusters import by_clusters, clusters_for
 from fedekd.data.partition import Fold
+from fedekd.data.registry import is_known
 from fedekd.dataset import Dataset, Reading
 from fedekd.engines.job import Job, Training
 from fedekd.engines.rehearsal import traffic
@@ -75,12 +76,14 @@ class PlannedRun(RunSpec):
 
     name: str
     job: Job
+    data: str | None = None
+    """The checksum of the user's own data; None of a dataset with a name."""
 
     @classmethod
-    def of(cls, chosen: Chosen, job: Job, key: str, local_key: str, traffic: int) -> PlannedRun:
+    def of(cls, chosen: Chosen, job: Job, key: str, local_key: str, traffic: int, data: str | None) -> PlannedRun:
         dataset, alpha, samples = job.federation.dataset.name, job.federation.partition["alpha"], job.work()
         about = (key, local_key, chosen.label, dataset, alpha, job.seed, samples, samples * width(job), traffic)
-        return cls(*about, chosen.name, job)
+        return cls(*about, chosen.name, job, data)
 
     def spec(self) -> RunSpec:
         return RunSpec(*(getattr(self, field.name) for field in fields(RunSpec)))
@@ -163,8 +166,9 @@ class Cell:
             for one in chosen:
                 check_taught(one.method, jobs[0].training.rounds)
             keys = [run_key(job, self.data.checksum) for job in jobs]
+            data = None if is_known(federation.dataset.name) else self.data.checksum
             for one, job, key, bytes_ in zip(chosen, jobs, keys, sent, strict=True):
-                found.setdefault(key, PlannedRun.of(one, job, key, keys[0], bytes_))
+                found.setdefault(key, PlannedRun.of(one, job, key, keys[0], bytes_, data))
         return list(found.values())
 
 
@@ -295,7 +299,9 @@ def public_rows(federation: Federation) -> str:
 
 def _add(chosen: dict[str, Chosen], one: Chosen) -> None:
     """By label: a method may be there with several values of a parameter."""
-    chosen.setdefault(one.label, one)
+    other = chosen.setdefault(one.label, one)
+    if type(other.method) is not type(one.method):
+        raise FedekdError(f"two methods are called {one.label!r}; give the class of one its own `name`")
 
 
 def _given(item: Any, settings: Settings) -> Chosen:

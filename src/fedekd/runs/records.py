@@ -159,6 +159,13 @@ class Record(TypedDict):
     seconds: Finite
     trust: list[RoundTrust]
     partition: Partition
+    private: NotRequired[str]
+    """The clients' private models, where they are not the default."""
+    proxy: NotRequired[str]
+    data: NotRequired[str]
+    """The checksum of the user's own data."""
+    code: NotRequired[str]
+    """That of the user's own method."""
     versions: dict[str, str]
     finished: str
     key: str

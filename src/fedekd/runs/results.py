@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedekd.errors import FedekdError
 from fedekd.runs.aggregate import SummaryRow, aggregate
+from fedekd.runs.current import current
 from fedekd.runs.records import Record
 from fedekd.runs.store import read_records
 from fedekd.runs.summary import as_html
@@ -26,13 +27,21 @@ class RunResults:
     records: list[Record]
     folder: Path | None = field(default=None, compare=False)
     """Where the records are, with the predictions on test rows if Δ is in a metric that needs them."""
+    replaced: int = field(default=0, compare=False)
+    """How many runs of the folder are not here: their data, models or method were changed, and they ran again."""
+
+    @property
+    def left_out(self) -> str:
+        """The same in words; nothing where all runs are here."""
+        runs = count(self.replaced, "run")
+        return f"left out: {runs} of which data, models or code were changed since" if self.replaced else ""
 
     @property
     def clients(self) -> list[dict[str, Any]]:
-        """One row per run and client: n_train, n_val, n_test, local, value, delta."""
-        shared = ("dataset", "alpha", "seed", "method", "label")
+        """One row per run and client: n_train, n_val, n_test, local, value, delta, and models and data of one's own."""
+        shared = ("dataset", "alpha", "seed", "method", "label", "private", "proxy", "data")
         rows = [(dict[str, Any](record), client) for record in self.records for client in record["clients"]]
-        return [{name: record[name] for name in shared} | dict(client) for record, client in rows]
+        return [{name: record[name] for name in shared if name in record} | dict(client) for record, client in rows]
 
     @property
     def summary(self) -> list[SummaryRow]:
@@ -68,10 +77,13 @@ class RunResults:
 def load(folder: str | Path, chosen_by: ChosenBy | None = None) -> RunResults:
     """The results that an earlier run left in a folder.
 
+    Runs that a later one replaced, since their data, models or code were changed, are not among them (``replaced``).
     ``chosen_by`` is what chooses the best alone, "metric" or "loss", if not what the run was given.
     """
+    if not isinstance(folder, str | Path):
+        raise FedekdError(f"load takes the folder of a run, got {folder!r}")
     records = read_records(Path(folder) / "results.jsonl", chosen_by)
     if not records:
         raise FedekdError(f"no results.jsonl in {folder}; run `fedekd run --out {folder}` first")
-    unique = {record["key"]: record for record in records}  # two processes may do a run twice
-    return RunResults(list(unique.values()), Path(folder))
+    kept = current(records)
+    return RunResults(kept, Path(folder), replaced=len({r["key"] for r in records}) - len(kept))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import inspect
 import json
+import re
 from dataclasses import asdict, fields, replace
 from functools import cache
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -51,15 +52,38 @@ def counted(method: Method) -> dict[str, Any]:
 
 
 def algorithm(method: Method) -> str:
-    """A method of fedekd by its name; one of the user's by its code too, where Python can find it, and by that of the
-    classes of theirs that it extends."""
+    """A method of fedekd by its name; one of the user's by its code too and by that of the classes of theirs that it
+    extends."""
     kind = type(method)
-    found = [f"{kind.__module__}.{kind.__qualname__}"]
-    for own in (kind.original or kind).__mro__:
-        if not own.__module__.startswith("fedekd."):
-            with contextlib.suppress(OSError, TypeError):
-                found.append(inspect.getsource(own))
-    return "\n".join(found)
+    return "\n".join([f"{kind.__module__}.{kind.__qualname__}", *map(_source, _own_classes(method))])
+
+
+def own_code(method: Method) -> str | None:
+    """A checksum of the user's own code in a method; None where all of it is fedekd's."""
+    sources = list(map(_source, _own_classes(method)))
+    return hashlib.sha256("\n".join(sources).encode()).hexdigest()[:16] if sources else None
+
+
+def _own_classes(method: Method) -> list[type]:
+    kind = type(method).original or type(method)
+    return [own for own in kind.__mro__ if own.__module__ != "builtins" and not own.__module__.startswith("fedekd.")]
+
+
+def _source(own: type) -> str:
+    """Its text or, where Python cannot find that, as in a notebook, what it was compiled to."""
+    try:
+        return inspect.getsource(own)
+    except (OSError, TypeError):
+        return repr(sorted((name, _compiled(value)) for name, value in vars(own).items() if not name.startswith("__")))
+
+
+def _compiled(value: Any) -> Any:
+    """Without what differs from one kernel to the next, such as addresses, files and lines."""
+    value = getattr(value, "__func__", getattr(value, "fget", value))
+    code = value if isinstance(value, CodeType) else getattr(value, "__code__", None)
+    if code is None:
+        return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    return code.co_code.hex(), code.co_names, code.co_varnames, [_compiled(one) for one in code.co_consts]
 
 
 def architecture(job: Job, role: str) -> str:
@@ -77,17 +101,17 @@ def _architecture(job: Job, role: str, make: models.Factory) -> str:
     return "\n".join([name, *(_layers(role, make, shape, dataset.outputs, client) for client in range(clients))])
 
 
-def model_titles(job: Job) -> list[str]:
-    """What each client's private model is called in records; nothing where all have the default one."""
-    if job.private is models.private or not job.method.roles:
+def model_titles(job: Job, role: str = "private") -> list[str]:
+    """What each client's model is called in records; nothing where all have the default one."""
+    if job.factory(role) is models.BUILT_IN[role]:
         return []
-    return [_title(job, client) for client in range(len(job.federation.clients))]
+    return [_title(job, role, client) for client in range(len(job.federation.clients))]
 
 
-def _title(job: Job, client: int) -> str:
-    make, dataset = models.own_factory(job.private, client), job.federation.dataset
+def _title(job: Job, role: str, client: int) -> str:
+    make, dataset = models.own_factory(job.factory(role), client), job.federation.dataset
     if models.takes_client(make):
-        module = models.build("private", make, dataset.x.shape[1:], dataset.outputs, job.seed, client)
+        module = models.build(role, make, dataset.x.shape[1:], dataset.outputs, job.seed, client)
         size = sum(w.numel() for w in module.parameters())  # two that are both a Sequential may differ
         return f"{type(module).__name__} ({size:,} weights)"
     name = model_name(make)

@@ -82,7 +82,7 @@ def _expanded(block: dict[str, Any]) -> Iterator[Settings]:
     names = [f.name for f in fields(Settings)]
     for key in block:
         if key not in (*names, *SHORTCUTS, *OWN):
-            raise unknown("setting", key, (*names, *SHORTCUTS, *OWN))
+            raise unknown("setting", key, (*names, *SHORTCUTS, *OWN, "block"))
     settings = {key: value for key, value in block.items() if key not in OWN}
     for key, value in settings.items():
         if isinstance(value, list) and key not in (*LISTS, *HOLD_LISTS):

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,22 +27,23 @@ from fedekd.runs.row_results import compared
 from fedekd.runs.transfer import comparison
 from fedekd.runs.verdict_text import Advice, advise
 from fedekd.settings import ChosenBy
-from fedekd.units import Unit
-from fedekd.verdicts import Verdict, judge
+from fedekd.units import Unit, count
+from fedekd.verdicts import HELPED, UNDECIDED, Verdict, judge
 
 log = logging.getLogger("fedekd.site")
 
 
 def finish(
-    site: SiteSettings, folder: Path, terms: Terms, client: Client, menu: AloneMenu, rounds: ChosenRound
+    site: SiteSettings, folder: Path, terms: Terms, client: Client, menu: AloneMenu, rounds: ChosenRound, missed: int
 ) -> dict[str, Word]:
     """Write ``report.json`` and models for `fedekd export`: the federation's, plain Local and the best alone.
 
-    Returns what is shared. The client is to be as it answers: see ``Client.personalised``.
+    Returns what is shared. The client is to be as it answers: see ``Client.personalised``. ``missed``: how many rounds
+    the site was away.
     """
     local = menu.local()
     with client.personalised(), local.personalised():  # measured and kept after one and the same training
-        return _finish(site, folder, terms, client, local, menu, rounds)
+        return _finish(site, folder, terms, client, local, menu, rounds, missed)
 
 
 def _finish(
@@ -53,6 +54,7 @@ def _finish(
     local: Client,
     menu: AloneMenu,
     rounds: ChosenRound,
+    missed: int,
 ) -> dict[str, Word]:
     method, metric, by = terms.method, client.task.metric, cast("ChosenBy", site.chosen_by)
     value, alone = client.score(), local.score()
@@ -60,10 +62,10 @@ def _finish(
     own = {"local": alone, "value": value, "delta": value - alone, **counts}
     interval = _interval(client, local)
     sure = dict(zip(("low", "high"), interval, strict=True)) if interval else {}
-    judged = _judged(method, client, value, alone, menu, rounds.option(method, client), by)
+    judged = _judged(method, client, value, alone, menu, rounds.option(method, client), by, missed)
     whole = {"name": site.name, "method": method, "metric": metric, **own, **sure, **judged.told()}
     whole |= {"privacy": getattr(client, "privacy", None), "aggregation": terms.aggregation}
-    whole |= {"chosen_by": by, "group": site.group}
+    whole |= {"chosen_by": by, "group": site.group} | ({"missed": missed} if missed else {})
     try:
         with rounds.taken(client, judged.joined), menu.taken(judged.menu[judged.best.label][0]) as alone_model:
             whole["scores"] = {"alone": _scores(alone_model), "joined": _scores(client)}
@@ -159,6 +161,13 @@ class _Judged:
         }
 
 
+def _was_away(method: str, missed: int, rounds: int) -> str:
+    return (
+        f"with {method} it was away in {missed} of {count(rounds, 'round')}, and alone it trained in all of them, so "
+        "where alone is better, or as good, this may be why"
+    )
+
+
 def _named(one: Option) -> dict[str, Any]:
     loss = one.val_loss if math.isfinite(one.val_loss) else None
     return {"label": one.label, "round": one.round, "value": one.value, "val_loss": loss}
@@ -197,6 +206,7 @@ def _judged(
     menu: AloneMenu,
     joined: Option | None,
     by: ChosenBy,
+    missed: int,
 ) -> _Judged:
     metric, rows, results = client.task.metric, client.rows, menu.results()
     joined = joined or Option(method, client.job.training.rounds, value, rows=_test_rows(client))
@@ -205,6 +215,8 @@ def _judged(
     pair = comparison([joined], [best], metric, _groups(client))
     assert pair is not None
     (verdict,) = judge([pair])
+    if missed and verdict.state != HELPED:
+        verdict = replace(verdict, state=UNDECIDED, reason=_was_away(method, missed, client.job.training.rounds))
     parts = {}
     if menu.twin in results:
         twin = results[menu.twin][1].value

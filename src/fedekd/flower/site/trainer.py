@@ -31,7 +31,7 @@ from fedekd.flower.site.alone import AloneMenu
 from fedekd.flower.site.chosen_round import ChosenRound
 from fedekd.flower.site.guard import apart
 from fedekd.flower.site.report import finish
-from fedekd.methods.base import Exchange
+from fedekd.methods.base import Exchange, Train
 from fedekd.trees import moved
 
 
@@ -74,6 +74,8 @@ class SiteTrainer:
         self.residual: dict[str, dict[str, Tensor]] = {}
         self.received: dict[str, str] = {}
         """By exchange: a hash of its newest answer."""
+        self.made: set[int] = set()
+        """The visits that it took part in."""
 
     def _public(self, schema: Schema) -> Dataset | None:
         """The public rows, which must be the server's."""
@@ -128,6 +130,7 @@ class SiteTrainer:
             for round, step, again in visit.work:
                 self.rounds.measure(self.client, round)  # the rounds before it have ended
                 self.client.perform(step, round, again)
+            self.made.add(visit.number)
             count = len(visits(self.client.method, self.terms.rounds))
             self.alone.train(rounds_alone(visit.number, count, self.terms.rounds))
             words = self._words(visit)
@@ -179,12 +182,21 @@ class SiteTrainer:
             self.client.round = self.terms.rounds
             with self.client.personalised():
                 self.rounds.measure(self.client, self.terms.rounds)
-                return words | finish(self.site, self.folder, self.terms, self.client, self.alone, self.rounds)
+                how = self.alone, self.rounds, self._missed()
+                return words | finish(self.site, self.folder, self.terms, self.client, *how)
         if visit.sends and self.terms.weighting == "samples" and "n" in self.site.share:
             words["n"] = len(self.client.rows["train"])
         if privacy := getattr(self.client, "privacy", None):
             words["privacy"] = json.dumps(privacy)
         return words
+
+    def _missed(self) -> int:
+        """How many rounds it did not train in, or in a part only. Where rounds are drawn, it is not meant to."""
+        if self.terms.participation < 1:
+            return 0
+        every = visits(self.client.method, self.terms.rounds)
+        work = [item for visit in every if visit.number not in self.made for item in visit.work]
+        return len({round for round, step, _ in work if isinstance(step, Train)})
 
     def state(self) -> dict[str, Any]:
         return {
@@ -195,6 +207,7 @@ class SiteTrainer:
             "held": self.held,
             "residual": self.residual,
             "received": self.received,
+            "made": sorted(self.made),
             "dp": self.site.dp is not None,
         }
 
@@ -208,6 +221,8 @@ class SiteTrainer:
         self.alone.restore(state.get("alone", {}))  # a version without them trained Local only
         self.rounds.restore(state.get("rounds"))
         self.held, self.residual, self.received = state["held"], state["residual"], state.get("received", {})
+        every = visits(self.client.method, self.terms.rounds)
+        self.made = set(state.get("made", range(len(every))))  # a version without it did not count them
 
 
 def models_file(path: str) -> dict[str, Tensor]:

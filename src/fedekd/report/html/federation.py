@@ -190,6 +190,6 @@ def _groups(report: FederationReport) -> dict[str, dict[str, str]]:
             "time": duration(report.seconds),
         },
         "What the server saw": report.server_view,
-        "Answers that did not count": refusals(report.refused) or {"none": "every answer counted"},
+        "Answers that did not count": refusals(report.refused) or {"none": "every answer that came counted"},
         "Privacy budgets spent": report.budgets() or {"none": "no site reported one"},
     }

@@ -43,7 +43,7 @@ def progress_page(status: FederationStatus, running: bool = True) -> Page:
         ],
     )
     rows = [([name], [cell(text) for text in told]) for name, told in site_rows(status)]
-    refused = refusals(status["refused"]) or {"none": "every answer counted so far"}
+    refused = refusals(status["refused"]) or {"none": "every answer that came has counted so far"}
     sections = [
         Section("sites", "The sites", [table("Site by site", ["site"], [("", head) for head in TITLES], rows)]),
         Section("answers", "Answers that did not count", [Block("settings.html", {"": refused})]),
