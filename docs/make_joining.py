@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from joining_figure import figure
@@ -242,7 +242,8 @@ def one_model(every: list[Setting]) -> str:
     """What the model that was taught by the mixture keeps of its Δ, of its gain and of what it owes to others."""
     lines = ["| data | passes a round | Δ | gain over the best alone | federation |", "| --- |" + " ---: |" * 4]
     few: dict[str, list[float]] = {part: [] for part in ("delta", "gain", "federation")}
-    whole: dict[str, dict[int, dict[str, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    whole: dict[str, dict[tuple[int, int], dict[str, list[float]]]]
+    whole = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     for one in every:
         mixture = one.taken_apart[BASE].summary
         for label, runs in (one.by | one.other_configurations).items():
@@ -253,20 +254,23 @@ def one_model(every: list[Setting]) -> str:
             taught = one.taken_apart_with(label).summary
             both |= {part: [mixture[part]["mean"], taught[part]["mean"]] for part in few if part in taught}
             kept = {part: 100 * after / before for part, (before, after) in both.items()}
-            passes = next(iter(runs.values()))["params"]["passes"]
-            shares = whole[TITLES[one.dataset]][passes] if one.fraction == 1 else few
+            given = dict[str, Any](next(iter(runs.values()))["params"])
+            taught_in = given.get("after", 0), given["passes"]
+            shares = whole[TITLES[one.dataset]][taught_in] if one.fraction == 1 else few
             for part, share in kept.items():
                 shares[part].append(share)
             cells = [
-                f"{points(both[part][0])} → {points(both[part][1])} ({kept[part]:.0f} %)" if part in both else "–"
+                f"{points(both[part][0])} → {points(both[part][1])} ({whole_number(kept[part])} %)"
+                if part in both
+                else "–"
                 for part in few
             ]
-            lines.append(f"| {one.name} | {passes} | " + " | ".join(cells) + " |")
+            lines.append(f"| {one.name} | {passes(*taught_in)} | " + " | ".join(cells) + " |")
     with_all = "; ".join(
         f"on {title} "
         + ", ".join(
-            f"{passes} passes keep {span(shares['delta'])} of Δ ({span(shares['gain'])} of the gain)"
-            for passes, shares in sorted(by_passes.items())
+            f"{passes(*taught_in)} passes keep {span(shares['delta'])} of Δ ({span(shares['gain'])} of the gain)"
+            for taught_in, shares in sorted(by_passes.items())
         )
         for title, by_passes in whole.items()
     )
@@ -285,8 +289,17 @@ in the same way, so the federation column is free of that: of what the exchange 
 {table}"""
 
 
+def whole_number(share: float) -> str:
+    return f"{share:.0f}".replace("-", "−")
+
+
+def passes(after: int, each: int) -> str:
+    """How many a round has, from which on."""
+    return f"{each} (from round {after + 1} on)" if after else str(each)
+
+
 def span(shares: list[float]) -> str:
-    least, most = f"{min(shares):.0f}", f"{max(shares):.0f}"
+    least, most = whole_number(min(shares)), whole_number(max(shares))
     return f"{least} %" if least == most else f"{least} to {most} %"
 
 
