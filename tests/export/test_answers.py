@@ -413,7 +413,7 @@ def test_a_site_keeps_its_answers_too(images: Any, tmp_path: Path) -> None:
     for _ in range(2):
         engine.round()
     menu.train(2)
-    finish(site, tmp_path, terms, engine.clients[0], menu, ChosenRound())  # type: ignore[arg-type]
+    finish(site, tmp_path, terms, engine.clients[0], menu, ChosenRound(), missed=0)  # type: ignore[arg-type]
     report = json.loads((tmp_path / "report.json").read_text())
     rows = images.clients[0].test
     np.savez(tmp_path / "rows.npz", x=images.dataset.x[rows])
