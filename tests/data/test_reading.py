@@ -235,6 +235,8 @@ def test_texts_of_a_parquet_file_are_read_as_those_of_a_csv(tmp_path: Path) -> N
         {
             "chol": ["200", "?", " 240,5", "<5", "180", None],
             "kind": ["a", "b", "?", "a", "b", "a"],
+            "mixed": ["1,5", "2.5", "3", "4", "5", "6"],
+            "empty": ["1,5", "", "3", "4", "5", "6"],
             "age": [40, 50, 60, 41, 51, 61],
             "ill": [0, 1, 0, 1, 0, 1],
         }

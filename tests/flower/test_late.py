@@ -180,7 +180,9 @@ def test_one_that_missed_a_round_is_told_so_and_not_that_joining_harmed_it(tmp_p
     *present, cedar = map(own_report, sites)
     assert cedar["missed"] == 1
     assert cedar["verdict"]["state"] == cedar["verdict"]["recommendation"] == "undecided"
-    assert "it was away in 1 of 3 rounds, and alone it trained in all of them" in cedar["verdict"]["reason"]
+    assert cedar["verdict"]["reason"].endswith(
+        "; it was away in 1 of 3 rounds, and alone it trained in all of them, which may be why"
+    )
     for one in present:
         assert "missed" not in one
         assert one["verdict"]["state"] == "harmed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -53,19 +54,46 @@ def test_proxies_are_told_apart_too(tmp_path):
     assert len(sent) == 2
 
 
-def test_a_run_on_changed_data_replaces_the_one_before(tmp_path, capsys):
-    for seed in (0, 1):
-        last = run(tmp_path, own_data(seed), methods=["fedavg"], seeds=[0], clients=2)
+def test_runs_on_changed_data_replace_those_before(tmp_path, capsys):
+    run(tmp_path, own_data(0), methods=["fedavg"], seeds=[0, 1], clients=2)
+    last = run(tmp_path, own_data(1), methods=["fedavg"], seeds=[0], clients=2)
     found = fedekd.load(tmp_path / "out")
-    table = capsys.readouterr()
-    assert found.replaced == 0, "their data tell them apart"
-    assert len({record["data"] for record in found.records}) == 2
+    assert found.replaced == 4
+    assert [record["key"] for record in found.records] == [record["key"] for record in last.records]
+    capsys.readouterr()
     main(["table", str(tmp_path / "out"), "--only", "Avg Δ"])
-    table = capsys.readouterr().out
-    assert "left out: 2 runs" in table
-    assert (
-        f"{last.summary[1]['mean']['mean']:.4f}"[:5] in table or f"{last.summary[1]['avg_delta']['mean']:+.4f}" in table
-    )
+    assert "left out: 4 runs made again since" in capsys.readouterr().err
+
+
+def test_what_is_asked_for_again_holds_again(tmp_path):
+    first = run(tmp_path, own_data(0), methods=["fedavg"], clients=2)
+    run(tmp_path, own_data(1), methods=["fedavg"], clients=2)
+    again = run(tmp_path, own_data(0), methods=["fedavg"], clients=2)
+    assert [record["key"] for record in again.records] == [record["key"] for record in first.records]
+    found = fedekd.load(tmp_path / "out")
+    assert [record["key"] for record in found.records] == [record["key"] for record in first.records]
+    lines = (tmp_path / "out" / "results.jsonl").read_text().splitlines()
+    run(tmp_path, own_data(0), methods=["fedavg"], clients=2)
+    assert (tmp_path / "out" / "results.jsonl").read_text().splitlines() == lines
+
+
+def test_records_that_lack_what_is_told_now_are_completed_when_asked_for(tmp_path):
+    settings = {"methods": ["fedavg"], "clients": 2, "private": "linear"}
+    run(tmp_path, own_data(), **settings)
+    file = tmp_path / "out" / "results.jsonl"
+    older = [json.loads(line) for line in file.read_text().splitlines()]
+    stripped = [{k: v for k, v in record.items() if k not in ("private", "data")} for record in older]
+    file.write_text("".join(json.dumps(record) + "\n" for record in stripped))
+    run(tmp_path, own_data(), **settings | {"methods": ["fedavg", "fedprox"]})
+    found = fedekd.load(tmp_path / "out")
+    assert found.replaced == 0
+    assert [row["label"] for row in found.summary] == ["local", "fedavg", "fedprox"]
+    assert all(record["data"] == older[0]["data"] for record in found.records)
+
+
+def test_data_of_ones_own_may_have_the_name_of_a_registered_set(tmp_path):
+    made = own_data(name="heart")
+    assert all("data" in record for record in run(tmp_path, made, methods=["fedavg"], clients=2).records)
 
 
 def test_data_with_a_name_are_not_marked(tmp_path):
@@ -104,10 +132,12 @@ def test_two_methods_of_one_name_are_refused(tmp_path):
     assert run(tmp_path, methods=["fedavg", "fedavg", FedAvg()]).records
 
 
-def notebook(body):
+def notebook(body, default=0):
     """A class whose text Python cannot find, as one from a notebook's cell."""
     space = {"FedAvg": FedAvg, "dataclass": dataclasses.dataclass, "__name__": "__main__"}
-    exec(f"@dataclass(frozen=True)\nclass Mine(FedAvg):\n    def steps(self, round):\n        return {body}\n", space)
+    steps = f"    def steps(self, round, more={default}):\n        return {body}\n"
+    checked = f"    def __post_init__(self):\n        assert {body!r} or 1 in {{1, 2, 3}}\n"
+    exec(f"@dataclass(frozen=True)\nclass Mine(FedAvg):\n{steps}{checked}", space)
     return space["Mine"]()
 
 
@@ -115,6 +145,7 @@ def test_code_that_only_a_notebook_knows_counts_too():
     one, same, other = (notebook(body) for body in ("super().steps(round)", "super().steps(round)", "()"))
     assert algorithm(one) == algorithm(same) != algorithm(other)
     assert own_code(one) == own_code(same) != own_code(other)
+    assert own_code(one) != own_code(notebook("super().steps(round)", default=1))
     assert own_code(methods.get("fedavg")) is None
 
 

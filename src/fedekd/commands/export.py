@@ -32,7 +32,7 @@ def export_model(given: argparse.Namespace) -> None:
     from pathlib import Path
 
     from fedekd.export.card import card_path, verdict
-    from fedekd.export.export import export
+    from fedekd.export.export import export, holding
     from fedekd.runs.store import read_records
 
     metadata = export(
@@ -53,4 +53,4 @@ def export_model(given: argparse.Namespace) -> None:
     card = card_path(Path(given.to))
     print(f"client {metadata.client}, {metadata.method}, seed {metadata.seed}: {given.to}, its model card {card}")
     records = read_records(Path(given.folder) / "results.jsonl", given.chosen_by)
-    print(verdict(metadata, records, Path(given.folder)))
+    print(verdict(metadata, holding(records, metadata), Path(given.folder)))

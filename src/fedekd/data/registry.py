@@ -96,9 +96,9 @@ def recipe(name: str) -> Recipe:
     return _RECIPES[_NAMES[_plain(name)]]
 
 
-def is_known(name: str) -> bool:
-    """Whether a dataset is registered by this very name, so that it is no file of the user's."""
-    return name in _RECIPES
+def is_named(name: str) -> bool:
+    """Whether this names a registered dataset, and no file or loader of the user's."""
+    return not _is_path(name) and _plain(name) in _NAMES
 
 
 def canonical(name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import io
 import warnings
@@ -128,10 +127,7 @@ def _read_text(file: Path, texts: Collection[str] | None, reading: Reading) -> p
     content = _content(file)
     heading = content.split(b"\n", 1)[0].decode("utf-8-sig", "replace")
     separator = "\t" if file_kind(file).startswith(".tsv") else max(",;\t", key=heading.count)
-    form: Any = {"sep": separator, "skipinitialspace": True, "encoding": "utf-8-sig", "index_col": False}
-    form |= {"decimal": reading.decimal, "low_memory": False}  # else one column may hold both 1 and "1"
-    if reading.na_values is not None:
-        form |= {"keep_default_na": False, "na_values": ["", *reading.na_values]}
+    form: Any = {"sep": separator, "encoding": "utf-8-sig"} | _form(reading)
     try:
         with warnings.catch_warnings():
             # Rows longer than the header: without these two, pandas would shift or drop columns in silence.
@@ -145,6 +141,14 @@ def _read_text(file: Path, texts: Collection[str] | None, reading: Reading) -> p
         why = str(error).strip().splitlines()
         raise FedekdError(f"{file} cannot be read as a table ({why[0] if why else error}); {DAMAGED}") from None
     return frame.rename(columns=lambda column: str(column).strip())
+
+
+def _form(reading: Reading) -> dict[str, Any]:
+    form: dict[str, Any] = {"skipinitialspace": True, "index_col": False, "decimal": reading.decimal}
+    form["low_memory"] = False  # else one column may hold both 1 and "1"
+    if reading.na_values is not None:
+        form |= {"keep_default_na": False, "na_values": ["", *reading.na_values]}
+    return form
 
 
 def _content(file: Path) -> bytes:
@@ -211,11 +215,9 @@ def _read_as(column: pd.Series, reading: Reading) -> pd.Series:
 
     if column.dtype.kind != "O" or (reading.na_values is None and reading.decimal == "."):
         return column
-    text = column.map(lambda value: value.strip() if isinstance(value, str) else value)
-    known = column.mask(text.isin(reading.na_values or ()))
-    with contextlib.suppress(ValueError, TypeError):
-        return pd.to_numeric(known.astype("str").where(known.notna()).str.strip().str.replace(reading.decimal, "."))
-    return known
+    written = io.StringIO(column.to_csv(index=False, header=["column"]))
+    read = pd.read_csv(written, skip_blank_lines=False, **_form(reading))["column"]
+    return pd.Series(read.to_numpy(), column.index)
 
 
 def _plain_column(file: Path, column: pd.Series) -> pd.Series:

@@ -13,6 +13,7 @@ from fedekd.errors import FedekdError, unknown
 from fedekd.export.card import best_alone, card_path, make_card
 from fedekd.files import write_whole
 from fedekd.runs.alone import is_menu
+from fedekd.runs.current import current
 from fedekd.runs.metadata import ModelMetadata, OwnCode
 from fedekd.runs.records import Record
 from fedekd.runs.saved_models import as_safetensors, find_models
@@ -69,13 +70,19 @@ def export(
             "them (features and targets); add --with-rows to let them out, or choose another --method"
         )
     code = OwnCode(private, proxy, method if method and ":" in method else None)
-    card = make_card(metadata, records, target.name, Path(folder))
+    card = make_card(metadata, holding(records, metadata), target.name, Path(folder))
     content = _onnx if target.suffix.lower() == ".onnx" else _safetensors
     about = {name: json.dumps(value) for name, value in {**metadata.about, "card": card}.items()}
     readers = 0o600 | metadata.path.stat().st_mode & 0o666  # a site keeps its models for its owner alone
     write_whole(target, content(metadata, about, code), "--to", readers)
     write_whole(card_path(target), card.encode(), "--to", readers)
     return metadata
+
+
+def holding(records: Sequence[Record], metadata: ModelMetadata) -> Sequence[Record]:
+    """What the page of the folder is made from, or everything where the model's own run is not among that."""
+    found = current(records)
+    return found if any(record["key"] == metadata.about.get("key") for record in found) else records
 
 
 def choose(kept: list[ModelMetadata], client: str, method: str | None, seed: int | None) -> ModelMetadata:

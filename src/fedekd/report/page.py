@@ -17,11 +17,11 @@ from fedekd.runs.results import load
 from fedekd.runs.store import read_failures
 from fedekd.settings import ChosenBy
 
-KINDS = (".html", ".pdf")
-
 if TYPE_CHECKING:
     from fedekd.report.html.run_data import RunData
     from fedekd.report.html.section import Page
+
+KINDS = (".html", ".htm", ".pdf")
 
 
 def write_page(
@@ -141,7 +141,7 @@ def make_page(
 ) -> Page:
     results = load(folder, chosen_by)
     records = [r for r in results.records if keys is None or r["key"] in keys]
-    replaced = [f"{results.left_out.capitalize()}."] if results.left_out and keys is None else []
+    replaced = [f"{results.left_out[0].upper()}{results.left_out[1:]}."] if results.left_out and keys is None else []
     if len({(r["dataset"], r["alpha"]) for r in records}) > 1:
         from fedekd.report.html.study import study_page
 

@@ -54,7 +54,6 @@ def named_settings(record: Record) -> dict[str, Any]:
     return {name: params.get(name) for name in SHARED} | {
         "private": record.get("private") or models_told(record),
         "proxy": record.get("proxy"),
-        "data": record.get("data"),
         "partition": partition["kind"],
         "clients": partition["clients"],
         "fraction": partition.get("fraction"),
@@ -69,7 +68,12 @@ def named_settings(record: Record) -> dict[str, Any]:
 
 def models_told(record: Record) -> str | None:
     """The private models that the clients' rows name; None where all have the default one."""
-    return ", ".join(dict.fromkeys(client["model"] for client in record["clients"] if "model" in client)) or None
+    return in_one([client["model"] for client in record["clients"] if "model" in client]) or None
+
+
+def in_one(titles: Sequence[str]) -> str:
+    """What all clients have, or what each has."""
+    return ", ".join(dict.fromkeys(titles) if len(set(titles)) < 2 else titles)
 
 
 def usual_settings(records: Sequence[Record]) -> list[Record]:

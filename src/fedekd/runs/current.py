@@ -7,34 +7,49 @@ over both, or a difference between the two, would be of nothing that exists.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from fedekd.runs.aggregate import shared_settings
 from fedekd.runs.records import Record
 
 
 def current(records: Sequence[Record]) -> list[Record]:
-    """Without what was replaced, in the order of the records, which is that in which they ended.
+    """Without what was replaced, in the order of the records: that in which runs ended, or were asked for again.
 
-    Of a method of the user's own only runs with its newest code hold; of all runs of one place (dataset, split, seed,
+    Of the user's own data and methods only runs with the newest hold; of all runs of one place (dataset, split, seed,
     settings and label) the last; and where Local was trained again there, only what is measured against the new one.
     """
-    unique = list({record["key"]: record for record in records}.values())  # two processes may do a run twice
-    code = {(r["dataset"], r["label"]): r["code"] for r in unique if "code" in r}
-    of_code = [r for r in unique if "code" not in r or r["code"] == code[r["dataset"], r["label"]]]
-    last = {_place(r, r["label"]): r for r in of_code}
+    unique: dict[str, Record] = {}
+    for record in records:
+        unique.pop(record["key"], None)
+        unique[record["key"]] = record
+    newest = _newest(list(unique.values()))
+    last = {_place(r, r["label"]): r for r in newest}
     alone: dict[tuple[Any, ...], list[Record]] = {}
-    for r in of_code:
+    for r in newest:
         if r["method"] == "local":
             alone.setdefault(_place(r, ""), []).append(r)
     again = {place: _values(some[-1]) for place, some in alone.items() if len(some) > 1}
     kept = {r["key"] for r in last.values() if _against(r) == again.get(_place(r, ""), _against(r))}
-    return [r for r in unique if r["key"] in kept]
+    return [r for r in unique.values() if r["key"] in kept]
+
+
+def _newest(records: Sequence[Record]) -> list[Record]:
+    """Of each dataset its newest data, of each method its newest code; a record that does not tell counts as those."""
+    newest: dict[tuple[str, ...], str] = {}
+    for r in records:
+        newest |= dict(_own(r))
+    return [r for r in records if all(newest[name] == value for name, value in _own(r))]
+
+
+def _own(record: Record) -> list[tuple[tuple[str, ...], str]]:
+    names: tuple[tuple[Literal["data", "code"], str], ...] = (("data", ""), ("code", record["label"]))
+    return [((name, record["dataset"], label), record[name]) for name, label in names if name in record]
 
 
 def _place(record: Record, label: str) -> tuple[Any, ...]:
-    fold = record["partition"].get("fold")
-    return (label, record["dataset"], record["alpha"], record["seed"], fold, *shared_settings(record))
+    split = record["partition"]["fingerprint"]
+    return (label, record["dataset"], record["alpha"], record["seed"], split, *shared_settings(record))
 
 
 def _values(local: Record) -> list[str]:

@@ -22,11 +22,12 @@ from fedekd.engines.threads import fitting_threads
 from fedekd.errors import FedekdError, in_words
 from fedekd.runs import answers, details, saved_models
 from fedekd.runs.choosing import option
+from fedekd.runs.current import current
 from fedekd.runs.history import History
 from fedekd.runs.observers import ClientTrained, Note, Observer, RoundMeasured, RunFinished, RunsPlanned, RunStarted
 from fedekd.runs.plan import PlannedRun, RunSpec, width
 from fedekd.runs.records import RECORD_VERSION, Record
-from fedekd.runs.run_key import model_titles, own_code
+from fedekd.runs.run_key import model_titles
 from fedekd.runs.store import Store
 from fedekd.settings import MANY, Settings
 from fedekd.units import METRICS
@@ -95,11 +96,27 @@ NOTHING = Artifacts()
 
 def announce(runs: Collection[RunSpec], store: Store, observer: Observer) -> dict[str, Record]:
     """Tell the observer what is to be done and what is done already. Returns the records of the latter by key."""
-    known = store.among({r.key for r in runs})
+    known = _asked_again(runs, store)
     observer.observe(RunsPlanned([(r.label, r.seed, r.cost) for r in runs if r.key not in known], len(known)))
     for key, record in known.items():
         store.discard(key)  # a process killed at its very end may have left a checkpoint
         observer.observe(RunFinished(record, cached=True))
+    return known
+
+
+def _asked_again(runs: Collection[RunSpec], store: Store) -> dict[str, Record]:
+    """The records of runs that are done. They hold again where later ones had replaced them, as after an edit that was
+    taken back, and tell what a version before this did not."""
+    every = store.records()
+    holding, by_key = {r["key"] for r in current(every)}, {r["key"]: r for r in every}
+    known = {}
+    for run in runs:
+        if run.key not in by_key:
+            continue
+        before = by_key[run.key]
+        known[run.key] = record = cast("Record", {**before, **dict(run.own)})
+        if run.key not in holding or record != before:
+            store.add({name: value for name, value in record.items() if name != "chosen_by"}, again=True)
     return known
 
 
@@ -352,15 +369,6 @@ def stack_key(runs: Sequence[PlannedRun]) -> str:
     return runs[0].key if len(runs) == 1 else hashlib.sha256("".join(r.key for r in runs).encode()).hexdigest()[:16]
 
 
-def about(run: PlannedRun) -> dict[str, str | None]:
-    """What of a run is not fedekd's own: models, data and code, by whose names and checksums records are kept apart."""
-    return {
-        **{role: ", ".join(dict.fromkeys(model_titles(run.job, role))) for role in ("private", "proxy")},
-        "data": run.data,
-        "code": own_code(run.job.method),
-    }
-
-
 def make_record(
     run: PlannedRun,
     own: Sequence[dict[str, Any]],
@@ -409,7 +417,7 @@ def make_record(
         "seconds": seconds,
         "trust": [{name: value for name, value in entry.items() if name != "clients"} for entry in trust],
         "partition": federation.partition,
-        **{name: value for name, value in about(run).items() if value},
+        **dict(run.own),
         "versions": {
             "fedekd": __version__,
             "torch": torch.__version__,

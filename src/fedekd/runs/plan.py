@@ -14,7 +14,7 @@ from fedekd import methods, models
 from fedekd.data import PublicRows, data_folder, federate, find_public, load_dataset
 from fedekd.data.clusters import by_clusters, clusters_for
 from fedekd.data.partition import Fold
-from fedekd.data.registry import is_known
+from fedekd.data.registry import is_named
 from fedekd.dataset import Dataset, Reading
 from fedekd.engines.job import Job, Training
 from fedekd.engines.rehearsal import traffic
@@ -24,8 +24,9 @@ from fedekd.federation import Federation
 from fedekd.methods.base import Method
 from fedekd.methods.twins import check_taught
 from fedekd.robust import check_enough
+from fedekd.runs.aggregate import in_one
 from fedekd.runs.alone import ALONE
-from fedekd.runs.run_key import fingerprint, run_key
+from fedekd.runs.run_key import fingerprint, model_titles, own_code, run_key
 from fedekd.settings import MANY, READING, SHORTCUTS, Settings
 from fedekd.units import METRICS
 
@@ -68,6 +69,8 @@ class RunSpec:
     """Samples times their width, which is what time goes with."""
     traffic: int
     """Bytes up and down."""
+    own: tuple[tuple[str, str], ...]
+    """What is not fedekd's, for its record: models by name, data and code by checksums."""
 
 
 @dataclass(frozen=True)
@@ -76,14 +79,16 @@ class PlannedRun(RunSpec):
 
     name: str
     job: Job
-    data: str | None = None
-    """The checksum of the user's own data; None of a dataset with a name."""
 
     @classmethod
     def of(cls, chosen: Chosen, job: Job, key: str, local_key: str, traffic: int, data: str | None) -> PlannedRun:
+        """``data``: the checksum of the user's own."""
         dataset, alpha, samples = job.federation.dataset.name, job.federation.partition["alpha"], job.work()
-        about = (key, local_key, chosen.label, dataset, alpha, job.seed, samples, samples * width(job), traffic)
-        return cls(*about, chosen.name, job, data)
+        names = {role: in_one(model_titles(job, role)) for role in ("private", "proxy")}
+        own = {**names, "data": data, "code": own_code(job.method)}
+        told = tuple((name, value) for name, value in own.items() if value)
+        about = (key, local_key, chosen.label, dataset, alpha, job.seed, samples, samples * width(job), traffic, told)
+        return cls(*about, chosen.name, job)
 
     def spec(self) -> RunSpec:
         return RunSpec(*(getattr(self, field.name) for field in fields(RunSpec)))
@@ -166,7 +171,7 @@ class Cell:
             for one in chosen:
                 check_taught(one.method, jobs[0].training.rounds)
             keys = [run_key(job, self.data.checksum) for job in jobs]
-            data = None if is_known(federation.dataset.name) else self.data.checksum
+            data = None if self.given is None and is_named(self.first.dataset) else self.data.checksum
             for one, job, key, bytes_ in zip(chosen, jobs, keys, sent, strict=True):
                 found.setdefault(key, PlannedRun.of(one, job, key, keys[0], bytes_, data))
         return list(found.values())

@@ -28,13 +28,13 @@ class RunResults:
     folder: Path | None = field(default=None, compare=False)
     """Where the records are, with the predictions on test rows if Δ is in a metric that needs them."""
     replaced: int = field(default=0, compare=False)
-    """How many runs of the folder are not here: their data, models or method were changed, and they ran again."""
+    """How many runs of the folder are not here, since they were made again with other data, models, code or device."""
 
     @property
     def left_out(self) -> str:
         """The same in words; nothing where all runs are here."""
         runs = count(self.replaced, "run")
-        return f"left out: {runs} of which data, models or code were changed since" if self.replaced else ""
+        return f"left out: {runs} made again since, with other data, models, code or device" if self.replaced else ""
 
     @property
     def clients(self) -> list[dict[str, Any]]:
@@ -77,7 +77,7 @@ class RunResults:
 def load(folder: str | Path, chosen_by: ChosenBy | None = None) -> RunResults:
     """The results that an earlier run left in a folder.
 
-    Runs that a later one replaced, since their data, models or code were changed, are not among them (``replaced``).
+    Runs that were made again, since data, models or code were changed, are not among them (``replaced``).
     ``chosen_by`` is what chooses the best alone, "metric" or "loss", if not what the run was given.
     """
     if not isinstance(folder, str | Path):

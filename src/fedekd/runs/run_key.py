@@ -74,16 +74,28 @@ def _source(own: type) -> str:
     try:
         return inspect.getsource(own)
     except (OSError, TypeError):
-        return repr(sorted((name, _compiled(value)) for name, value in vars(own).items() if not name.startswith("__")))
+        found = [(name, value, _function(value)) for name, value in sorted(vars(own).items())]
+        return repr([(name, _compiled(f or value)) for name, value, f in found if f or not name.startswith("__")])
+
+
+def _function(value: Any) -> Any:
+    """What a method, a property and the like call; None of anything else."""
+    inner = next((getattr(value, name) for name in ("__func__", "fget", "func") if hasattr(value, name)), value)
+    inner = inspect.unwrap(inner) if callable(inner) else inner
+    return inner if hasattr(inner, "__code__") else None
 
 
 def _compiled(value: Any) -> Any:
-    """Without what differs from one kernel to the next, such as addresses, files and lines."""
-    value = getattr(value, "__func__", getattr(value, "fget", value))
-    code = value if isinstance(value, CodeType) else getattr(value, "__code__", None)
-    if code is None:
-        return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
-    return code.co_code.hex(), code.co_names, code.co_varnames, [_compiled(one) for one in code.co_consts]
+    """Without what differs from one kernel to the next, such as addresses, files, lines and the order of a set."""
+    if function := _function(value):
+        return _compiled(function.__code__), _compiled(function.__defaults__), _compiled(function.__kwdefaults__)
+    if isinstance(value, CodeType):
+        return value.co_code.hex(), value.co_names, value.co_varnames, [_compiled(one) for one in value.co_consts]
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(repr, value))
+    if isinstance(value, (tuple, list)):
+        return [_compiled(one) for one in value]
+    return re.sub(r" at 0x[0-9A-Fa-f]+", "", repr(value))
 
 
 def architecture(job: Job, role: str) -> str:
@@ -105,13 +117,15 @@ def model_titles(job: Job, role: str = "private") -> list[str]:
     """What each client's model is called in records; nothing where all have the default one."""
     if job.factory(role) is models.BUILT_IN[role]:
         return []
-    return [_title(job, role, client) for client in range(len(job.federation.clients))]
+    make, dataset = job.factory(role), job.federation.dataset
+    shape, clients = tuple(dataset.x.shape[1:]), range(len(job.federation.clients))
+    return [_title(role, models.own_factory(make, client), shape, dataset.outputs, client) for client in clients]
 
 
-def _title(job: Job, role: str, client: int) -> str:
-    make, dataset = models.own_factory(job.factory(role), client), job.federation.dataset
+@cache
+def _title(role: str, make: models.Factory, shape: tuple[int, ...], outputs: int, client: int) -> str:
     if models.takes_client(make):
-        module = models.build(role, make, dataset.x.shape[1:], dataset.outputs, job.seed, client)
+        module = models.build(role, make, shape, outputs, 0, client)
         size = sum(w.numel() for w in module.parameters())  # two that are both a Sequential may differ
         return f"{type(module).__name__} ({size:,} weights)"
     name = model_name(make)

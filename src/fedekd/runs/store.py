@@ -66,14 +66,21 @@ class Store:
         """Those records that have one of these keys, by key."""
         return {record["key"]: record for record in self.records() if record["key"] in keys}
 
-    def add(self, record: Mapping[str, Any]) -> None:
-        """Append one line, unless another process has added that run meanwhile. A line that an earlier crash cut short
-        is removed first."""
+    def add(self, record: Mapping[str, Any], again: bool = False) -> None:
+        """Append one line, unless there is one of that run already, and even then if it is to be there ``again``.
+
+        A line that an earlier crash cut short is removed first.
+        """
         line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
         with writing(self.results), self._locked(), open(self.results, "ab+", buffering=0) as file:
             end = _end_of_last_line(file.fileno())
             os.ftruncate(file.fileno(), end)
-            if self._once and "key" in record and self._has(file.fileno(), end, str(record["key"]).encode()):
+            if (
+                self._once
+                and not again
+                and "key" in record
+                and self._has(file.fileno(), end, str(record["key"]).encode())
+            ):
                 return
             try:
                 while line:

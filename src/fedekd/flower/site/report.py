@@ -25,10 +25,10 @@ from fedekd.runs import packing, saved_models
 from fedekd.runs.choosing import Option, best_on_validation
 from fedekd.runs.row_results import compared
 from fedekd.runs.transfer import comparison
-from fedekd.runs.verdict_text import Advice, advise
+from fedekd.runs.verdict_text import OPEN, Advice, advise
 from fedekd.settings import ChosenBy
 from fedekd.units import Unit, count
-from fedekd.verdicts import HELPED, UNDECIDED, Verdict, judge
+from fedekd.verdicts import EQUIVALENT, HARMED, UNDECIDED, Verdict, judge
 
 log = logging.getLogger("fedekd.site")
 
@@ -161,13 +161,6 @@ class _Judged:
         }
 
 
-def _was_away(method: str, missed: int, rounds: int) -> str:
-    return (
-        f"with {method} it was away in {missed} of {count(rounds, 'round')}, and alone it trained in all of them, so "
-        "where alone is better, or as good, this may be why"
-    )
-
-
 def _named(one: Option) -> dict[str, Any]:
     loss = one.val_loss if math.isfinite(one.val_loss) else None
     return {"label": one.label, "round": one.round, "value": one.value, "val_loss": loss}
@@ -215,8 +208,6 @@ def _judged(
     pair = comparison([joined], [best], metric, _groups(client))
     assert pair is not None
     (verdict,) = judge([pair])
-    if missed and verdict.state != HELPED:
-        verdict = replace(verdict, state=UNDECIDED, reason=_was_away(method, missed, client.job.training.rounds))
     parts = {}
     if menu.twin in results:
         twin = results[menu.twin][1].value
@@ -224,4 +215,11 @@ def _judged(
     unit = Unit.of([{"metric": metric, "clients": [{"local": local}]}])
     given = best.label == LOCAL and menu.given is not None
     said = "the model trained before" if given else f"{best.label} after round {best.round}"
-    return _Judged(joined, best, results, parts, verdict, advise({method: verdict}, said, unit))
+    advice = advise({method: verdict}, said, unit)
+    if missed:
+        away = f"it was away in {missed} of {count(client.job.training.rounds, 'round')}, and alone it trained in all"
+        if verdict.state in (HARMED, EQUIVALENT):
+            away += " of them, which may be why"
+            verdict = replace(verdict, state=UNDECIDED, reason=f"{advice.reason}; {away}")
+        advice = Advice(OPEN if verdict.state == UNDECIDED else advice.decision, f"{advice.reason}; {away}")
+    return _Judged(joined, best, results, parts, verdict, advice)
