@@ -91,7 +91,7 @@ def write_difference(
 def _write(path: Path, page: str) -> None:
     """Write the page as HTML, or as PDF if the file's name ends in .pdf."""
     if path.suffix.lower() not in KINDS:
-        raise FedekdError(f"cannot write a page to {str(path)!r}; name a file that ends in {' or '.join(KINDS)}")
+        raise FedekdError(f"cannot write a page to {str(path)!r}; name a file that ends in .html or .pdf")
     if path.suffix.lower() != ".pdf":
         write_whole(path, page.encode())
         return

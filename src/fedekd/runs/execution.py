@@ -106,15 +106,15 @@ def announce(runs: Collection[RunSpec], store: Store, observer: Observer) -> dic
 
 def _asked_again(runs: Collection[RunSpec], store: Store) -> dict[str, Record]:
     """The records of runs that are done. They hold again where later ones had replaced them, as after an edit that was
-    taken back, and tell what a version before this did not."""
+    taken back; and beside new runs they tell what those of an earlier version did not."""
     every = store.records()
     holding, by_key = {r["key"] for r in current(every)}, {r["key"]: r for r in every}
-    known = {}
+    known, more = dict[str, Record](), any(run.key not in by_key for run in runs)
     for run in runs:
         if run.key not in by_key:
             continue
         before = by_key[run.key]
-        known[run.key] = record = cast("Record", {**before, **dict(run.own)})
+        known[run.key] = record = cast("Record", {**before, **dict(run.own if more else ())})
         if run.key not in holding or record != before:
             store.add({name: value for name, value in record.items() if name != "chosen_by"}, again=True)
     return known
