@@ -6,11 +6,15 @@ over both, or a difference between the two, would be of nothing that exists.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from fedekd.runs.aggregate import shared_settings
 from fedekd.runs.records import Record
+from fedekd.runs.store import Store
+
+if TYPE_CHECKING:
+    from fedekd.runs.plan import RunSpec
 
 
 def current(records: Sequence[Record]) -> list[Record]:
@@ -32,6 +36,22 @@ def current(records: Sequence[Record]) -> list[Record]:
     again = {place: _values(some[-1]) for place, some in alone.items() if len(some) > 1}
     kept = {r["key"] for r in last.values() if _against(r) == again.get(_place(r, ""), _against(r))}
     return [r for r in unique.values() if r["key"] in kept]
+
+
+def asked_again(runs: Collection[RunSpec], store: Store) -> dict[str, Record]:
+    """The records of runs that are done. They hold again where later ones had replaced them, as after an edit that was
+    taken back; and beside new runs they tell what those of an earlier version did not."""
+    every = store.records()
+    holding, by_key = {r["key"] for r in current(every)}, {r["key"]: r for r in every}
+    known, more = dict[str, Record](), any(run.key not in by_key for run in runs)
+    for run in runs:
+        if run.key not in by_key:
+            continue
+        before = by_key[run.key]
+        known[run.key] = record = cast("Record", {**before, **dict(run.own if more else ())})
+        if run.key not in holding or record != before:
+            store.add({name: value for name, value in record.items() if name != "chosen_by"}, again=True)
+    return known
 
 
 def _newest(records: Sequence[Record]) -> list[Record]:

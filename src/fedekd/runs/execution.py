@@ -22,7 +22,7 @@ from fedekd.engines.threads import fitting_threads
 from fedekd.errors import FedekdError, in_words
 from fedekd.runs import answers, details, saved_models
 from fedekd.runs.choosing import option
-from fedekd.runs.current import current
+from fedekd.runs.current import asked_again
 from fedekd.runs.history import History
 from fedekd.runs.observers import ClientTrained, Note, Observer, RoundMeasured, RunFinished, RunsPlanned, RunStarted
 from fedekd.runs.plan import PlannedRun, RunSpec, width
@@ -96,27 +96,11 @@ NOTHING = Artifacts()
 
 def announce(runs: Collection[RunSpec], store: Store, observer: Observer) -> dict[str, Record]:
     """Tell the observer what is to be done and what is done already. Returns the records of the latter by key."""
-    known = _asked_again(runs, store)
+    known = asked_again(runs, store)
     observer.observe(RunsPlanned([(r.label, r.seed, r.cost) for r in runs if r.key not in known], len(known)))
     for key, record in known.items():
         store.discard(key)  # a process killed at its very end may have left a checkpoint
         observer.observe(RunFinished(record, cached=True))
-    return known
-
-
-def _asked_again(runs: Collection[RunSpec], store: Store) -> dict[str, Record]:
-    """The records of runs that are done. They hold again where later ones had replaced them, as after an edit that was
-    taken back; and beside new runs they tell what those of an earlier version did not."""
-    every = store.records()
-    holding, by_key = {r["key"] for r in current(every)}, {r["key"]: r for r in every}
-    known, more = dict[str, Record](), any(run.key not in by_key for run in runs)
-    for run in runs:
-        if run.key not in by_key:
-            continue
-        before = by_key[run.key]
-        known[run.key] = record = cast("Record", {**before, **dict(run.own if more else ())})
-        if run.key not in holding or record != before:
-            store.add({name: value for name, value in record.items() if name != "chosen_by"}, again=True)
     return known
 
 
