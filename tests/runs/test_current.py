@@ -14,6 +14,7 @@ from fedekd.cli import main
 from fedekd.data import Dataset
 from fedekd.errors import FedekdError
 from fedekd.methods.fedavg import FedAvg
+from fedekd.runs.aggregate import usual_settings
 from fedekd.runs.current import current
 from fedekd.runs.run_key import algorithm, own_code
 from made_records import make_record
@@ -120,6 +121,14 @@ def test_what_was_measured_against_a_local_that_was_trained_again_is_left_out():
     assert current([*before, *again]) == again
     assert current(before) == before
     assert current([*before, *before]) == before
+
+
+def test_of_equally_frequent_settings_the_latest_are_shown():
+    slow, fast = ([make_record(m) | {"key": f"{m} {lr}"} for m in ("local", "fedavg")] for lr in (0.1, 0.2))
+    fast = [record | {"params": record["params"] | {"lr": 0.2}} for record in fast]
+    assert usual_settings([*slow, *fast]) == fast
+    assert usual_settings([*fast, *slow]) == slow
+    assert usual_settings([*slow, *fast[:1]]) == slow
 
 
 def test_two_methods_of_one_name_are_refused(tmp_path):

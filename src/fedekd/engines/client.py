@@ -78,7 +78,7 @@ class Client(ClientModels):
         weights = {role: self.weights(role) for role in self.models}
         start = ClientInit(weights, features, self.job.seed, self.data.y[self.rows["train"]])
         begun = self.method.begin(start)
-        if not isinstance(begun, dict):
+        if not isinstance(begun, Mapping):
             raise FedekdError(f"method {self.method.name!r}: begin() gives {type(begun).__name__}; return a dict")
         return {key: map_tree(self._as_tensor, value) for key, value in begun.items()}
 

@@ -73,7 +73,7 @@ def models_told(record: Record) -> str | None:
 
 def in_one(titles: Sequence[str]) -> str:
     """What all clients have, or what each has."""
-    return ", ".join(dict.fromkeys(titles) if len(set(titles)) < 2 else titles)
+    return ", ".join(titles[:1] if len(set(titles)) == 1 else titles)
 
 
 def usual_settings(records: Sequence[Record]) -> list[Record]:
